@@ -202,7 +202,8 @@ def unfold_kernel(overlap: bool) -> Any:
 @cuda.jit(device=True)
 def kept(word, nbytes):
     """The bytes of a word that are features, and 0."""
-    return word if nbytes >= 4 else word & uint32(0xFFFF) if nbytes > 0 else uint32(0)
+    part = word & uint32(0xFFFF) if nbytes > 0 else uint32(0)
+    return uint32(word if nbytes >= 4 else part)
 
 
 def taps_in_lines(index: Index, n_taps: int) -> tuple[Index]:

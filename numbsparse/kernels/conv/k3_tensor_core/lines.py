@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
@@ -20,11 +20,12 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k3_tensor_core.products import is_16_bit, line_product
+from numbsparse.kernels.conv.k3_tensor_core.products import line_product
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.parts.aligned import aligned_rows
 from numbsparse.kernels.parts.copies import copying
+from numbsparse.kernels.parts.fragments import PIECE
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store_tile import store_tile, stored
@@ -47,24 +48,19 @@ class Shape(NamedTuple):
     height: int  # of a warp's tile, in 16 rows
 
 
-def shape_of(arithmetic: str, B: int) -> Shape:
-    warps = 1 if SIMULATED else 8 if B == 32 else 4
-    if is_16_bit(arithmetic):
-        limits = {16: (9, 1024, 4), 32: (9, 768, 2), 64: (3, 384, 2)}
-    else:
-        limits = {16: (9, 768, 2), 32: (3, 384, 2), 64: (1, 192, 1)}
-    return Shape(warps, *limits[B])
+SHAPES = {16: Shape(4, 9, 1024, 4), 32: Shape(8, 9, 768, 2), 64: Shape(4, 3, 384, 2)}
+if SIMULATED:
+    SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-def multiply_lines(product, x, values, index, window, y, arithmetic):
+def multiply_lines(product, x, values, index, window, y):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    size, transposed = values.shape[1], product == "input_grad"
-    shape = shape_of(arithmetic, size)
+    size, dtype, transposed = values.shape[1], x.dtype.name, product == "input_grad"
+    shape = SHAPES[size]
     batch, features = x.shape[0], y.shape[2]
     if not batch:
         return
-    if x.itemsize == 2:
-        x, values, y = (a.view(np.uint16) for a in (x, values, y))
+    x, values, y = (a.view(np.uint16) for a in (x, values, y))
     x = rows_of(x)
     values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
@@ -79,7 +75,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
-            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, wide),
+            line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
             x, values, batch, how.tiling(), window.view(product, of),
             units, together, y, features, stage,
@@ -88,25 +84,23 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
 
 
 @cache
-def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
-    WARPS, _, ROWS, _ = shape_of(arithmetic, B)
+def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
+    WARPS, _, ROWS, _ = SHAPES[B]
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
-    adds = line_product(arithmetic, B, TA, transposed)
-    ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
-    read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
-    store, clear_sums = store_tile(arithmetic, TA, TB, wide, row_at), clear(TA, TB)
-    fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
-    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, adds.w_places)
+    places_of, begin_w, add_products = line_product(dtype, B, TA, transposed)
+    store, clear_sums = store_tile(dtype, TA, TB, wide, row_at), clear(TA, TB)
+    fetch_x = fetch_rows(B, THREADS, PIECE, places_of[0])
+    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
 
     @cuda.jit
     def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
-        ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and blocks of w
+        ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each a box of x and blocks of w
         rows = cuda.shared.array(ROWS, int32)
         places = cuda.shared.array(ROWS, int64)  # of the tile's outputs, then of the box's pixels
         out_rows = cuda.shared.array(BM, int32)
         acc = cuda.local.array(ACC, float32)
-        base = cuda.local.array(UNITS, int32)
+        base = cuda.local.array(TA, int32)
         lines = units.ptr.size - 1
         groups = (lines + together - 1) // together
         line = cuda.blockIdx.x % groups * together
@@ -118,9 +112,9 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
 
         lane = uint32(cuda.threadIdx.x) % 32
         own = uint32(cuda.threadIdx.x) // 32 * WM
-        across = first_piece(lane)
-        for u in range(UNITS):
-            base[u] = in_box(places[own + read_by(u, lane)], tiling.box)
+        across = lane // 16
+        for m in range(TA):  # what the lane reads for `ldmatrix`
+            base[m] = in_box(places[own + 16 * m + 8 * (lane // 8 % 2) + lane % 8], tiling.box)
         clear_sums(acc)
         cuda.syncthreads()
         spread(places, tiling.rows, tiling.images, tiling.box)

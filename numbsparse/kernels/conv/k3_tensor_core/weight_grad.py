@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
@@ -21,17 +21,18 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k3_tensor_core.products import box_product, is_16_bit
+from numbsparse.kernels.conv.k3_tensor_core.products import box_product
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.parts.fragments import coordinates
+from numbsparse.kernels.parts.fragments import PIECE, coordinates
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 TILE = 32 if SIMULATED else 128  # outputs
+STAGES = 3
 PER_SM = 2  # blocks of threads that a multiprocessor holds
 
 
@@ -42,22 +43,14 @@ class Shape(NamedTuple):
     ROWS: int  # of a box
     WARPS: int
     PER: int
-    STAGES: int
 
 
-def shape_of(arithmetic: str, B: int) -> Shape:
-    if is_16_bit(arithmetic):
-        warps = 3 if SIMULATED and B < 64 else 6
-        limits = {16: (9, 512, warps, 3), 32: (9, 384, warps, 3), 64: (3, 256, warps, 1)}
-        return Shape(*limits[B], 3)
-    if SIMULATED:
-        limits = {16: (9, 384, 3, 3), 32: (3, 256, 3, 1), 64: (3, 224, 6, 1)}
-    else:
-        limits = {16: (9, 384, 6, 3), 32: (9, 256, 9, 1), 64: (3, 224, 6, 1)}
-    return Shape(*limits[B], 2)
+SHAPES = {16: Shape(9, 512, 6, 3), 32: Shape(9, 384, 6, 3), 64: Shape(3, 256, 6, 1)}
+if SIMULATED:
+    SHAPES = {16: Shape(9, 512, 3, 3), 32: Shape(9, 384, 3, 3), 64: SHAPES[64]}
 
 
-def weight_grad(x, dy, index, window, dvalues, arithmetic):
+def weight_grad(x, dy, index, window, dvalues):
     """Returns whether outputs filled all tiles: see `Cut.fills`."""
     size, batch = dvalues.shape[1], x.shape[0]
     if not dvalues.size:
@@ -65,9 +58,8 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
     if not batch:
         fill(dvalues, 0.0)
         return True
-    shape = shape_of(arithmetic, size)
-    if x.itemsize == 2:
-        x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
+    shape, dtype = SHAPES[size], x.dtype.name
+    x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     x, dy = rows_of(x), rows_of(dy)
     (of,) = window.passes("weight_grad")
     how = cut(of, batch, TILE, shape.taps, shape.ROWS)
@@ -75,9 +67,9 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
     n = items.items.shape[0]
     pieces = pieces_of(n, prod(how.tiles), PER_SM * multiprocessors())
     stage = (how.rows + TILE) * size
-    shared = max(shape.STAGES * stage * dvalues.itemsize, 4 * shape.taps * size * size)
+    shared = max(STAGES * stage * dvalues.itemsize, 4 * shape.taps * size * size)
     launch(
-        item_kernel(arithmetic, size, TILE), n * pieces, 32 * shape.WARPS,
+        item_kernel(dtype, size, TILE), n * pieces, 32 * shape.WARPS,
         x, dy, batch, how.tiling(), window.view("weight_grad", of), items,
         sums_into(dvalues, n, pieces), stage,
         shared_bytes=shared,
@@ -86,24 +78,20 @@ def weight_grad(x, dy, index, window, dvalues, arithmetic):
 
 
 @cache
-def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
-    _, ROWS, WARPS, PER, STAGES = shape_of(arithmetic, B)
+def item_kernel(dtype: str, B: int, BM: int) -> Any:
+    _, ROWS, WARPS, PER = SHAPES[B]
     THREADS, HEIGHT = 32 * WARPS, min(B, 32)  # of the part of a block that a warp sums at once
     TA, TB, PARTS = HEIGHT // 16, B // 8, B // HEIGHT
     AHEAD, PENDING, ACC = STAGES - 1, STAGES - 2, (PER, TA, TB, 4)
     TABLES, OUT_TABLES = (2, ROWS), (2, BM)
-    adds = box_product(arithmetic, B, PER)
-    ITEM, PIECE, begin_dy, add_rows = adds.item, adds.PIECE, adds.begin_dy, adds.add
-    fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
-    fetch_dy = fetch_rows(B, THREADS, PIECE, adds.dy_place)
-    gather, clear_sums = gather_sums(arithmetic, B, PER, TA, 1), clear(TA, TB)
-    of_16_bit = is_16_bit(arithmetic)
-    add = add_in_turn(arithmetic if of_16_bit else "float32", B, THREADS)
-    resident = PER_SM if B < 64 or of_16_bit else 1
+    place_in, begin_dy, add_rows = box_product(dtype, B, PER)
+    fetch = fetch_rows(B, THREADS, PIECE, place_in)
+    gather, clear_sums = gather_sums(dtype, B, PER, TA, 1), clear(TA, TB)
+    add = add_in_turn(dtype, B, THREADS)
 
-    @cuda.jit(**registers(resident * THREADS))
+    @cuda.jit(**registers(PER_SM * THREADS))
     def kernel(x, dy, batch, tiling, view, items, sums, stage):
-        ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and a tile of dy
+        ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each a box of x and a tile of dy
         whole = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         rows = cuda.shared.array(TABLES, int32)
         out_rows = cuda.shared.array(OUT_TABLES, int32)
@@ -148,9 +136,9 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
             coming = step + AHEAD
             if begin <= coming < end:
                 table = coming % 2
-                fetch_x(x, c, rows[table], tiling.rows, ring, then)
+                fetch(x, c, rows[table], tiling.rows, ring, then)
                 at = then + tiling.rows * B
-                fetch_dy(dy, k, out_rows[table], BM, ring, at)
+                fetch(dy, k, out_rows[table], BM, ring, at)
                 then = then + stage if then + stage < STAGES * stage else 0
             cp_async_commit()
             if coming + 1 < end:  # its rows, for the next step to fetch
@@ -178,14 +166,14 @@ def item_kernel(arithmetic: str, B: int, BM: int) -> Any:
 
 
 @cache
-def gather_sums(arithmetic: str, B: int, UNITS: int, TA: int, WARPS: int) -> Any:
+def gather_sums(dtype: str, B: int, UNITS: int, TA: int, WARPS: int) -> Any:
     """gather(acc, sums, slices, part, group, mine): the sums of all warps, one unit after another.
 
     A unit has 16 TA rows of each of WARPS. Parts 0 to slices - 1 of a group share its units, of
     which there are `mine`: they add to `sums`, in shared memory, in their order.
     """
     TB, HEIGHT = B // 8, 16 * TA * WARPS
-    row_in, column_in = coordinates(arithmetic, 2 * TA), coordinates(arithmetic, TB)
+    row_in, column_in = coordinates(dtype, 2 * TA), coordinates(dtype, TB)
 
     @cuda.jit(device=True)
     def gather(acc, sums, slices, part, group, mine):
