@@ -1,8 +1,25 @@
-"""forward and input-gradient: a tile of outputs times the blocks of w, line after line; stored."""
+"""Rung 3: tensor cores, and each pixel loaded once for many taps.
+
+Neighbouring outputs see nearly the same pixels through neighbouring taps. A block of threads takes
+a tile of outputs and loads, for a block of features, the box of pixels that a chunk of up to nine
+taps sees from there. In shared memory a tap is a shift of rows: `ldmatrix` takes an address for
+each row, so the shifted tile feeds `mma.sync` without being copied. Pixels outside the image are
+zeros that `cp.async` fills in.
+
+Reads per output of a 3 x 3 convolution with all taps kept, from global memory: a row of x is read
+(8 + 2) * (32 + 2) / (8 * 32) = 1.3 times for 9 taps, with tiles of 8 x 32 pixels, where the rung
+before read it 9 times; w is read once a tile.
+
+A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
+passes, one for the outputs of each residue, which few taps reach.
+
+For 16 bits alone: float32, which `mma.sync` takes as tf32 in three products, is unfolded, as are
+weight-gradients.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -20,9 +37,10 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k3_tensor_core.products import line_product
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
+from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts import fragments
 from numbsparse.kernels.parts.aligned import aligned_rows
 from numbsparse.kernels.parts.copies import copying
 from numbsparse.kernels.parts.fragments import PIECE
@@ -35,6 +53,8 @@ from numbsparse.kernels.ptx import (
     cp_async_wait,
 )
 
+BLOCK_SIZES = (16, 32, 64)
+DTYPES = ("float16", "bfloat16")
 STAGES = 2
 ENOUGH = 512  # blocks of threads: fewer take smaller tiles
 
@@ -53,7 +73,17 @@ if SIMULATED:
     SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-def multiply_lines(product, x, values, index, window, y):
+of_card = reach("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+
+
+def unsupported(product, *case):
+    """None, or why in words: see `numbsparse.kernels.conv`."""
+    if product == "weight_grad":
+        return "k3_tensor_core has no weight-gradient"
+    return of_card(product, *case)
+
+
+def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     size, dtype, transposed = values.shape[1], x.dtype.name, product == "input_grad"
     shape = SHAPES[size]
@@ -81,6 +111,9 @@ def multiply_lines(product, x, values, index, window, y):
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 @cache
@@ -161,6 +194,33 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
                     clear_sums(acc)
 
     return kernel
+
+
+@cache
+def line_product(dtype: str, B: int, TA: int, transposed: bool) -> tuple[Any, ...]:
+    """(places of pieces in a box, and in a block of w, see `banks`; begin_w; add).
+
+    add(ring, x_start, w_at, base, shift, across, acc) multiplies what a tap sees of a box, TA times
+    16 rows, by a block of w. Rows are found one by one, because those of a tile are not at equal
+    distances.
+    """
+    of_w, places = fragments.Side(B // PIECE, transposed), fragments.places(B // PIECE)
+    place_in, (_, load_x) = places[0], fragments.square(B // PIECE, True, True)
+
+    @cuda.jit(device=True)
+    def read_x(ring, at, i, m):
+        return load_x(ring, at[m], 0, 2 * i)
+
+    begin_w, add_products = fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
+
+    @cuda.jit(device=True)
+    def add(ring, x_start, w_at, base, shift, across, acc):
+        at = cuda.local.array(TA, uint32)
+        for m in range(TA):
+            at[m] = x_start + place_in(uint32(base[m] + shift), across)
+        add_products(ring, at, w_at, acc)
+
+    return places, begin_w, add
 
 
 @cuda.jit(device=True)
