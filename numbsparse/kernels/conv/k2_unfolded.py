@@ -52,17 +52,23 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # that of the rungs that multiply
 ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
+ANY = 1 << 31
+MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of 16, and larger ones
+    (False, False): (8192, 256, 0),
+    (False, True): (4096, 256, 512),
+    (True, False): (ANY, 200, 1024),
+    (True, True): (ANY, ANY, ANY),
+}
 THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
 def is_best(product, block_size, dtype, place, batch, precision, window, *features):
-    """Whether it is faster than the rungs after it: of so few outputs, as measured."""
-    most = 8192 if block_size < 16 else 1024
-    if product == "weight_grad":
-        most = 1 << 31 if str(dtype) == "float32" else max(most, 2048)
-    return batch * prod(window.big if product == "input_grad" else window.small) <= most
+    """Whether it is faster than the rungs after it: of so few outputs."""
+    most = MOST_OUTPUTS[product == "weight_grad", str(dtype) == "float32"]
+    outputs = batch * prod(window.big if product == "input_grad" else window.small)
+    return outputs <= most[(block_size >= 16) + (block_size >= 32)]
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):
@@ -111,12 +117,13 @@ def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> 
     raise ValueError("no rung of matmul serves this")
 
 
-def without_edge(values: DeviceArray, index: Index, n_taps: int, *features: int) -> DeviceArray:
-    """The blocks with zeros beyond in- and out-features, which end within blocks of each tap."""
+def without_edge(
+    values: DeviceArray, index: Index, n_taps: int, in_features: int, out_features: int
+) -> DeviceArray:
+    """The blocks with zeros beyond the features, which end within a block of each tap."""
     in_blocks, whole = (index.rows.indptr.size - 1) // n_taps, empty(values.shape, values.dtype)
-    inside(
-        aligned_values(values), index.block_rows, index.block_columns, in_blocks, *features, whole
-    )
+    places = index.block_rows, index.block_columns
+    inside(aligned_values(values), *places, in_blocks, in_features, out_features, whole)
     return whole
 
 

@@ -25,6 +25,7 @@ Larger blocks are taken as several of 64, or of 32.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
@@ -67,7 +68,7 @@ def refused(
     if product == "weight_grad":
         if in_features % 8 or out_features % 8:
             return f"takes multiples of 8 features, got {in_features} and {out_features}"
-        shapes = [gradient.SHAPES[min(size, gradient.LARGEST)]]
+        shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
     else:
         read, written = in_features, out_features
         if product == "input_grad":

@@ -98,7 +98,7 @@ FEW = {  # where tiles are few: smaller ones, and in longer rings more copies un
     },
     4: {16: Shape(2, 1, 1, 320, Rings(6, 8, 2)), 32: Shape(2, 1, 1, 256, Rings(4, 8, 1))},
 }
-WAVES = 2  # of blocks of threads with such tiles, at most
+WAVES = 1  # of blocks of threads with such tiles, at most
 if SIMULATED:
     SHAPES[2] = {size: Shape(1, 2, 1, 384, Rings(2, 2, 2)) for size in SHAPES[2]}
     SHAPES[4] = {size: Shape(1, 1, 1, 384, Rings(2, 2, 1)) for size in SHAPES[4]}
