@@ -11,7 +11,7 @@ from conv_helpers import ConvCase, ConvProblem
 
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, rung
 
 SMALL = [
     ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
@@ -121,7 +121,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
-SIXTEEN_BIT = ["k2_tensor_core", "k4_wgmma"]
+SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
 
@@ -129,7 +129,7 @@ LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_gra
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_high_rounds_only_operands_of_float32(product):
     problem = ConvProblem(TENSOR_CORE)
-    got, exact = (run("k2_tensor_core", product, problem, "cuda", "high"), problem.exact(product))
+    got, exact = (run("k2_unfolded", product, problem, "cuda", "high"), problem.exact(product))
     error, magnitude = abs(got - exact), problem.exact(product, magnitude=True)
     assert (error <= problem.bound(product, "float32") + 2.0**-9 * magnitude).all()
     assert not (error <= problem.bound(product, "float32")).all()
@@ -140,9 +140,9 @@ def test_high_rounds_only_operands_of_float32(product):
 @pytest.mark.parametrize(
     ("name", "case", "dtype", "product"),
     [
-        *(("k2_tensor_core", TENSOR_CORE, "float32", product) for product in PRODUCTS),
+        *(("k2_unfolded", TENSOR_CORE, "float32", product) for product in PRODUCTS[:2]),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
-        *((name, PART_OF_A_TILE, dtype, "weight_grad") for name in SIXTEEN_BIT for dtype in HALVES),
+        *(("k4_wgmma", PART_OF_A_TILE, dtype, "weight_grad") for dtype in HALVES),
     ],
 )
 def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
@@ -163,35 +163,27 @@ if not ON_GPU:
 
 @pytest.mark.slow
 @needs_cuda
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("k2_tensor_core", "float16"),
-        ("k2_tensor_core", "float32"),
-        ("k4_wgmma", "float16"),
-    ],
-)
-def test_pieces_of_a_weight_grad_add_up_in_turn(name, dtype, monkeypatch):
-    skip_unless_served(name, "weight_grad", PIECES, dtype)
-    module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
+def test_pieces_of_a_weight_grad_add_up_in_turn(monkeypatch):
+    skip_unless_served("k4_wgmma", "weight_grad", PIECES, "float16")
+    module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
     cut = []
     monkeypatch.setattr(module, "pieces_of", lambda items, tiles, places: cut.append(tiles) or 3)
-    problem, got = ConvProblem(PIECES, dtype), []
+    problem, got = ConvProblem(PIECES, "float16"), []
 
     def weight_grad():
-        got.append(run(name, "weight_grad", problem, "cuda").astype(np.float64))
+        got.append(run("k4_wgmma", "weight_grad", problem, "cuda").astype(np.float64))
 
     if device.SIMULATED:
         assert not testing.races(weight_grad)
     else:
         weight_grad()
     assert min(cut) >= 3
-    (got,) = got
-    assert (abs(got - problem.exact("weight_grad")) <= problem.bound("weight_grad", dtype)).all()
+    error = abs(got[0] - problem.exact("weight_grad"))
+    assert (error <= problem.bound("weight_grad", "float16")).all()
 
 
 @needs_cuda
-@pytest.mark.parametrize("name", SIXTEEN_BIT)
+@pytest.mark.parametrize("name", ["k2_unfolded", "k4_wgmma"])
 def test_weight_grad_of_more_images_than_pixels(name):
     case = ConvCase(70, (2,), 16, 16, 16, (1,), density=1)
     skip_unless_served(name, "weight_grad", case, "float16")
@@ -208,12 +200,13 @@ def test_weight_grad_of_more_images_than_pixels(name):
     ("name", "dtype"),
     [
         *((name, "float16") for name in (*SIXTEEN_BIT, "k5_small_blocks")),
-        *((name, "float32") for name in SIXTEEN_BIT),
+        ("k4_wgmma", "float32"),
     ],
 )
-def test_nothing_races(name, product, dtype):
+def test_nothing_races(name, product, dtype, monkeypatch):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")
+    monkeypatch.setattr(rung("k2_unfolded"), "is_best", lambda *case: False)  # for k5
     size = 8 if name == "k5_small_blocks" else 16
     case = ConvCase(2, (3, 8), 16 if size == 8 else 32, 16, size, (2, 2), padding=1)
     skip_unless_served(name, product, case, dtype)
@@ -223,16 +216,16 @@ def test_nothing_races(name, product, dtype):
 
 @pytest.mark.slow
 @needs_cuda
-@pytest.mark.parametrize(("product", "dtype"), [("forward", "float32"), ("input_grad", "float16")])
-def test_blocks_of_threads_that_take_several_lines(dtype, product, monkeypatch):
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_blocks_of_threads_that_take_several_lines(product, monkeypatch):
     """They begin each with sums of zero; usually a line is enough for the simulator."""
     case = ConvCase(2, (5, 4), 64, 50, 16, (2, 1), padding=1, density=1)
-    skip_unless_served("k2_tensor_core", product, case, dtype)
-    module = import_module("numbsparse.kernels.conv.k2_tensor_core.lines")
+    skip_unless_served("k3_tensor_core", product, case, "float16")
+    module = import_module("numbsparse.kernels.conv.k3_tensor_core")
     monkeypatch.setattr(module, "ENOUGH", 2)
-    problem = ConvProblem(case, dtype)
-    got = run("k2_tensor_core", product, problem, "cuda").astype(np.float64)
-    assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+    problem = ConvProblem(case, "float16")
+    got = run("k3_tensor_core", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
 @needs_cuda
@@ -304,7 +297,22 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
     }[product]
     with pytest.raises(ValueError, match=says):
         call(kernel="k4_wgmma")
-    np.testing.assert_array_equal(call(), call(kernel="k2_tensor_core"))
+    others = ("k2_unfolded", "k3_tensor_core")  # these are few outputs: the first that serves
+    other = next(name for name in others if why_not(name, product, case, dtype) is None)
+    np.testing.assert_array_equal(call(), call(kernel=other))
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_few_outputs_are_unfolded(product):
+    for batch, few in ((1, True), (4096, False)):
+        case = ConvCase(batch, (8, 8), 64, 64, 16, (3, 3), padding=1)
+        how = case.block_size, as_dtype("float16"), "cuda", batch, "highest"
+        if reason := rung("k4_wgmma").unsupported(product, *how):
+            pytest.skip(reason)
+        names = [name for name, place in RUNGS.items() if place == "cuda"]
+        of = chosen(names, product, *how, case.window, case.in_features, case.out_features)
+        assert of is rung("k2_unfolded" if few else "k4_wgmma")
 
 
 @needs_cuda
@@ -327,7 +335,13 @@ def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
 @needs_cuda
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("k1_naive", 16), ("k2_tensor_core", 16), ("k4_wgmma", 16), ("k5_small_blocks", 8)],
+    [
+        ("k1_naive", 16),
+        ("k2_unfolded", 16),
+        ("k3_tensor_core", 16),
+        ("k4_wgmma", 16),
+        ("k5_small_blocks", 8),
+    ],
 )
 def test_single_products_keep_to_what_their_rung_says(rng, name, size):
     product = "forward" if name == "k4_wgmma" else "weight_grad"
@@ -351,6 +365,7 @@ def test_single_products_keep_to_what_their_rung_says(rng, name, size):
 def test_three_axes_of_blocks_of_16(name, product):
     """Padded along the first of them: boxes that begin before the image."""
     case = ConvCase(1, (3, 2, 4), 16, 16, 16, (3, 1, 2), padding=((1, 1), (0, 0), (1, 0)))
+    skip_unless_served(name, product, case, "float16")
     problem = ConvProblem(case, "float16")
     got = run(name, product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()

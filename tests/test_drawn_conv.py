@@ -278,9 +278,10 @@ def prepare(patch, place, parts):
         for name in ("lines", "weight_grad"):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)
     elif parts == "many":
-        for name in ("k2_tensor_core", "k4_wgmma"):
-            module = import_module(f"numbsparse.kernels.conv.{name}.weight_grad")
-            patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
+        module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
+        patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
+        for name, most in (("IN_CACHE", 1), ("IN_MEMORY", 1), ("ROWS", 16)):
+            patch.setattr(import_module("numbsparse.kernels.conv.k2_unfolded"), name, most)
 
 
 def features_of(case, grid):

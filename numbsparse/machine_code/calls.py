@@ -60,11 +60,10 @@ RUNGS = (  # each product by each rung in each case: numbers, block size, batch,
     (("k8_small_batch",), ("weight_grad",), [("float16", 8, 128, BATCH)]),
 )
 CONVOLUTIONS = (  # 3 x 3, of 32 x 32 images: rung, numbers, block size, products
-    ("k2_tensor_core", "float16", 32, PRODUCTS),
-    ("k2_tensor_core", "float32", 16, PRODUCTS),
-    ("k2_tensor_core", "float32", 64, PRODUCTS),
+    ("k3_tensor_core", "float16", 32, PRODUCTS[:2]),
+    ("k2_unfolded", "float32", 32, PRODUCTS),
     ("k4_wgmma", "float16", 32, PRODUCTS),
-    ("k4_wgmma", "float32", 64, PRODUCTS[:2]),  # the other is k2's
+    ("k4_wgmma", "float32", 64, PRODUCTS[:2]),
     ("k5_small_blocks", "float16", 8, PRODUCTS),
 )
 RECURRENT = (  # an LSTM forward and backward: numbers, units, density, norm

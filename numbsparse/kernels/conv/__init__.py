@@ -2,7 +2,8 @@
 
 The weight is a block-sparse matrix whose rows are (tap, in_feature), taps slowest, so block row
 tap * in_blocks + i joins in-block i, seen through that tap, to the out-blocks of its columns. A
-`Window` says which pixel each tap sees. Nothing is unfolded in memory: a kernel follows the rows.
+`Window` says which pixel each tap sees. From k3 on nothing is unfolded in memory: a kernel follows
+the rows.
 
 Every rung is a module with the four names of `numbsparse.kernels.matmul`, the products taking the
 window too:
@@ -44,11 +45,14 @@ RUNGS = {
     "k0_reference": "cpu",
     "k0_cpu": "cpu",
     "k1_naive": "cuda",
-    "k2_tensor_core": "cuda",
+    "k2_unfolded": "cuda",
+    "k3_tensor_core": "cuda",
     "k4_wgmma": "cuda",
     "k5_small_blocks": "cuda",
 }
 """The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8."""
+
+UNFOLDED = "k2_unfolded"
 
 
 @cache
@@ -58,12 +62,14 @@ def rung(name: str) -> ModuleType:
 
 
 def chosen(names: Sequence[str], *case: Any) -> ModuleType:
-    """The last of these rungs that serves a case, as `unsupported` takes it.
+    """The last of these rungs that serves a case, as `unsupported` takes it; but see `is_best`.
 
     Raises ValueError with all their reasons where none does.
     """
-    reasons = []
-    for name in reversed(names):
+    order, reasons = list(reversed(names)), []
+    if UNFOLDED in order and rung(UNFOLDED).is_best(*case):
+        order.insert(0, UNFOLDED)
+    for name in order:
         reason = rung(name).unsupported(*case)
         if reason is None:
             return rung(name)

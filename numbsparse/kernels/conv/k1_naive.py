@@ -27,50 +27,31 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.views import span
 
 DTYPES = ("float16", "bfloat16", "float32")
-THREADS = (32, 4)  # along the features, along the pixels
-REPAIRERS, RUN = 128, 8  # threads of a block, and the outputs that each looks at
+LINE_THREADS, RUN = 128, 8  # of a block, and the outputs that each looks at to repair them
+THREADS = (32, 4)  # of a weight-gradient: along the features, along the lines of blocks
 
 
 unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
+def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    run = RUN if repairs else 1
     for of in window.passes(product):
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
-        rows = y.shape[0] * of.counts[0] * of.counts[1] * of.counts[2]
-        grid = -(-y.shape[2] // THREADS[0]) * -(-rows // THREADS[1])
         launch(
-            line_kernel, grid, THREADS,
-            x, values, int(product == "input_grad"), walk, window.view(product, of), y,
+            line_kernel, -(-y.size // (LINE_THREADS * run)), LINE_THREADS,
+            x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
+            y.shape[2], run, int(repairs),
         )  # fmt: skip
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+repair_lines = partial(_lines, repairs=True)
 
 
-def repair_lines(product, x, values, index, window, y):
-    """The outputs of a product that are NaN, computed again."""
-    for of in window.passes(product):
-        walk = Walk(*planned(index, line_walk, window.taps, product, of))
-        launch(
-            repair_kernel, -(-y.size // (REPAIRERS * RUN)), REPAIRERS,
-            x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
-            y.shape[2],
-        )  # fmt: skip
-
-
-def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=False):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    _blocks(x, dy, index, window, dvalues, False)
-
-
-def repair_blocks(x, dy, index, window, dvalues):
-    """The values of blocks that are NaN, computed again."""
-    _blocks(x, dy, index, window, dvalues, True)
-
-
-def _blocks(x, dy, index, window, dvalues, repairs):
     n_blocks, size, _ = dvalues.shape
     (of,) = window.passes("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
@@ -80,6 +61,9 @@ def _blocks(x, dy, index, window, dvalues, repairs):
         x, dy, index.block_rows, index.block_columns, walk.offsets,
         window.view("weight_grad", of), dvalues, int(repairs),
     )  # fmt: skip
+
+
+repair_blocks = partial(weight_grad, repairs=True)
 
 
 @cuda.jit(device=True)
@@ -109,23 +93,11 @@ def output_of(x, values, transposed, walk, view, n, o, k):
 
 
 @cuda.jit
-def line_kernel(x, values, transposed, walk, view, y):
-    counts = view.counts
-    rows = y.shape[0] * counts[0] * counts[1] * counts[2]
-    row, k = line_and_column(rows)
-    if row >= rows or k >= y.shape[2]:
-        return
-    n, o = place_of(row, counts)
-    target = pixel(moved(o, view.step, view.first), view.out_sizes)
-    y[n, target, k] = rounded(output_of(x, values, transposed, walk, view, n, o, k), y)
-
-
-@cuda.jit
-def repair_kernel(x, values, transposed, walk, view, y, features):
-    start = int64(cuda.blockIdx.x) * (REPAIRERS * RUN) + cuda.threadIdx.x
-    for at in range(start, min(start + REPAIRERS * RUN, y.size), REPAIRERS):
+def line_kernel(x, values, transposed, walk, view, y, features, run, repairs):
+    start = int64(cuda.blockIdx.x) * (LINE_THREADS * run) + cuda.threadIdx.x
+    for at in range(start, min(start + LINE_THREADS * run, y.size), LINE_THREADS):
         value = widened(y[at])
-        if value != value:
+        if not repairs or value != value:
             n, place = place_of(at // features, view.out_sizes)
             o, own = output_at(place, view.step, view.first)
             if own:

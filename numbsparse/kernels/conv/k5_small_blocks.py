@@ -28,7 +28,7 @@ BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 MERGED = 16
-BEFORE = ("k2_tensor_core", "k4_wgmma")
+BEFORE = ("k2_unfolded", "k3_tensor_core", "k4_wgmma")
 
 unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 

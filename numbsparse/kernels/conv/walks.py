@@ -160,19 +160,17 @@ def block_items(
     of: Pass,
     box: Three,
     chunks: Any,
-    together: int = 1,
-    parts: int = 1,
-    most: int | None = None,
+    together: int,
+    parts: int,
+    most: int,
 ) -> Items:
-    """Units of a tap each; or of up to `together`, of which an item has at most `most`."""
+    """Units of up to `together` taps, of which an item has at most `most`."""
     found = entries(index, n_taps, "input_grad", parts).of(of.taps)
     (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "line", "other")
     heaviest = np.argsort(-sizes, kind="stable")
     entry = np.argsort(np.repeat(np.argsort(heaviest), sizes), kind="stable")
     items, ptr = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes[heaviest])
     block, shift = block[entry], shift[entry]
-    if most is None:
-        return Items(*_int32(items, ptr, block, shift, _origins(chunks)))
     where, blocks = np.empty(block.size, np.int64), np.full((block.size, together), NONE)
     counts = np.empty(len(items), np.int64)
     _take_units(ptr, shift, block.astype(np.int64), where, blocks, counts)

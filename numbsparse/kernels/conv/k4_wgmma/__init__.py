@@ -68,7 +68,7 @@ def refused(
     if product == "weight_grad":
         if in_features % 8 or out_features % 8:
             return f"takes multiples of 8 features, got {in_features} and {out_features}"
-        shape: Any = gradient.SHAPES[min(size, gradient.LARGEST)]
+        shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
     else:
         read, written = in_features, out_features
         if product == "input_grad":
@@ -79,8 +79,13 @@ def refused(
                 f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
                 f"got {read} and {written}"
             )
-        shape = lines.SHAPES[itemsize][lines.part_of(itemsize, size)]
-    if batch and dtype != "float32" and not lines.fits(window.passes(product), batch, shape):
+        if dtype == "float32" or not batch:
+            return None
+        part = lines.part_of(itemsize, size)
+        how = batch, itemsize, part, -(-written // part)
+        shapes = [lines.shape_for(of, *how) for of in window.passes(product)]
+    passes = zip(window.passes(product), shapes, strict=True)
+    if batch and not all(lines.fits(of, batch, shape) for of, shape in passes):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -90,9 +90,20 @@ SHAPES = {  # by the bytes of a value, and the features of a block; larger ones 
     },
     4: {16: Shape(4, 1, 1, 640, Rings(3, 8, 2)), 32: Shape(4, 1, 1, 512, Rings(2, 6, 1))},
 }
+FEW = {  # where tiles are few: smaller ones, and in longer rings more copies under way
+    2: {
+        16: Shape(1, 2, 2, 320, Rings(6, 6, 9)),
+        32: Shape(1, 2, 1, 320, Rings(6, 4, 9)),
+        64: Shape(1, 2, 1, 256, Rings(4, 8, 1)),
+    },
+    4: {16: Shape(2, 1, 1, 320, Rings(6, 8, 2)), 32: Shape(2, 1, 1, 256, Rings(4, 8, 1))},
+}
+WAVES = 1  # of blocks of threads with such tiles, at most
 if SIMULATED:
     SHAPES[2] = {size: Shape(1, 2, 1, 384, Rings(2, 2, 2)) for size in SHAPES[2]}
     SHAPES[4] = {size: Shape(1, 1, 1, 384, Rings(2, 2, 1)) for size in SHAPES[4]}
+    FEW[2] = {size: Shape(1, 2, 1, 384, Rings(3, 4, 2)) for size in SHAPES[2]}
+    FEW[4] = {size: Shape(1, 1, 1, 384, Rings(3, 4, 1)) for size in SHAPES[4]}
 
 
 def part_of(itemsize: int, block_size: int) -> int:
@@ -100,9 +111,18 @@ def part_of(itemsize: int, block_size: int) -> int:
     return min(block_size, max(SHAPES[itemsize]))
 
 
-def fits(passes: tuple[Pass, ...], batch: int, shape: Any) -> bool:
-    """Whether tiles of such a shape are mostly filled by the outputs of each pass, in 16 bits."""
-    return all(cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS) for of in passes)
+def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
+    """The shape for a pass, of which `size` features are a line."""
+    few = FEW[itemsize][size]
+    items = prod(cut_for(of, batch, few, itemsize).tiles) * lines
+    if items <= WAVES * few.RESIDENT * multiprocessors():
+        return few
+    return SHAPES[itemsize][size]
+
+
+def fits(of: Pass, batch: int, shape: Any) -> bool:
+    """Whether tiles of such a shape are mostly filled by the outputs of a pass, in 16 bits."""
+    return cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS)
 
 
 def cut_for(of: Pass, batch: int, shape: Any, itemsize: int = 2) -> Cut:
@@ -115,12 +135,13 @@ def multiply_lines(product, x, values, index, window, y, precision):
     itemsize, batch, transposed = x.itemsize, x.shape[0], product == "input_grad"
     arithmetic = precision if itemsize == 4 else x.dtype.name
     size = part_of(itemsize, values.shape[1])
-    shape, parts = SHAPES[itemsize][size], values.shape[1] // size
+    parts, lines = values.shape[1] // size, -(-y.shape[2] // size)
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     w = weight_of(values, index.block_rows, size, transposed)
-    places = shape.RESIDENT * multiprocessors()
     for of in window.passes(product):
+        shape = shape_for(of, batch, itemsize, size, lines)
+        places = shape.RESIDENT * multiprocessors()
         how, view = cut_for(of, batch, shape, itemsize), window.view(product, of)
         cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
         *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)

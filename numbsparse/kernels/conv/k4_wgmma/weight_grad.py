@@ -25,7 +25,6 @@ from numbsparse.kernels.conv.boxes import (
     start_rings,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.weight_grad import gather_sums
 from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import PIXELS
@@ -107,13 +106,13 @@ def weight_grad(x, dy, index, window, dvalues):
 @cache
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any:
     WARPGROUPS, UNITS, _, STAGES, _, BM = shape
-    LINE, PANELS, SUMS = 2 * B, PIXELS // B, (UNITS, 1, B // 8, 4)
+    LINE, PANELS, SUMS = 2 * B, PIXELS // B, (UNITS, B // 8, 4)
     ROW16, BARS, THREADS = LINE // 16, 2 * STAGES, 128 * WARPGROUPS
     x_operand = Operand(LINE, 0, True, GROUP * LINE)
     dy_operand = Operand(LINE, 0, True)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
     start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
-    fetch, gather = step_fetcher(B, STAGES), gather_sums(dtype, B, UNITS, 1, 4)
+    fetch, gather = step_fetcher(B, STAGES), gather_sums(B, UNITS)
     add = add_in_turn(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(128 * (WARPGROUPS + 1)))
@@ -203,6 +202,36 @@ def step_fetcher(B: int, STAGES: int) -> Any:
             at, phase = following(at, phase, STAGES)
 
     return fetch
+
+
+@cache
+def gather_sums(B: int, UNITS: int) -> Any:
+    """gather(acc, sums, slices, part, group, mine): the sums of all warps, one unit after another.
+
+    A unit has 16 rows of each of four warps. Parts 0 to slices - 1 of a group share its units, of
+    which there are `mine`: they add to `sums`, in shared memory, in their order.
+    """
+
+    @cuda.jit(device=True)
+    def gather(acc, sums, slices, part, group, mine):
+        t = uint32(cuda.threadIdx.x)
+        own = t // 32 % 4 * 16 + t % 32 // 4  # row, in a unit
+        for s in range(slices):
+            cuda.syncthreads()
+            if s == part:
+                for u in range(UNITS):
+                    if u < mine:
+                        for n in range(B // 8):
+                            for i in range(4):
+                                row = uint32((group * UNITS + u) * PIXELS + own + i // 2 * 8)
+                                at = uint32(row * B + 8 * n + t % 4 * 2 + i % 2)
+                                if s == 0:
+                                    sums[at] = acc[u, n, i]
+                                else:
+                                    sums[at] += acc[u, n, i]
+        cuda.syncthreads()
+
+    return gather
 
 
 def places_from(u: int, units: int) -> Any:

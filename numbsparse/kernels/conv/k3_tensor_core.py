@@ -1,13 +1,30 @@
-"""forward and input-gradient: a tile of outputs times the blocks of w, line after line; stored."""
+"""Rung 3: tensor cores, and each pixel loaded once for many taps.
+
+Neighbouring outputs see nearly the same pixels through neighbouring taps. A block of threads takes
+a tile of outputs and loads, for a block of features, the box of pixels that a chunk of up to nine
+taps sees from there. In shared memory a tap is a shift of rows: `ldmatrix` takes an address for
+each row, so the shifted tile feeds `mma.sync` without being copied. Pixels outside the image are
+zeros that `cp.async` fills in.
+
+Reads per output of a 3 x 3 convolution with all taps kept, from global memory: a row of x is read
+(8 + 2) * (32 + 2) / (8 * 32) = 1.3 times for 9 taps, with tiles of 8 x 32 pixels, where the rung
+before read it 9 times; w is read once a tile.
+
+A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
+passes, one for the outputs of each residue, which few taps reach.
+
+For 16 bits alone: float32, which `mma.sync` takes as tf32 in three products, is unfolded, as are
+weight-gradients.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
@@ -20,11 +37,13 @@ from numbsparse.kernels.conv.boxes import (
     spread,
     tile_of,
 )
-from numbsparse.kernels.conv.k2_tensor_core.products import is_16_bit, line_product
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
+from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts import fragments
 from numbsparse.kernels.parts.aligned import aligned_rows
 from numbsparse.kernels.parts.copies import copying
+from numbsparse.kernels.parts.fragments import PIECE
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store_tile import store_tile, stored
@@ -34,6 +53,8 @@ from numbsparse.kernels.ptx import (
     cp_async_wait,
 )
 
+BLOCK_SIZES = (16, 32, 64)
+DTYPES = ("float16", "bfloat16")
 STAGES = 2
 ENOUGH = 512  # blocks of threads: fewer take smaller tiles
 
@@ -47,24 +68,29 @@ class Shape(NamedTuple):
     height: int  # of a warp's tile, in 16 rows
 
 
-def shape_of(arithmetic: str, B: int) -> Shape:
-    warps = 1 if SIMULATED else 8 if B == 32 else 4
-    if is_16_bit(arithmetic):
-        limits = {16: (9, 1024, 4), 32: (9, 768, 2), 64: (3, 384, 2)}
-    else:
-        limits = {16: (9, 768, 2), 32: (3, 384, 2), 64: (1, 192, 1)}
-    return Shape(warps, *limits[B])
+SHAPES = {16: Shape(4, 9, 1024, 4), 32: Shape(8, 9, 768, 2), 64: Shape(4, 3, 384, 2)}
+if SIMULATED:
+    SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-def multiply_lines(product, x, values, index, window, y, arithmetic):
+of_card = reach("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+
+
+def unsupported(product, *case):
+    """None, or why in words: see `numbsparse.kernels.conv`."""
+    if product == "weight_grad":
+        return "k3_tensor_core has no weight-gradient"
+    return of_card(product, *case)
+
+
+def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    size, transposed = values.shape[1], product == "input_grad"
-    shape = shape_of(arithmetic, size)
+    size, dtype, transposed = values.shape[1], x.dtype.name, product == "input_grad"
+    shape = SHAPES[size]
     batch, features = x.shape[0], y.shape[2]
     if not batch:
         return
-    if x.itemsize == 2:
-        x, values, y = (a.view(np.uint16) for a in (x, values, y))
+    x, values, y = (a.view(np.uint16) for a in (x, values, y))
     x = rows_of(x)
     values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
@@ -79,7 +105,7 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
-            line_kernel(arithmetic, size, height, transposed, x.features % size > 0, wide),
+            line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
             x, values, batch, how.tiling(), window.view(product, of),
             units, together, y, features, stage,
@@ -87,26 +113,27 @@ def multiply_lines(product, x, values, index, window, y, arithmetic):
         )  # fmt: skip
 
 
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+
+
 @cache
-def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
-    WARPS, _, ROWS, _ = shape_of(arithmetic, B)
+def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
+    WARPS, _, ROWS, _ = SHAPES[B]
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
-    adds = line_product(arithmetic, B, TA, transposed)
-    ITEM, PIECE, UNITS, add_products = adds.item, adds.PIECE, adds.UNITS, adds.add
-    read_by, first_piece, begin_w = adds.read_by, adds.first_piece, adds.begin_w
-    store, clear_sums = store_tile(arithmetic, TA, TB, wide, row_at), clear(TA, TB)
-    fetch_x = fetch_rows(B, THREADS, PIECE, adds.x_place)
-    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, adds.w_places)
+    places_of, begin_w, add_products = line_product(dtype, B, TA, transposed)
+    store, clear_sums = store_tile(dtype, TA, TB, wide, row_at), clear(TA, TB)
+    fetch_x = fetch_rows(B, THREADS, PIECE, places_of[0])
+    fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
 
     @cuda.jit
     def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
-        ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each a box of x and blocks of w
+        ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each a box of x and blocks of w
         rows = cuda.shared.array(ROWS, int32)
         places = cuda.shared.array(ROWS, int64)  # of the tile's outputs, then of the box's pixels
         out_rows = cuda.shared.array(BM, int32)
         acc = cuda.local.array(ACC, float32)
-        base = cuda.local.array(UNITS, int32)
+        base = cuda.local.array(TA, int32)
         lines = units.ptr.size - 1
         groups = (lines + together - 1) // together
         line = cuda.blockIdx.x % groups * together
@@ -118,9 +145,9 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
 
         lane = uint32(cuda.threadIdx.x) % 32
         own = uint32(cuda.threadIdx.x) // 32 * WM
-        across = first_piece(lane)
-        for u in range(UNITS):
-            base[u] = in_box(places[own + read_by(u, lane)], tiling.box)
+        across = lane // 16
+        for m in range(TA):  # what the lane reads for `ldmatrix`
+            base[m] = in_box(places[own + 16 * m + 8 * (lane // 8 % 2) + lane % 8], tiling.box)
         clear_sums(acc)
         cuda.syncthreads()
         spread(places, tiling.rows, tiling.images, tiling.box)
@@ -167,6 +194,33 @@ def line_kernel(arithmetic: str, B: int, TA: int, transposed: bool, edge: bool, 
                     clear_sums(acc)
 
     return kernel
+
+
+@cache
+def line_product(dtype: str, B: int, TA: int, transposed: bool) -> tuple[Any, ...]:
+    """(places of pieces in a box, and in a block of w, see `banks`; begin_w; add).
+
+    add(ring, x_start, w_at, base, shift, across, acc) multiplies what a tap sees of a box, TA times
+    16 rows, by a block of w. Rows are found one by one, because those of a tile are not at equal
+    distances.
+    """
+    of_w, places = fragments.Side(B // PIECE, transposed), fragments.places(B // PIECE)
+    place_in, (_, load_x) = places[0], fragments.square(B // PIECE, True, True)
+
+    @cuda.jit(device=True)
+    def read_x(ring, at, i, m):
+        return load_x(ring, at[m], 0, 2 * i)
+
+    begin_w, add_products = fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
+
+    @cuda.jit(device=True)
+    def add(ring, x_start, w_at, base, shift, across, acc):
+        at = cuda.local.array(TA, uint32)
+        for m in range(TA):
+            at[m] = x_start + place_in(uint32(base[m] + shift), across)
+        add_products(ring, at, w_at, acc)
+
+    return places, begin_w, add
 
 
 @cuda.jit(device=True)

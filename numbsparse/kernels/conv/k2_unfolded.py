@@ -1,0 +1,238 @@
+"""Rung 2: what the taps see, side by side in memory, and a product of matrices.
+
+Row o of a matrix has, tap after tap, the features of the pixel that output o sees through it. Then
+a convolution is a product of `numbsparse.kernels.matmul`, whose rungs know small blocks and few
+rows:
+
+    forward       y = unfolded(x) @ w
+    input_grad    dx = unfolded(dy) @ v.T      v: the same blocks, all taps of an in-block in a line
+    weight_grad   dw = unfolded(x).T @ dy
+
+Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, and for the
+weight-gradient some taps at a time.
+
+Reads per output: those of the product, and what it reads of x is written once before. That limits
+many outputs: unfolded images are `taps` times as large as images. Few outputs lie in the L2 cache,
+and their sums, which rungs that cut images into tiles give to a few blocks of threads, are shared
+by all multiprocessors: see `is_best`.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int64, uint32
+
+from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels import matmul
+from numbsparse.kernels.card import copy_engine
+from numbsparse.kernels.conv.boxes import moved, pixel, place_of
+from numbsparse.kernels.conv.k1_naive import output_at
+from numbsparse.kernels.conv.walks import line_walk
+from numbsparse.kernels.conv.window import Three, Window
+from numbsparse.kernels.edge import inside
+from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import aligned, aligned_values, copy_matrix
+from numbsparse.kernels.parts.plans import on_device, planned
+from numbsparse.kernels.ptx import (
+    let_next_kernel_start,
+    load_4xu32,
+    store_4xu32,
+    wait_for_earlier_kernels,
+)
+from numbsparse.kernels.views import span
+from numbsparse.layout import Index, Layout, Walk
+
+BLOCK_SIZES = (8, 16, 32, 64, 128)
+DTYPES = ("float16", "bfloat16", "float32")
+PRODUCT_ERROR = 6  # that of the rungs that multiply
+ROWS = 64  # of a part, a multiple
+IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
+ANY = 1 << 31
+MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of 16, and larger ones
+    (False, False): (8192, 256, 0),
+    (False, True): (4096, 256, 512),
+    (True, False): (ANY, 200, 1024),
+    (True, True): (ANY, ANY, ANY),
+}
+THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
+
+unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+
+
+def is_best(product, block_size, dtype, place, batch, precision, window, *features):
+    """Whether it is faster than the rungs after it: of so few outputs."""
+    most = MOST_OUTPUTS[product == "weight_grad", str(dtype) == "float32"]
+    outputs = batch * prod(window.big if product == "input_grad" else window.small)
+    return outputs <= most[(block_size >= 16) + (block_size >= 32)]
+
+
+def _lines(product, x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+    how = unfolding(product, x, index, window, values.shape[1])
+    if x.shape[2] % values.shape[1]:
+        big, small = (x, y) if product == "forward" else (y, x)
+        values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
+    y = y.reshape(-1, y.shape[2])
+    index = index if product == "forward" else planned(index, taps_in_lines, window.taps)[0]
+    together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
+    for first in range(0, y.shape[0], together):
+        part = y[first : first + together]
+        of = multiplier(product, values, part.shape[0], precision)
+        u = unfolded(how, first, part.shape[0], x.dtype)
+        getattr(of, product)(u, values, index, part, precision)
+
+
+forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+
+
+def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+    how = unfolding("weight_grad", x, index, window, dvalues.shape[1])
+    dy = dy.reshape(-1, dy.shape[2])
+    of = multiplier("weight_grad", dvalues, dy.shape[0], precision)
+    together = max(IN_MEMORY // max(4 * how.words * dy.shape[0], 1), 1)
+    for first in range(0, window.taps, together):
+        taps = range(first, min(first + together, window.taps))
+        rows, begin, end = planned(index, rows_of_taps, window.taps, taps)
+        some = how._replace(offsets=how.offsets[first : taps.stop])
+        u = unfolded(some, 0, dy.shape[0], x.dtype)
+        of.weight_grad(u, dy, rows, dvalues[begin:end], precision)
+
+
+def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> Any:
+    """The rung that is fastest with so many rows, of those that this card has."""
+    size, dtype = values.shape[1], values.dtype
+    few = 1024 if size >= 32 or product == "weight_grad" else 64 if dtype.itemsize == 2 else 256
+    names = ["k5_tensor_core", "k7_small_blocks" if size < 32 else "k6_hopper"]
+    names = [*names, "k8_small_batch"] if rows <= few else ["k8_small_batch", *names]
+    for name in reversed(["k3_registers", *names]):
+        of = matmul.rung(name)
+        if of.unsupported(product, size, dtype, "cuda", rows, precision) is None:
+            return of
+    raise ValueError("no rung of matmul serves this")
+
+
+def without_edge(
+    values: DeviceArray, index: Index, n_taps: int, in_features: int, out_features: int
+) -> DeviceArray:
+    """The blocks with zeros beyond the features, which end within a block of each tap."""
+    in_blocks, whole = (index.rows.indptr.size - 1) // n_taps, empty(values.shape, values.dtype)
+    places = index.block_rows, index.block_columns
+    inside(aligned_values(values), *places, in_blocks, in_features, out_features, whole)
+    return whole
+
+
+class Unfolding(NamedTuple):
+    """How images are unfolded; one argument of a kernel."""
+
+    x: DeviceArray  # uint32; rows begin at multiples of 16 bytes
+    stride: int  # from row to row
+    nbytes: int  # of the features of a pixel
+    words: int  # for them in the matrix
+    offsets: DeviceArray  # (taps, 3)
+    transposed: int
+    step: Three
+    sizes: Three  # of the images that are seen, and of those of the outputs
+    out_sizes: Three
+
+
+def unfolding(product: str, x: DeviceArray, index: Index, window: Window, B: int) -> Unfolding:
+    """Of x, or for the input-gradient dy (batch, pixels, features)."""
+    transposed, (of,) = product == "input_grad", window.passes("weight_grad")
+    sizes = (window.small, window.big) if transposed else (window.big, window.small)
+    offsets = planned(index, line_walk, window.taps, "forward", of)[4]
+    features, per_word, run = x.shape[2], 4 // x.itemsize, 16 // x.itemsize
+    rows = x.reshape(-1, features)
+    if features % run:  # pieces of 16 bytes end where rows do
+        rows = empty((rows.shape[0], -(-features // run) * run), x.dtype)
+        copy_matrix(rows[:, :features], x.reshape(-1, features))
+    rows = aligned(rows)
+    return Unfolding(
+        DeviceArray(rows.address, (rows.size // per_word,), "uint32", None, rows),
+        rows.shape[1] // per_word,
+        features * x.itemsize,
+        -(-features // B) * B // per_word,
+        *(offsets, int(transposed), window.stride, *sizes),
+    )
+
+
+def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
+    """(rows, taps * features): what the outputs from `first` on see through each tap."""
+    words, overlap = empty((rows, how.offsets.shape[0] * how.words), "uint32"), copy_engine()
+    launch(
+        unfold_kernel(overlap), -(-rows * how.offsets.shape[0] // THREADS[1]), THREADS,
+        how, first, span(words),
+        overlap=overlap,
+    )  # fmt: skip
+    shape = rows, words.shape[1] * 4 // np.dtype(dtype).itemsize
+    return DeviceArray(words.address, shape, dtype, None, words)
+
+
+@cache
+def unfold_kernel(overlap: bool) -> Any:
+    @cuda.jit
+    def kernel(how, first, matrix):
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        line, taps = cuda.blockIdx.x * THREADS[1] + cuda.threadIdx.y, how.offsets.shape[0]
+        start = int64(line) * how.words
+        if start >= matrix.size:
+            return
+        row = uint32(line) // uint32(taps)
+        offset = how.offsets[line - row * taps]
+        image, place = place_of(first + row, how.out_sizes)
+        seen, there = moved(place, how.step, offset), True
+        if how.transposed:
+            seen, there = output_at(place, how.step, offset)
+        found = pixel(seen, how.sizes)
+        source = (int64(image) * (how.sizes[0] * how.sizes[1] * how.sizes[2]) + found) * how.stride
+        nbytes = how.nbytes if there and found >= 0 else 0
+        for at in range(4 * cuda.threadIdx.x, how.words, 4 * THREADS[0]):
+            left = nbytes - 4 * at
+            if left > 0:
+                a, b, c, d = load_4xu32(how.x, source + at)
+                b, c, d = kept(b, left - 4), kept(c, left - 8), kept(d, left - 12)
+                store_4xu32(matrix, start + at, kept(a, left), b, c, d)
+            else:
+                zero = uint32(0)
+                store_4xu32(matrix, start + at, zero, zero, zero, zero)
+
+    return kernel
+
+
+@cuda.jit(device=True)
+def kept(word, nbytes):
+    """The bytes of a word that are features, and 0."""
+    part = word & uint32(0xFFFF) if nbytes > 0 else uint32(0)
+    return uint32(word if nbytes >= 4 else part)
+
+
+def taps_in_lines(index: Index, n_taps: int) -> tuple[Index]:
+    """Of blocks in rows (tap, in_block): in rows (in_block), columns (tap, out_block)."""
+    in_blocks, out_blocks = (index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1
+    tap, rows = np.divmod(index.block_rows, in_blocks)
+    columns = tap * out_blocks + index.block_columns
+
+    def walk(lines, others, count):
+        order = np.lexsort((others, lines))
+        indptr = np.searchsorted(lines[order], np.arange(count + 1))
+        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], order)))
+
+    sides = walk(rows, columns, in_blocks), walk(columns, rows, n_taps * out_blocks)
+    return (on_device(Index(*sides, *(a.astype(np.int32) for a in (rows, columns)))),)
+
+
+def rows_of_taps(index: Index, n_taps: int, taps: range) -> tuple[Index, int, int]:
+    """(the index of some taps alone, their first block, their last one and 1)."""
+    in_blocks, out_blocks = (index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1
+    first, last = taps.start * in_blocks, taps.stop * in_blocks
+    begin, end = np.searchsorted(index.block_rows, [first, last])
+    pattern = np.zeros((last - first, out_blocks), bool)
+    pattern[index.block_rows[begin:end] - first, index.block_columns[begin:end]] = True
+    return on_device(Layout(pattern).index), int(begin), int(end)
