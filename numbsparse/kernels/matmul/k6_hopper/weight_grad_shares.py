@@ -251,12 +251,14 @@ def sizes(index: Index, tile: Tile, places: int) -> list[int]:
     even = ceil(HALF_EMPTY * products / places)
     rounds = ceil(NOT_FULL * products / (most * places))
     found = {even, 2 * even, 4 * even, most}
-    if 1 < rounds <= FEW_ROUNDS:
+    if rounds <= FEW_ROUNDS:
         found.add(ceil(NOT_FULL * products / (rounds * places)))
     return sorted({min(n, most) for n in found})
 
 
 # Microseconds as measured on an H200; only their ratios decide.
+
+PRODUCTS = {32: 2e6, 64: 2.5e6, 128: 4e6}  # multiply-adds of a multiprocessor in one, by block size
 
 
 def copying(panels: np.ndarray, tile: Tile) -> np.ndarray:
@@ -274,8 +276,8 @@ def times_of(shares: Shares, tile: Tile) -> np.ndarray:
     """Of a step of each item: its copies or its products, whichever take longer."""
     of_items = (n.reshape(-1, tile.CLUSTER) for n in (shares.arriving, shares.blocks(tile)))
     panels, blocks = (n.max(1).astype(np.int64) for n in of_items)
-    products = blocks * tile.B**2 * (2 if tile.B == 32 else 1)
-    return np.maximum(copying(panels, tile), products * tile.DEPTH / 4e6)
+    products = blocks * tile.B**2 * tile.DEPTH / PRODUCTS[tile.B]
+    return np.maximum(copying(panels, tile), products)
 
 
 @compiled(error_model="numpy")
