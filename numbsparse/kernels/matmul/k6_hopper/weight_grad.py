@@ -6,7 +6,7 @@ block rows and block columns, and the copy engine reads each of their panels fro
 the products then read shared memory at its full bandwidth.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 0.85 at B = 64 (`regions`),
+shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 1.0 at B = 64 (`regions`),
 and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
 where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
 share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
@@ -116,7 +116,8 @@ def weight_grad(
             out = span(dvalues).view(np.uint16)
         add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
         operands = span(sums), cut, pieces, out, dense, tuple(map(int, orders))
-        launch(add, (cut.size, size // THREADS_TO_ADD), THREADS_TO_ADD, *operands)
+        grid = cut.size, size // THREADS_TO_ADD
+        launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
 
 def tile_of(B: int, dy_transposed: bool, index: Index) -> Tile:
@@ -270,6 +271,7 @@ def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues, dense, orders):
+        wait_for_earlier_kernels()
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         total, (count, step, there) = float32(0), numbers(cut, pieces, k)
         if not there:
