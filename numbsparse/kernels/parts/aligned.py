@@ -14,7 +14,8 @@ from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kerne
 from numbsparse.kernels.views import span
 
 BYTES = 16  # of one copy
-CHUNK, WARPS = 512, 8  # items of a row that a warp copies, warps of a block
+LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
+CHUNK, WARPS = 256, 8  # items of a row that a warp copies, warps of a block
 
 
 class Rows(NamedTuple):
@@ -50,7 +51,8 @@ def aligned(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it is aligned."""
     if is_aligned(x):
         return x
-    (rows, width), run = x.shape, BYTES // x.itemsize
+    rows, width = x.shape
+    run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
     rounded = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
     copy_matrix(rounded, x)
     return rounded
