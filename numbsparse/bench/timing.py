@@ -55,11 +55,9 @@ def seconds_of(
 ) -> dict[str, float]:
     """Seconds a call of each: the median of a turn, and of the turns the least.
 
-    What slows a whole turn is not of the call: where several processes compile, one map of a GPU
-    had a twenty-fifth of its times up to three times too long. Each name gets `seconds` in all, and
-    a sample a turn at least. The graphs have run before. On
-    the CPU a sample is one call, and a turn begins with a pause, because the threads of other
-    libraries spin on for a while.
+    So what slows a turn is not counted: beside processes that compile, one time in 25 was too long.
+    Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before. On
+    the CPU a sample is one call, and turns begin with a pause, as other libraries' threads spin on.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     took = {name: min(_time(graph.replay, 1) for _ in range(2)) for name, graph in graphs.items()}

@@ -25,7 +25,6 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
 )
 
-
 ADDERS, AHEAD = 4, 4  # warps of a block that adds up what was cut; pieces read at once
 
 

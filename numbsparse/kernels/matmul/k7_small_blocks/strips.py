@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers

@@ -139,7 +139,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form) -> Call:
 def tiles_of(batch: int, form: Form, engine: bool) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
     registers hold as much of it."""
-    return 2 if WIDTH < batch <= HELD_ROWS and (engine or form.is_16_bit) else 1
+    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
