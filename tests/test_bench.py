@@ -79,6 +79,13 @@ def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
     assert taken.keys() == {"a", "b"}
 
 
+def test_what_slows_a_turn_is_not_counted(monkeypatch):
+    first, slow, other = [1.0] * 2, [3.0] * timing.SAMPLES, [1.0, 2.0, 2.0, 2.0, 9.0]
+    taken = iter([*first, *slow, *other, *slow * (timing.TURNS - 2)])
+    monkeypatch.setattr(timing, "_time", lambda *_: next(taken))
+    assert timing.seconds_of({"a": timing.Graph(list, 4, None)}, seconds=9.0) == {"a": 0.5}
+
+
 def test_kept_takes_the_blocks_of_a_dense_matrix():
     dense = np.arange(64.0).reshape(8, 8)
     blocks = peers.kept(dense, Layout([[0, 1], [1, 0]]))

@@ -9,7 +9,7 @@ import pytest
 
 from numbsparse import device, ops, patterns
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cut_regions, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
@@ -81,6 +81,22 @@ def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
     case = Case(9, in_features=130, out_features=30, block_size=8, density=0.7)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, dtype, "cuda")
     assert races(run) == []
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+def test_tiles_of_the_batch_have_as_many_rows_each(monkeypatch):
+    """So none begins where another one stores."""
+    boxes, map_of = [], strips.map_of
+
+    def remember(x, rows, *of):
+        boxes.append(rows)
+        return map_of(x, rows, *of)
+
+    monkeypatch.setattr(strips, "map_of", remember)
+    case = Case(batch=66, in_features=32, out_features=16, block_size=16, density=1.0)
+    run = partial(check_rung, rung("k7_small_blocks"), "forward", case, "float16", "cuda")
+    assert races(run) == []
+    assert boxes == [33]
 
 
 @pytest.mark.parametrize("item", [2, 4])

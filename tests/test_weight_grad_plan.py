@@ -226,6 +226,18 @@ def test_many_blocks_stay_whole_and_fill_all_places_twice():
     assert 250 <= len(heads) <= 264  # two for each of the 132 multiprocessors
 
 
+@pytest.mark.parametrize(
+    ("side", "density", "least", "most"),
+    [(128, 0.1, 224, 264), (64, 0.25, 120, 132)],
+    ids=["two even rounds, not one and a bit", "one"],
+)
+def test_blocks_of_64_fill_whole_rounds(side, density, least, most):
+    layout = Layout(patterns.random(side, side, density, seed=0))
+    heads, *_, pieces = plan(layout.index, OF_64, 128, 132, ((side, False),) * 2)
+    assert pieces == 0
+    assert least <= len(heads) <= most
+
+
 def test_neighbours_come_in_one_copy():
     tile = TILES[0]
     edges = ((3, False), (90, False))

@@ -23,7 +23,7 @@ from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
-FEATURES = (1024, 4096, 8192)
+FEATURES = (1024, 2048, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 SIZES = (8, 16, 32, 64, 128)

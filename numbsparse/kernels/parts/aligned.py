@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int64
+from numba import cuda, float32, int64, uint16, uint64
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import copy
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 from numbsparse.kernels.views import span
 
 BYTES = 16  # of one copy
-CHUNK, WARPS = 512, 8  # items of a row that a warp copies, warps of a block
+LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
+CHUNK, WARPS = 256, 8  # items of a row that a warp copies, warps of a block
 
 
 class Rows(NamedTuple):
@@ -48,7 +51,8 @@ def aligned(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it is aligned."""
     if is_aligned(x):
         return x
-    (rows, width), run = x.shape, BYTES // x.itemsize
+    rows, width = x.shape
+    run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
     rounded = empty((rows, -(-width // run) * run), x.dtype)[:, :width]
     copy_matrix(rounded, x)
     return rounded
@@ -59,18 +63,35 @@ def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
     (rows, width), size = x.shape, x.itemsize
     strides = out.strides[0] // size, x.strides[0] // size, x.strides[1] // size
     if x.size:
-        grid = -(-rows // WARPS), -(-width // CHUNK)
-        launch(matrix_kernel, grid, (32, WARPS), x.shape, span(out), span(x), *strides)
+        overlap = SIMULATED or compute_capability() >= (9, 0)
+        kernel, grid = matrix_kernel(size, overlap), (-(-rows // WARPS), -(-width // CHUNK))
+        operands = x.shape, of_bits(span(out)), of_bits(span(x)), *strides
+        launch(kernel, grid, (32, WARPS), *operands, overlap=overlap)
 
 
-@cuda.jit
-def matrix_kernel(shape, out, x, out_stride, stride, step):
-    """A warp has a part of a row, found without a division."""
-    row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
-    first = int64(cuda.blockIdx.y) * CHUNK + cuda.threadIdx.x
-    if row < shape[0]:
-        for i in range(first, min(first + CHUNK, shape[1]), 32):
-            out[row * out_stride + i] = x[row * stride + i * step]
+@cache
+def matrix_kernel(size: int, overlap: bool) -> Any:
+    """A warp has a part of a row, found without a division, and awaits all of it at once."""
+    EACH, DTYPE = CHUNK // 32, uint16 if size == 2 else float32
+
+    @cuda.jit
+    def kernel(shape, out, x, out_stride, stride, step):
+        own = cuda.local.array(EACH, DTYPE)
+        row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+        first = int64(cuda.blockIdx.y) * CHUNK + cuda.threadIdx.x
+        here, there = row * stride + first * step, row * out_stride + first
+        left = shape[1] - first if row < shape[0] else int64(0)
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        for k in range(EACH):
+            if 32 * k < left:
+                own[k] = x[uint64(here + k * (32 * step))]
+        for k in range(EACH):
+            if 32 * k < left:
+                out[uint64(there + 32 * k)] = own[k]
+
+    return kernel
 
 
 def is_aligned(x: DeviceArray) -> bool:

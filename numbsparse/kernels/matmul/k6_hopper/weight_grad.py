@@ -6,7 +6,7 @@ block rows and block columns, and the copy engine reads each of their panels fro
 the products then read shared memory at its full bandwidth.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
-shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 0.85 at B = 64 (`regions`),
+shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 1.0 at B = 64 (`regions`),
 and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
 where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
 share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
@@ -64,6 +64,9 @@ OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)  # of a layout mad
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 THREADS_TO_ADD = 256
+# Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
+# B = 32 it took 310 us of an H200 where one that overlaps took 340. Blocks that stay lost nothing.
+LONG = 2048
 
 
 def weight_grad(
@@ -101,22 +104,23 @@ def weight_grad(
         kernel, finish = kernel_of_16_bit(tile, kind, wide, *orders[1:]), finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
         out = span(out) if wide else out
-    blocks = tables[0].shape[0]
+    blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
         min(blocks, processors // tile.CLUSTER * tile.CLUSTER) if tile.STAYS else blocks,
         tile.THREADS,
-        *(maps, unannounced(maps), *tables, out, sums, dense),
+        *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense),
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
-        overlap=True,
+        overlap=short,
     )
     if made or pieces:
         if kind is not None:
             out = span(dvalues).view(np.uint16)
         add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
         operands = span(sums), cut, pieces, out, dense, tuple(map(int, orders))
-        launch(add, (cut.size, size // THREADS_TO_ADD), THREADS_TO_ADD, *operands)
+        grid = cut.size, size // THREADS_TO_ADD
+        launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
 
 def tile_of(B: int, dy_transposed: bool, index: Index) -> Tile:
@@ -270,6 +274,7 @@ def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
 
     @cuda.jit
     def kernel(sums, cut, pieces, dvalues, dense, orders):
+        wait_for_earlier_kernels()
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         total, (count, step, there) = float32(0), numbers(cut, pieces, k)
         if not there:

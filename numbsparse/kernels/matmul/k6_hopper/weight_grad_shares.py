@@ -249,12 +249,14 @@ def sizes(index: Index, tile: Tile, places: int) -> list[int]:
     even = ceil(HALF_EMPTY * products / places)
     rounds = ceil(NOT_FULL * products / (most * places))
     found = {even, 2 * even, 4 * even, most}
-    if 1 < rounds <= FEW_ROUNDS:
+    if rounds <= FEW_ROUNDS:
         found.add(ceil(NOT_FULL * products / (rounds * places)))
     return sorted({min(n, most) for n in found})
 
 
 # Microseconds as measured on an H200; only their ratios decide.
+
+PRODUCTS = {32: 2e6, 64: 2.5e6, 128: 4e6}  # multiply-adds of a multiprocessor in one, by block size
 
 
 def copying(panels: np.ndarray, tile: Tile) -> np.ndarray:
@@ -274,8 +276,8 @@ def times_of(shares: Shares, blocks: np.ndarray, tile: Tile) -> np.ndarray:
     blocks (items, CLUSTER) : `Shares.blocks`
     """
     panels = shares.arriving.reshape(blocks.shape).max(1)
-    products = blocks.max(1) * tile.B**2 * (2 if tile.B == 32 else 1)
-    return np.maximum(copying(panels, tile), products * tile.DEPTH / 4e6)
+    products = blocks.max(1).astype(np.int64) * tile.B**2 * tile.DEPTH / PRODUCTS[tile.B]
+    return np.maximum(copying(panels.astype(np.int64), tile), products)
 
 
 @compiled(error_model="numpy")

@@ -25,6 +25,8 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
 )
 
+ADDERS, AHEAD = 4, 4  # warps of a block that adds up what was cut; pieces read at once
+
 
 class Into(NamedTuple):
     """Where sums go, as one argument of a kernel."""
@@ -201,23 +203,32 @@ def total_kernel(sums: Sums) -> Any:
 def _total_kernel(sums: Sums) -> Any:
     SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
+    ALL, PIECE, COMING = ADDERS * WORDS, SLOTS * COUNT * 32, (AHEAD, COUNT)
 
     @cuda.jit
     def kernel(cut, pieces, into, dense):
-        which, slot = cuda.blockIdx.x // SLOTS, cuda.blockIdx.x % SLOTS
-        words = cuda.shared.array(WORDS, uint32, ALIGNMENT)
+        warp = uint32(cuda.threadIdx.x) // 32
+        number = int64(cuda.blockIdx.x) * ADDERS + warp
+        which, slot = number // SLOTS, number % SLOTS
+        words = cuda.shared.array(ALL, uint32, ALIGNMENT)
+        if which >= cut.size:
+            return
         stored = stored_blocks(into.blocks, cut[which] * int64(SLOTS) + slot)
-        acc = cuda.local.array(COUNT, float32)
+        acc, coming = cuda.local.array(COUNT, float32), cuda.local.array(COMING, float32)
         for i in range(COUNT):
             acc[i] = 0
         wait_for_earlier_kernels()
-        at = (which * pieces * SLOTS + slot) * (COUNT * 32) + cuda.threadIdx.x
-        for _ in range(pieces):  # the sums of a piece are read at once
-            for i in range(COUNT):
-                acc[i] += into.partials[at + 32 * i]
-            at += SLOTS * COUNT * 32
-        put(acc, words, 0)
+        at = (which * pieces * SLOTS + slot) * (COUNT * 32) + cuda.threadIdx.x % 32
+        for first in range(0, pieces, AHEAD):
+            for p in range(AHEAD):
+                for i in range(COUNT):
+                    here = at + (first + p) * PIECE + 32 * i
+                    coming[p, i] = into.partials[here] if first + p < pieces else float32(0)
+            for p in range(AHEAD):
+                for i in range(COUNT):
+                    acc[i] += coming[p, i]
+        put(acc, words, warp * WORDS)
         sync_warp()
-        store(words, 0, stored, 0, into, dense)
+        store(words, warp * WORDS, stored, 0, into, dense)
 
     return kernel

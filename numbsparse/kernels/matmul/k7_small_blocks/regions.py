@@ -34,7 +34,12 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     places_tf32,
     products,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_store import Into, storer, total_kernel
+from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
+    ADDERS,
+    Into,
+    storer,
+    total_kernel,
+)
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
@@ -123,7 +128,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         shared_bytes=region.SHARED_BYTES,
         overlap=True,
     )
-    launch(total_kernel(sums), slots, 32, cut, pieces, into, dense, overlap=True)
+    add = -(-slots // ADDERS), 32 * ADDERS
+    launch(total_kernel(sums), *add, cut, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):

@@ -30,7 +30,8 @@ from numbsparse.kernels.ptx import (
 @cache
 def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
-    ROWS, STAGES, GROUPS, CLUSTER = strip.ROWS, strip.STAGES, strip.GROUPS, strip.CLUSTER
+    STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
+    ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
     blocks, PACKED = copies_of(strip, transposed), strip.PACKED
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
@@ -45,8 +46,8 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
-        words, codes, begins, groups, _, tiles, _ = plan
-        sources = x_map, w, codes, words
+        words, codes, begins, groups, _, tiles, _, rows = plan
+        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
@@ -58,7 +59,7 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
         if fetcher == 0 or not PACKED:  # x was there before w was packed
             wait_for_earlier_kernels()
         for i in range(first, last):
-            row, at, end = int32(tiles[i, 1] * ROWS), tiles[i, 2], tiles[i, 3]
+            row, at, end = int32(tiles[i, 1] * rows), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
             if at < end and at != ahead:  # the strip before has no blocks
                 known = looked_up(groups, begins, at)
@@ -136,7 +137,7 @@ def asking(strip: Strip, x_transposed: bool) -> Any:
 
         The blocks of a cluster take turns with the groups; each one's copies are for all of them.
         """
-        x_map, w, _, words_of = sources
+        x_map, w, _, words_of, group_bytes = sources
         shared, base, bars, stage = ring
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)
@@ -151,7 +152,7 @@ def asking(strip: Strip, x_transposed: bool) -> Any:
                 if g >= GROUPS:
                     group = int32(-1)
                 if group >= 0:
-                    nbytes = uint32(nbytes + GROUP_BYTES)
+                    nbytes = uint32(nbytes + group_bytes)
                 if c == rank:
                     own[i] = group
         if elect() != 0:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
@@ -37,7 +37,7 @@ from numbsparse.kernels.parts.packed import packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
-from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.ptx import (
@@ -79,17 +79,20 @@ def along_strips(
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
     values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
-    x_map = map_of(x, strip.BOX_ROWS(x_transposed), strip.WIDTH, x_transposed)
+    order, rows = order_of(y), ROWS
+    if x.itemsize == 2 and not x_transposed and order != FEATURES:
+        rows = -(-batch // row_tiles)
+    x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(span(values))
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS, gates)
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts)
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_transposed else x, values, index, transposed)
     together = strip.CLUSTER * strip.SPLIT
     launch(
-        strip_kernel(strip, arithmetic, x_transposed, order_of(y), transposed),
+        strip_kernel(strip, arithmetic, x_transposed, order, transposed),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *(x_map, unannounced(x_map), w, work, output_of(y), dense),
@@ -100,7 +103,12 @@ def along_strips(
 
 
 class Plan(NamedTuple):
-    """What each block of threads does: see `plan_strips` and `parts.deal`."""
+    """What each block of threads does: see `plan_strips` and `parts.deal`.
+
+    Tiles of the batch have `rows` each: for rows beyond the batch the copy engine takes longer than
+    for others. What is behind them in a stage, sums of nobody, may be anything: so float32, whose
+    sums are looked at, has whole tiles, as pieces along a feature have.
+    """
 
     words: Any
     codes: Any
@@ -109,6 +117,7 @@ class Plan(NamedTuple):
     lines: Any
     tiles: Any
     tile_starts: Any
+    rows: int
 
 
 @cache
@@ -202,15 +211,16 @@ def consumer(
                 elif lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            place, row = (rank * WARPS + warp) * COLUMNS, int64(tiles[i, 1]) * ROWS
+            place, row = (rank * WARPS + warp) * COLUMNS, tiles[i, 1] * plan.rows
+            own_y = y[0], y[1], y[2], min(y[3], row + plan.rows), y[4]
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
             if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
                 own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
                 add_sums(acc, own, warp, base)
                 if part < SLICES:
-                    finish(own, columns, row + part * OWN, y, dense)
+                    finish(own, columns, row + part * OWN, own_y, dense)
             else:
-                finish(acc, columns, row, y, dense)
+                finish(acc, columns, row, own_y, dense)
 
     return consume
 
