@@ -37,7 +37,7 @@ from numbsparse.kernels.conv.window import Three, Window
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_values, copy_matrix
-from numbsparse.kernels.parts.plans import on_device, planned
+from numbsparse.kernels.parts.plans import Sent, planned
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     load_4xu32,
@@ -225,7 +225,7 @@ def taps_in_lines(index: Index, n_taps: int) -> tuple[Index]:
         return Walk(*(a.astype(np.int32) for a in (indptr, others[order], order)))
 
     sides = walk(rows, columns, in_blocks), walk(columns, rows, n_taps * out_blocks)
-    return (on_device(Index(*sides, *(a.astype(np.int32) for a in (rows, columns)))),)
+    return (Sent(Index(*sides, *(a.astype(np.int32) for a in (rows, columns)))),)
 
 
 def rows_of_taps(index: Index, n_taps: int, taps: range) -> tuple[Index, int, int]:
@@ -235,4 +235,4 @@ def rows_of_taps(index: Index, n_taps: int, taps: range) -> tuple[Index, int, in
     begin, end = np.searchsorted(index.block_rows, [first, last])
     pattern = np.zeros((last - first, out_blocks), bool)
     pattern[index.block_rows[begin:end] - first, index.block_columns[begin:end]] = True
-    return on_device(Layout(pattern).index), int(begin), int(end)
+    return Sent(Layout(pattern).index), int(begin), int(end)
