@@ -75,8 +75,8 @@ def affine_norm(
         flat, second = (None if a is None else reshape(a, (rows, width)) for a in (x, other))
         y = places[0](x.shape, x.dtype)
         mean, inverse_std = (place((rows,), np.float32) for place in places[1:])
-        out = y.reshape(rows, width), mean, inverse_std
-        kernels.forward(kind, flat, float(eps), *out, *_lines(gain, bias), other=second)
+        out, affine = (y.reshape(rows, width), mean, inverse_std), (*_lines(gain, bias), second)
+        kernels.forward(kind, flat, float(eps), *out, *affine)
         return y, Normalized(flat, mean, inverse_std)
     n, inverse_std = layer_norm(x, eps)
     v = n * gain + bias
