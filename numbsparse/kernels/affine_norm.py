@@ -30,11 +30,8 @@ TABLE = COLUMNS * ROWS
 PART = 4 if SIMULATED else 64  # rows of a line that are summed together
 
 
-def forward(kind, x, gain, bias, eps, other, y, mean, inverse_std):
-    """y, and the statistics of each row, which `backward` takes.
-
-    `other` is None without one, `gain` and `bias` are too.
-    """
+def forward(kind, x, eps, y, mean, inverse_std, gain=None, bias=None, other=None):
+    """y, and the statistics of each row, which `backward` takes."""
     rows, width = x.shape
     threads, items = _threads(width)
     more = (x if a is None else a for a in (gain, bias))
@@ -42,7 +39,9 @@ def forward(kind, x, gain, bias, eps, other, y, mean, inverse_std):
     launch(forward_kernel(kind, items, gain is not None), rows, threads, *arrays)
 
 
-def backward(kind, x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dother):
+def backward(
+    kind, x, mean, inverse_std, y, dy, dx, gain=None, bias=None, other=None, dv=None, dother=None
+):
     """dx, dv and, of "times", dother. Of "plain" dv is dy, and of "plus_relu" dother is dv."""
     rows, width = x.shape
     threads, items = _threads(width)

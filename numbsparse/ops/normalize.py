@@ -38,10 +38,10 @@ def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
     if gpu:
         from numbsparse.kernels import affine_norm as kernels
 
-        normalised, inverse_std = empty(x.shape, x.dtype), empty((rows,), np.float32)
-        flat, out = reshape(x, (rows, width)), normalised.reshape(rows, width)
-        mean = empty((rows,), np.float32)
-        kernels.forward("plain", flat, None, None, float(eps), None, out, mean, inverse_std)
+        normalised = empty(x.shape, x.dtype)
+        mean, inverse_std = (empty((rows,), np.float32) for _ in range(2))
+        out = normalised.reshape(rows, width), mean, inverse_std
+        kernels.forward("plain", reshape(x, (rows, width)), float(eps), *out)
         return normalised, inverse_std
     normalised = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / width, order="C")
     flat = normalised.reshape(rows, width)
@@ -70,8 +70,7 @@ def layer_norm_grad(normalised: Any, inverse_std: Any, dnormalised: Any) -> Any:
         from numbsparse.kernels import affine_norm as kernels
 
         dx = empty(normalised.shape, normalised.dtype)
-        gradients = y, dy, dx.reshape(rows, width), None, None
-        kernels.backward("plain", y, None, inverse_std, None, None, None, *gradients)
+        kernels.backward("plain", y, None, inverse_std, y, dy, dx.reshape(rows, width))
         return dx
     mean_dot = np.einsum("ij,ij->i", y, dy) / width
     dx = np.multiply(y, -mean_dot[:, None], order="C")
