@@ -278,11 +278,10 @@ def _site() -> tuple[Site, bool]:
         atomic = atomic or name in _ATOMIC
         frame = frame.f_back
     place = id(frame.f_code), frame.f_lasti
-    code, site = _sites.get(place, (None, None))
-    if code is not frame.f_code:
-        site = _site_at(frame.f_code, place_in(frame))
-        _sites[place] = frame.f_code, site
-    return site, atomic
+    known = _sites.get(place)
+    if known is None or known[0] is not frame.f_code:
+        known = _sites[place] = frame.f_code, _site_at(frame.f_code, place_in(frame))
+    return known[1], atomic
 
 
 _sites: dict[tuple[int, int], tuple[Any, Site]] = {}  # and the code, which stays alive
