@@ -71,6 +71,8 @@ def runs():
                 slow |= name in DRAWN and case in SMALL
                 slow |= dtype == "float64" and case in LARGE and case not in LARGE[::3]
                 slow |= dtype == "bfloat16" and (place == "cuda" or case not in LARGE[1::3])
+                slow |= dtype == "float16" and place == "cpu" and case not in LARGE[2::3]
+                slow |= dtype == "float32" and place == "cuda"
             if reason is None and not slow:
                 label = f"{name}-{product}-{case}-{dtype}"
                 yield pytest.param(name, product, case, dtype, id=label)

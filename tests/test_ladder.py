@@ -118,7 +118,7 @@ def turned_runs():
                 yield pytest.param(rung, product, case, dtype, place, precision, id=label)
 
 
-@pytest.mark.every(7)
+@pytest.mark.every(11)
 @pytest.mark.parametrize(
     ("rung", "product", "case", "dtype", "place", "precision"), list(turned_runs())
 )

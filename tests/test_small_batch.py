@@ -41,10 +41,10 @@ def test_cut_lines_and_both_orders_of_activations(product, case, dtype, feature_
 
 
 RING_CASES = [
-    Case(batch=32, in_features=96, out_features=160, block_size=32, density=0.7),
-    Case(batch=49, in_features=128, out_features=90, block_size=32, density=0.6),
+    Case(batch=32, in_features=96, out_features=128, block_size=32, density=0.7),
+    Case(batch=49, in_features=96, out_features=90, block_size=32, density=0.6),
     Case(batch=64, in_features=128, out_features=64, block_size=64, density=1),
-    Case(batch=8, in_features=128, out_features=160, block_size=32, density=1),
+    Case(batch=8, in_features=96, out_features=128, block_size=32, density=1),
 ]
 
 

@@ -20,13 +20,11 @@ def conv(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
-        how: Any = {**sizes, "dilation": dilation, "kernel": kernel, "precision": precision}
-        return ops.conv(x, w, **how)
+        return ops.conv(x, w, **sizes, kernel=kernel, precision=precision)
     x = _dense(x, "x")
-    space = ops.space_of(data_of(x))
-    window = ops.conv_window(space, kernel_size, stride, padding, dilation)
+    window = ops.conv_window(ops.space_of(data_of(x)), **sizes)
     return _conv(x, w, window, (kernel, ops.checked_precision(precision)))
 
 
@@ -43,13 +41,13 @@ def conv_transpose(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    sizes = (kernel_size, stride, padding, output_padding, dilation)
+    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
+    sizes |= {"output_padding": output_padding}
     if not (isinstance(x, Tensor) or isinstance(w, Tensor)):
-        names = ("kernel_size", "stride", "padding", "output_padding", "dilation")
         how: Any = {"out_features": out_features, "kernel": kernel, "precision": precision}
-        return ops.conv_transpose(x, w, **dict(zip(names, sizes, strict=True)), **how)
+        return ops.conv_transpose(x, w, **sizes, **how)
     x = _dense(x, "x")
-    window = ops.transpose_window(ops.space_of(data_of(x)), *sizes)
+    window = ops.transpose_window(ops.space_of(data_of(x)), **sizes)
     return _transpose(x, w, window, out_features, (kernel, ops.checked_precision(precision)))
 
 
@@ -65,15 +63,11 @@ def conv_weight_grad(
     kernel: str = "auto",
     precision: str | None = None,
 ) -> Any:
-    sizes = (kernel_size, stride, padding, dilation)
+    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     if not (isinstance(x, Tensor) or isinstance(dy, Tensor)):
-        names = ("kernel_size", "stride", "padding", "dilation")
-        how: Any = {"kernel": kernel, "precision": precision}
-        return ops.conv_weight_grad(
-            x, dy, data_of(w), **dict(zip(names, sizes, strict=True)), **how
-        )
+        return ops.conv_weight_grad(x, dy, data_of(w), **sizes, kernel=kernel, precision=precision)
     x, dy = _dense(x, "x"), _dense(dy, "dy")
-    window = ops.conv_window(ops.space_of(data_of(x)), *sizes)
+    window = ops.conv_window(ops.space_of(data_of(x)), **sizes)
     return _weight_grad(x, dy, data_of(w), window, (kernel, ops.checked_precision(precision)))
 
 
