@@ -44,8 +44,7 @@ def conv(
 
         y[n, o, k] = sum of x[n, o * stride - padding + t * dilation, c] * w[t, c, k]
 
-    It takes time proportional to the kept blocks. On a GPU small batches and small blocks are
-    unfolded in memory, 32 MB at a time; for a weight-gradient 256 MB, or a tap where that is more.
+    It takes time proportional to the kept blocks; a GPU may unfold x in parts of 256 MB, or a tap.
 
     Parameters
     ----------
