@@ -214,7 +214,7 @@ ELSEWHERE = {  # with tests of their own
     *("scale_blocks", "gated", "ungated", "block_dots", "multiplies_gates"),
     *("adam_step", "adam_step_with", "sgd_step", "sgd_step_with", "average_step"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
-    *("copy_into", "dropout_mask", "operand", "remap", "block_norms", "on_device"),
+    *("copy_into", "dropout_mask", "operand", "remap", "in_layout", "block_norms", "on_device"),
     *("repeated", "replayed", "started", "check_factors"),
 }
 OF_NO_ARRAYS = {
