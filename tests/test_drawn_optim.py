@@ -227,7 +227,10 @@ def altered(between, optimizer, make, trained, rng):
         if between == "layout":
             t.pattern = np.roll(before, 1, axis=1)
             t.pattern[-1, -1] = before[-1, -1]
-        t.p.data = t.data(t.draw())
+        drawn = t.draw()
+        # A weight that is set to what it was keeps its master.
+        drawn = np.where(drawn == host(t.p.data), drawn + drawn, drawn).astype(t.dtype)
+        t.p.data = t.data(drawn)
         optimizer.remap()
         both = np.kron(before & t.pattern, np.ones((B, B)))[: SHAPE[0], : SHAPE[1]]
         t.exact.remap(host(t.p.data), both if t.form in SPARSE else 1.0)

@@ -55,7 +55,7 @@ def test_the_stream_of_a_thread_is_refused():
         ns.stream(2)
 
 
-def test_the_innermost_stream_counts_in_its_thread_only():
+def test_the_innermost_stream_counts_in_its_thread_only(driver):
     one, two, seen = ns.stream(0x600), ns.stream(0x700), []
     with one:
         with two, one:
