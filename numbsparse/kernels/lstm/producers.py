@@ -3,7 +3,8 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of the grid have written theirs.
+rows follow when all blocks of the grid have written theirs: those of early lines first, which were
+written well before the step's end, so that products have no pause either.
 """
 
 from __future__ import annotations
@@ -100,27 +101,27 @@ def copying(ring: Ring, rows: bool) -> Any:
         if INPUTS:
             fence_tensor_map(maps[MAP_OF_INPUTS])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        names, waits, tops = int32(0), int32(0), int32(0)
+        names, lates, tops = int32(0), int32(0), int32(0)
         steps, row, down = of_steps
         for step in range(steps):
-            first_row, waited = int32(row), step == 0
+            phase, first_row = 0, int32(row)  # counters of the step before
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
                     mine = min(read + lane, last - 1)
                     names = int32(reads[mine, MAP])
                     if rows:
-                        waits = int32(reads[mine, 2])
+                        lates = int32(reads[mine, 2])
                     if rows and TILED:
                         tops = int32(reads[mine, 3])
                 name = shfl_idx(names, uint32(ahead))
                 if rows:
-                    wait = shfl_idx(waits, uint32(ahead)) != 0
+                    late = shfl_idx(lates, uint32(ahead))
                     if TILED:
                         first_row = int32(row + shfl_idx(tops, uint32(ahead)))
-                    if wait and not waited:
-                        wait_for_all(arrived, step - 1)
-                        waited = True
+                    while step > 0 and phase <= late:
+                        wait_for_all(arrived, 2 * (step - 1) + phase)
+                        phase += 1
                 mbarrier_wait(bars, FREE + stage, parity)
                 if elect() != 0:
                     at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name < 0

@@ -2,7 +2,7 @@
 
 A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
 line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks signal each other that a step is written.
+adds their sums. All blocks signal each other what is written: first the early lines, then the rest.
 
 Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
 threads: a step takes little longer as long as some of these have nothing to do.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
@@ -28,17 +28,20 @@ from numbsparse.kernels.lstm.producers import (
     Ring,
     copying,
 )
-from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import (
+    add_acq_rel,
     add_release,
     fence_mbarrier_init,
     fence_proxy_async_global,
     first_multiple,
     from_local,
+    load_4xf32,
     mbarrier_arrive,
     mbarrier_wait,
+    shfl_idx,
+    store_4xf32,
     sync_warp,
     to_local,
 )
@@ -115,22 +118,26 @@ def multiplying(
     else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
     row of the step, row of the batch that the tile begins with, batch, units, width).
     """
-    take, join, to_tuple = taking_reads(ring, multiply), pieces.join(SUMS // 4, 0), from_local(SUMS)
+    take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
     BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
-        (items, first, last), (partials, tickets), (steps, row, down) = work, cut, of_steps
+        (pieces, first, last), (partials, tickets), (steps, row, down) = work, cut, of_steps
         batch, units, width = size
         if BACK:
             row += down
-        number, own = uint32(0), int64(cuda.threadIdx.x // 32)
+        number = uint32(0)
         for step in range(steps):
+            told = False
             for k in range(first, last):
-                line, count, part = items[k, 0], items[k, 1], items[k, 2]
-                first_part, many = items[k, 3], items[k, 4]
-                top = int64(items[k, 5]) if TILED else int64(0)
+                line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
+                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
+                top = int64(pieces[k, 6]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
+                if early == 0 and not told:
+                    tell(arrived, 2 * step)
+                    told = True
                 for i in range(SUMS):
                     sums[i] = float32(0)
                 if part == first_part:
@@ -141,15 +148,16 @@ def multiplying(
                 to_local(take(to_tuple(sums), number, count, engine), sums)
                 whole = True
                 if many > 1:
-                    at = first_part * WARPS + own * many  # of this warp's parts of the line
-                    whole = join(partials, tickets, at + part - first_part, at, many, sums)
+                    whole = join(sums, partials, tickets, part, first_part, many)
                 if whole:
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
                 number += uint32(count)
             row += down
-            tell(arrived, step)
+            if not told:
+                tell(arrived, 2 * step)
+            tell(arrived, 2 * step + 1)
 
     return run
 
@@ -182,3 +190,38 @@ def tell(arrived, i):
     if cuda.threadIdx.x % 32 == 0:
         fence_proxy_async_global()
         add_release(arrived, i, 1)
+
+
+@cache
+def joining(SUMS: int) -> Any:
+    @cuda.jit(device=True)
+    def join(sums, partials, tickets, part, first_part, many):
+        """Sums of a line that several blocks of threads share: the last adds them, in their order.
+
+        Whether this warp was last; `sums` are the line's then. Tickets are zero again.
+        """
+        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
+        at = (part * WARPS + warp) * (32 * SUMS) + 4 * lane
+        for i in range(0, SUMS, 4):
+            store_4xf32(partials, at + 32 * i, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
+        sync_warp()
+        ticket, counter = int32(0), first_part * WARPS + warp
+        if lane == 0:
+            ticket = add_acq_rel(tickets, counter, int32(1))
+        if shfl_idx(ticket, 0) < many - 1:
+            return False
+        sync_warp()
+        for i in range(SUMS):
+            sums[i] = float32(0)
+        for k in range(first_part, first_part + many):
+            at = (k * WARPS + warp) * (32 * SUMS) + 4 * lane
+            for i in range(0, SUMS, 4):
+                v = load_4xf32(partials, at + 32 * i)
+                sums[i] += v[0]
+                sums[i + 1] += v[1]
+                sums[i + 2] += v[2]
+                sums[i + 3] += v[3]
+        tickets[counter] = 0
+        return True
+
+    return join
