@@ -1,7 +1,6 @@
 """Layer normalization with gain, bias and what follows it, in one pass each way.
 
 v = (x - mean) / std * gain + bias;  y = v, relu(v), v * other or relu(v + other): see `KINDS`.
-Without a gain and bias y = (x - mean) / std, and that y is what the gradient takes for x.
 
 Arrays are (rows, width), of any strides; a gain is (groups, width), and row r takes its line
 r % groups. A block of threads has a row, which it reads once: a thread keeps its items. Loads are
@@ -22,7 +21,7 @@ from numbsparse.kernels.floats import rounded, widened
 
 KINDS = ("plain", "relu", "times", "plus_relu")
 
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO = np.float32(0)
 LEAST_THREADS, MOST_THREADS = (2, 8) if SIMULATED else (32, 1024)
 LIMIT = {} if SIMULATED else {"max_registers": 64}  # what that many threads leave for each
 COLUMNS, ROWS = (4, 2) if SIMULATED else (32, 8)  # of a table of threads that sums columns
@@ -30,25 +29,21 @@ TABLE = COLUMNS * ROWS
 PART = 4 if SIMULATED else 64  # rows of a line that are summed together
 
 
-def forward(kind, x, eps, y, mean, inverse_std, gain=None, bias=None, other=None):
-    """y, and the statistics of each row, which `backward` takes."""
+def forward(kind, x, gain, bias, eps, other, y, mean, inverse_std):
+    """y, and the statistics of each row, which `backward` takes. `other` is None without one."""
     rows, width = x.shape
     threads, items = _threads(width)
-    more = (x if a is None else a for a in (gain, bias))
-    arrays = x, *more, eps, x if other is None else other, y, mean, inverse_std
-    launch(forward_kernel(kind, items, gain is not None), rows, threads, *arrays)
+    arrays = x, gain, bias, eps, x if other is None else other, y, mean, inverse_std
+    launch(forward_kernel(kind, items), rows, threads, *arrays)
 
 
-def backward(
-    kind, x, mean, inverse_std, y, dy, dx, gain=None, bias=None, other=None, dv=None, dother=None
-):
+def backward(kind, x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dother):
     """dx, dv and, of "times", dother. Of "plain" dv is dy, and of "plus_relu" dother is dv."""
     rows, width = x.shape
     threads, items = _threads(width)
-    more = (x if a is None else a for a in (gain, bias, other))
-    statistics = x, inverse_std if mean is None else mean, inverse_std, *more
+    statistics = x, mean, inverse_std, gain, bias, x if other is None else other
     gradients = y, dy, dx, dx if dv is None else dv, dx if dother is None else dother
-    launch(backward_kernel(kind, items, gain is not None), rows, threads, *statistics, *gradients)
+    launch(backward_kernel(kind, items), rows, threads, *statistics, *gradients)
 
 
 def _threads(width):
@@ -95,7 +90,7 @@ def block_sums(a, b, scratch):
 
 
 @cache
-def forward_kernel(kind, items, affine):
+def forward_kernel(kind, items):
     times, plus, rectifies = kind == "times", kind == "plus_relu", "relu" in kind
 
     @cuda.jit(**LIMIT)
@@ -120,9 +115,7 @@ def forward_kernel(kind, items, affine):
         for k in range(items):
             j = t + k * threads
             if j < width:
-                v = xr[k] * scale
-                if affine:
-                    v = v * widened(gain[line, j]) + widened(bias[line, j])
+                v = xr[k] * scale * widened(gain[line, j]) + widened(bias[line, j])
                 if times:
                     v *= widened(other[row, j])
                 if plus:
@@ -142,7 +135,7 @@ def forward_kernel(kind, items, affine):
 
 
 @cache
-def backward_kernel(kind, items, affine):
+def backward_kernel(kind, items):
     times, rectifies, stores = kind == "times", "relu" in kind, kind != "plain"
 
     @cuda.jit(**LIMIT)
@@ -151,20 +144,19 @@ def backward_kernel(kind, items, affine):
         nr, dr = cuda.local.array(items, float32), cuda.local.array(items, float32)
         of_other = cuda.local.array(items if times else 1, float32)
         row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
-        line, scale = row % gain.shape[0], inverse_std[row]
-        middle, factor = (mean[row], scale) if affine else (ZERO, ONE)
+        line, middle, scale = row % gain.shape[0], mean[row], inverse_std[row]
         for k in range(items):
             j = t + k * threads
             nr[k], dr[k] = ZERO, ZERO
             if j < width:
-                nr[k], dr[k] = (widened(x[row, j]) - middle) * factor, widened(dy[row, j])
+                nr[k], dr[k] = (widened(x[row, j]) - middle) * scale, widened(dy[row, j])
                 if rectifies:
                     dr[k] = dr[k] if widened(y[row, j]) > ZERO else ZERO
         total, dot = float32(0), float32(0)
         for k in range(items):
             j = t + k * threads
             if j < width:
-                weight = widened(gain[line, j]) if affine else ONE
+                weight = widened(gain[line, j])
                 if times:
                     of_other[k] = dr[k] * (nr[k] * weight + widened(bias[line, j]))
                     dr[k] *= widened(other[row, j])
@@ -175,8 +167,7 @@ def backward_kernel(kind, items, affine):
         for k in range(items):
             j = t + k * threads
             if j < width:
-                weight = widened(gain[line, j]) if affine else ONE
-                slope = dr[k] * weight - mean_total - nr[k] * mean_dot
+                slope = dr[k] * widened(gain[line, j]) - mean_total - nr[k] * mean_dot
                 dx[row, j] = rounded(scale * slope, dx)
                 if stores:
                     dv[row, j] = rounded(dr[k], dv)

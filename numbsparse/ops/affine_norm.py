@@ -72,11 +72,12 @@ def affine_norm(
         from numbsparse.kernels import affine_norm as kernels
 
         rows, width = x.size // x.shape[-1], x.shape[-1]
-        flat, second = (None if a is None else reshape(a, (rows, width)) for a in (x, other))
+        flat, (gain, bias) = reshape(x, (rows, width)), _lines(gain, bias)
+        second = None if other is None else reshape(other, (rows, width))
         y = places[0](x.shape, x.dtype)
         mean, inverse_std = (place((rows,), np.float32) for place in places[1:])
-        out, affine = (y.reshape(rows, width), mean, inverse_std), (*_lines(gain, bias), second)
-        kernels.forward(kind, flat, float(eps), *out, *affine)
+        out = y.reshape(rows, width)
+        kernels.forward(kind, flat, gain, bias, float(eps), second, out, mean, inverse_std)
         return y, Normalized(flat, mean, inverse_std)
     n, inverse_std = layer_norm(x, eps)
     v = n * gain + bias
@@ -111,9 +112,9 @@ def affine_norm_grad(
         dother = places[2](y.shape, y.dtype) if kind == "times" else None
         flat = [
             None if a is None else reshape(a, rows)
-            for a in (y, dy, dx, other, None if kind == "plain" else dv, dother)
+            for a in (other, y, dy, dx, None if kind == "plain" else dv, dother)
         ]
-        kernels.backward(kind, *normalized, *flat[:3], *_lines(gain, bias), *flat[3:])
+        kernels.backward(kind, *normalized, *_lines(gain, bias), *flat)
         return dx, dv, dv if kind == "plus_relu" else dother
     n, _, inverse_std = normalized
     dv = dy * other if kind == "times" else relu_grad(y, dy) if "relu" in kind else dy

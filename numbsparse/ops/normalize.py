@@ -36,12 +36,11 @@ def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
         raise ValueError(f"eps takes a number of at least 0, got {eps}")
     rows, width = _rows(x), x.shape[-1]
     if gpu:
-        from numbsparse.kernels import affine_norm as kernels
+        from numbsparse.kernels import normalize as kernels
 
-        normalised = empty(x.shape, x.dtype)
-        mean, inverse_std = (empty((rows,), np.float32) for _ in range(2))
-        out = normalised.reshape(rows, width), mean, inverse_std
-        kernels.forward("plain", reshape(x, (rows, width)), float(eps), *out)
+        normalised, inverse_std = empty(x.shape, x.dtype), empty((rows,), np.float32)
+        flat = reshape(x, (rows, width))
+        kernels.layer_norm(flat, float(eps), normalised.reshape(rows, width), inverse_std)
         return normalised, inverse_std
     normalised = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / width, order="C")
     flat = normalised.reshape(rows, width)
@@ -67,10 +66,10 @@ def layer_norm_grad(normalised: Any, inverse_std: Any, dnormalised: Any) -> Any:
     check_statistic(inverse_std, "inverse_std", normalised, gpu, (rows,))
     y, dy = (reshape(a, (rows, width)) for a in (normalised, dnormalised))
     if gpu:
-        from numbsparse.kernels import affine_norm as kernels
+        from numbsparse.kernels import normalize as kernels
 
         dx = empty(normalised.shape, normalised.dtype)
-        kernels.backward("plain", y, None, inverse_std, y, dy, dx.reshape(rows, width))
+        kernels.layer_norm_grad(y, inverse_std, dy, dx.reshape(rows, width))
         return dx
     mean_dot = np.einsum("ij,ij->i", y, dy) / width
     dx = np.multiply(y, -mean_dot[:, None], order="C")

@@ -11,7 +11,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.ptx import load_4xf32, shfl_idx, store_4xf32, sync_warp
+from numbsparse.kernels.ptx import add_acq_rel, load_4xf32, shfl_idx, store_4xf32, sync_warp
 
 
 def floats_of(M: int, N: int) -> int:
@@ -88,19 +88,18 @@ def join(M: int, N: int) -> Any:
     @cuda.jit(device=True)
     def join_pieces(pieces, tickets, k, first, many, acc):
         save_sums(pieces, k, acc)
-        cuda.threadfence()
         sync_warp()
         ticket = int32(0)
         if cuda.threadIdx.x % 32 == 0:
-            ticket = int32(cuda.atomic.add(tickets, first, 1))
-        ticket = shfl_idx(ticket, 0)
-        if ticket < many - 1:
+            ticket = add_acq_rel(tickets, first, int32(1))
+        if shfl_idx(ticket, 0) < many - 1:
             return False
-        cuda.threadfence()
+        sync_warp()
         clear_sums(acc)
         for piece in range(first, first + many):
             add_piece(pieces, piece, acc)
-        tickets[first] = 0
+        if cuda.threadIdx.x % 32 == 0:
+            tickets[first] = 0
         return True
 
     return join_pieces
