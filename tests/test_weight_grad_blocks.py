@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from ptx_helpers import needs_ampere
@@ -13,6 +15,17 @@ from numbsparse.testing import Case, check_rung
 
 pytestmark = needs_ampere
 K5 = LADDER["k5_tensor_core"]
+kernels = import_module("numbsparse.kernels.matmul.k5_tensor_core.weight_grad")
+
+
+@pytest.fixture
+def stages(monkeypatch):
+    """How many the ring has: in the simulator few, so that it is soon full."""
+    if device.SIMULATED:
+        monkeypatch.setattr(kernels, "STAGES", 2)
+        kernels.block_kernel.cache_clear()
+    yield kernels.STAGES
+    kernels.block_kernel.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -24,9 +37,9 @@ K5 = LADDER["k5_tensor_core"]
         (128, "float16"),
     ],
 )
-def test_blocks_over_steps_and_edges(B, dtype):
-    """A step more than the four stages, cut off, and features that end inside a block."""
-    batch, inputs = 4 * (2048 // min(B, 64)) + 3, B + 19 if B < 64 else B - 13
+def test_blocks_over_steps_and_edges(B, dtype, stages):
+    """A step more than the stages, cut off, and features that end inside a block."""
+    batch, inputs = stages * (2048 // min(B, 64)) + 3, B + 19 if B < 64 else B - 13
     case = Case(batch=batch, in_features=inputs, out_features=B - 6, block_size=B, density=1)
     check_rung(K5, "weight_grad", case, dtype, "cuda")
 
