@@ -4,10 +4,9 @@
 output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
 as between the last two. What counts is the order of the rungs, not their times: on another card it
-may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated; those
-of k7 at B = 16 and 32 to 512 rows were measured at 4,096 features, a tenth kept, and scale older
-ones elsewhere; k8's at 32 to 256 rows in float16 were measured forward, at 0.25 for 0.3: the input-
-gradient has the same, blocks of 128 those of 64.
+may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated. What
+k7 and k8 gained since was measured forward at some points of the grid, mostly at a tenth kept, and
+scales the others: the input-gradient has the same, blocks of 128 those of 64.
 """
 
 from __future__ import annotations
