@@ -14,7 +14,7 @@ import jax.numpy as jnp  # noqa: E402
 
 import numbsparse as ns  # noqa: E402
 from numbsparse import device  # noqa: E402
-from numbsparse.device import empty, launch, memory, runtime, streams  # noqa: E402
+from numbsparse.device import empty, memory, runtime, streams  # noqa: E402
 from numbsparse.jax import ffi, products  # noqa: E402
 from numbsparse.kernels import elementwise  # noqa: E402
 from numbsparse.simulator import launch as simulator  # noqa: E402
@@ -289,7 +289,6 @@ def two_gpus(monkeypatch):
         (streams, "several", True), (streams, "_met", {0, 1}), (streams, "_defaults", {}),
         (streams.Stream, "_asked_device", lambda self: int(self.handle == STREAM + 32)),
         (runtime, "device_at_address", lambda address: 0),
-        (launch, "_without_owner", lambda array: array),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, value)
     streams._known.cache_clear()

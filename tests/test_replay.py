@@ -124,7 +124,8 @@ def test_work_that_reads_memory_is_worked_out_each_time():
     assert list(known.values()) == [False]
 
 
-def test_memory_that_work_takes_for_itself_is_its_own():
+def test_memory_that_work_takes_for_itself_is_its_own(monkeypatch):
+    monkeypatch.setattr(replay, "_arenas", weakref.WeakValueDictionary())  # none of before
     w, known, calls, run = weight(), {}, [], products._run
     outs = [nans(4, N) for _ in range(2)]
 

@@ -16,6 +16,11 @@ def span(a: DeviceArray) -> DeviceArray:
     return a.span
 
 
+def view_of(x: DeviceArray) -> tuple[int, ...]:
+    """(rows, columns, strides in items)."""
+    return (*x.shape, *(stride // x.itemsize for stride in x.strides))
+
+
 def strides_within(a: DeviceArray, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides of `a` broadcast to `shape`, in items: 0 along the axes that repeat."""
     extra = len(shape) - len(a.shape)

@@ -32,7 +32,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
-from numbsparse.kernels.parts.deal import schedule, schedule_parts
+from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.packed import packed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
@@ -55,7 +55,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
 
 
 def along_strips(
@@ -81,9 +80,9 @@ def along_strips(
     values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
     order, rows = order_of(y), ROWS
     if x.itemsize == 2 and not x_transposed and order != FEATURES:
-        rows = -(-batch // row_tiles)
+        rows = even_rows(batch, row_tiles)
     x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
-    w = of_bits(span(values))
+    w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS, gates)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows)
@@ -103,12 +102,7 @@ def along_strips(
 
 
 class Plan(NamedTuple):
-    """What each block of threads does: see `plan_strips` and `parts.deal`.
-
-    Tiles of the batch have `rows` each: for rows beyond the batch the copy engine takes longer than
-    for others. What is behind them in a stage, sums of nobody, may be anything: so float32, whose
-    sums are looked at, has whole tiles, as pieces along a feature have.
-    """
+    """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
     words: Any
     codes: Any
@@ -117,7 +111,7 @@ class Plan(NamedTuple):
     lines: Any
     tiles: Any
     tile_starts: Any
-    rows: int
+    rows: int  # of each tile of the batch: see `even_rows`
 
 
 @cache

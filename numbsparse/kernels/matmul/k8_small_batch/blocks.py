@@ -53,7 +53,7 @@ from numbsparse.kernels.ptx import (
     tma_store_2d,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
+from numbsparse.kernels.views import span, view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
@@ -130,7 +130,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
         box = (WIDTH, WIDTH), WIDTH * x.itemsize
         boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
         maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
-    before = span(x), launch.view_of(x), span(dy), launch.view_of(dy), w_view
+    before = span(x), view_of(x), span(dy), view_of(dy), w_view
     after = units, count, span(dvalues.reshape(1, -1))
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 

@@ -13,13 +13,14 @@ from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_bits
 from numbsparse.kernels.parts.calls import fresh_each_time
+from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
-from numbsparse.kernels.views import span
+from numbsparse.kernels.views import span, view_of
 from numbsparse.layout import Index
 
 SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
@@ -122,15 +123,10 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
 
 
 def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
-    """As many in each tile: the copy engine takes longer for rows beyond the batch than for others.
-
-    Measured (H200): 33 rows in tiles of 32 took up to 1.45 times as long as 64. What is behind the
-    rows in a stage, sums of nobody, may be anything: so float32, whose sums are looked at, and
-    feature-major x have whole tiles.
-    """
+    """As many in each tile, but for float32 and feature-major x: see `even_rows`."""
     if lines.sums.x.across or not (lines.sums.form.is_16_bit and lines.source.engine):
         return lines.rows
-    rows = -(-batch // tiles)
+    rows = even_rows(batch, tiles)
     return rows + rows % 2 if lines.sums.y == FEATURES else rows
 
 
@@ -216,11 +212,6 @@ def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
         flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
         strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
     return flat, (batch, features, *strides)
-
-
-def view_of(x: DeviceArray) -> tuple[int, ...]:
-    """(rows, columns, strides in items)."""
-    return (*x.shape, *(stride // x.itemsize for stride in x.strides))
 
 
 def n_shares() -> int:
