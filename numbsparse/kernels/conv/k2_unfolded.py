@@ -54,9 +54,9 @@ ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
 ANY = 1 << 31
 MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of 16, and larger ones
-    (False, False): (8192, 256, 0),
-    (False, True): (4096, 256, 512),
-    (True, False): (ANY, 200, 1024),
+    (False, False): (2048, 128, 0),
+    (False, True): (ANY, 1024, 1024),
+    (True, False): (ANY, 0, 1024),
     (True, True): (ANY, ANY, ANY),
 }
 THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
