@@ -100,8 +100,10 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         taps = range(first, min(first + together, window.taps))
         rows, begin, end = planned(index, rows_of_taps, window.taps, taps)
         some = how._replace(offsets=how.offsets[first : taps.stop])
-        u = unfolded(some, 0, dy.shape[0], x.dtype)
-        of.weight_grad(u, dy, rows, dvalues[begin:end], precision)
+        # Not named: its memory is there for the next part.
+        of.weight_grad(
+            unfolded(some, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
+        )
 
 
 def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> Any:
