@@ -54,9 +54,9 @@ ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
 ANY = 1 << 31
 MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of 16, and larger ones
-    (False, False): (8192, 256, 0),
-    (False, True): (4096, 256, 512),
-    (True, False): (ANY, 200, 1024),
+    (False, False): (2048, 128, 0),
+    (False, True): (ANY, 1024, 1024),
+    (True, False): (ANY, 0, 1024),
     (True, True): (ANY, ANY, ANY),
 }
 THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
@@ -100,8 +100,10 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         taps = range(first, min(first + together, window.taps))
         rows, begin, end = planned(index, rows_of_taps, window.taps, taps)
         some = how._replace(offsets=how.offsets[first : taps.stop])
-        u = unfolded(some, 0, dy.shape[0], x.dtype)
-        of.weight_grad(u, dy, rows, dvalues[begin:end], precision)
+        # Not named: its memory is there for the next part.
+        of.weight_grad(
+            unfolded(some, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
+        )
 
 
 def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> Any:
