@@ -14,7 +14,8 @@ from numba import types
 
 from numbsparse.device import cpu_cache, fingerprint
 from numbsparse.kernels import cores
-from numbsparse.kernels.lstm import on_cpu
+from numbsparse.kernels.lstm import cpu_steps, on_cpu
+from numbsparse.kernels.matmul import k0_cpu
 
 COMPILED = ["matmul.k0_cpu", "conv.k0_cpu.lines", "conv.k0_cpu.weight_grad", "lstm.cpu_steps"]
 PACKAGE = Path(cores.__file__).parents[1]
@@ -34,6 +35,21 @@ def test_all_cpu_kernels_go_one_way():
         assert "cache=" not in file.read_text()
     for kernel in (cores.wait, on_cpu.activate, on_cpu.update, on_cpu.differentiate):
         assert isinstance(kernel._cache, cpu_cache.CpuCache)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        k0_cpu.product_kernel,
+        k0_cpu.weight_grad_kernel,
+        cpu_steps.forward_kernel,
+        cpu_steps.backward_kernel,
+    ],
+)
+def test_kernels_that_call_others_at_addresses_are_kept(made):
+    (found,) = (kernel := made(types.float32)).overloads.values()
+    assert kernel._cache._file(found.signature, found.library.codegen)
+    assert not found.library.has_dynamic_globals
 
 
 @pytest.fixture

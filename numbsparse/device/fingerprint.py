@@ -150,8 +150,9 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
         return "jit", _described(value.targetoptions, seen), _described(value.py_func, seen)
     if hasattr(value, "_defn"):  # what intrinsic makes
         return "intrinsic", _described(value._defn, seen)
-    if type(value).__module__.startswith("numba.") and hasattr(value, "mangling_args"):
-        return "numba type", str(value)
+    of_numba = type(value).__module__.startswith("numba.")
+    if of_numba and (hasattr(value, "mangling_args") or hasattr(value, "return_type")):
+        return "numba type", str(value)  # or a signature
     raise Unknown(repr(value))
 
 
