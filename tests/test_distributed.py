@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from examples_helpers import SMALL, imported, write_text
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import device, nn
-from numbsparse.distributed import environment
+from numbsparse.distributed import environment, links
 from numbsparse.distributed.buckets import buckets_of
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
@@ -295,6 +296,21 @@ def test_a_file_that_cannot_be_written_is_said_on_all_ranks(pair):
     assert kind in ("FileNotFoundError", "NotADirectoryError")
     assert other == "RuntimeError"
     assert said in told
+
+
+def test_an_answer_comes_before_the_news_that_its_rank_has_failed():
+    here, there = socket.socketpair()
+    with there:
+        own = links.Links(1, 2, {0: here})
+        links.send(there, {}, b"[7]")
+        links.send(there, {"rank": 0, "failed": "failed: no space"})
+        until = time.monotonic() + 5
+        while not own.lost and time.monotonic() < until:
+            time.sleep(0.001)
+        assert own.share(1) == [7]
+        for _ in range(2):
+            with pytest.raises(links.RankLost, match="rank 0 failed: no space"):
+                own.share(1)
 
 
 @pytest.mark.parametrize("comes", [0, 1])

@@ -133,7 +133,9 @@ class Links:
                 self._send(rank, news)
 
     def _receive(self, rank: int) -> Message:
-        self.check()
+        """The next call or answer; what a rank had said comes before the news that it is lost."""
+        if self._closed:
+            self.check()
         message = self._calls[rank].get()
         if message is None:
             self._calls[rank].put(None)  # for who asks again
