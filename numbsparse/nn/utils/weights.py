@@ -184,7 +184,7 @@ def largest(norms: np.ndarray, n: int) -> np.ndarray:
     """Whether each is among the n largest; of equal ones the first is, and NaN is the last."""
     if not 0 < n < norms.size:
         return np.full(norms.size, n > 0)
-    rising = -norms
+    rising = np.where(np.isnan(norms), np.inf, -norms)
     bound = np.partition(rising, n - 1)[n - 1]  # a sort takes ten times as long
     kept: np.ndarray = rising < bound
     kept[np.flatnonzero(rising == bound)[: n - np.count_nonzero(kept)]] = True
