@@ -49,8 +49,10 @@ RUNGS = {
     "k3_tensor_core": "cuda",
     "k4_wgmma": "cuda",
     "k5_small_blocks": "cuda",
+    "k6_strips": "cuda",
 }
-"""The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8."""
+"""The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8, k6_strips for
+those of 8 and 16."""
 
 UNFOLDED = "k2_unfolded"
 

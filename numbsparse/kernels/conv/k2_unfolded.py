@@ -78,7 +78,8 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
     y = y.reshape(-1, y.shape[2])
-    index = index if product == "forward" else planned(index, taps_in_lines, window.taps)[0]
+    if product == "input_grad":
+        (index,) = planned(index, taps_in_lines, window.taps, product, tuple(range(window.taps)))
     together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
     for first in range(0, y.shape[0], together):
         part = y[first : first + together]
@@ -215,19 +216,28 @@ def kept(word, nbytes):
     return uint32(word if nbytes >= 4 else part)
 
 
-def taps_in_lines(index: Index, n_taps: int) -> tuple[Index]:
-    """Of blocks in rows (tap, in_block): in rows (in_block), columns (tap, out_block)."""
-    in_blocks, out_blocks = (index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1
-    tap, rows = np.divmod(index.block_rows, in_blocks)
-    columns = tap * out_blocks + index.block_columns
+def taps_in_lines(
+    index: Index, n_taps: int, product: str, taps: tuple[int, ...], together: int = 1
+) -> tuple[Index]:
+    """The blocks of some taps in the product of what these see: of each tap a multiple of
+    `together` lines. Of forward in rows (tap, in_block); else in columns (tap, out_block)."""
+    forward, place = product == "forward", np.full(n_taps, -1)
+    place[list(taps)] = np.arange(len(taps))
+    tap, rows = np.divmod(index.block_rows, (index.rows.indptr.size - 1) // n_taps)
+    kept = np.flatnonzero(place[tap] >= 0)
+    sides = [rows[kept], index.block_columns[kept]]
+    counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
+    seen = 0 if forward else 1
+    of_tap = -(-counts[seen] // together) * together
+    sides[seen], counts[seen] = place[tap[kept]] * of_tap + sides[seen], len(taps) * of_tap
 
     def walk(lines, others, count):
         order = np.lexsort((others, lines))
         indptr = np.searchsorted(lines[order], np.arange(count + 1))
-        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], order)))
+        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], kept[order])))
 
-    sides = walk(rows, columns, in_blocks), walk(columns, rows, n_taps * out_blocks)
-    return (Sent(Index(*sides, *(a.astype(np.int32) for a in (rows, columns)))),)
+    walks = walk(*sides, counts[0]), walk(*reversed(sides), counts[1])
+    return (Sent(Index(*walks, *(a.astype(np.int32) for a in sides))),)
 
 
 def rows_of_taps(index: Index, n_taps: int, taps: range) -> tuple[Index, int, int]:

@@ -20,6 +20,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_step
 from numbsparse.kernels.parts.groups import counted
+from numbsparse.kernels.parts.pixels import boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
@@ -274,6 +275,15 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
         words,
         codes.reshape(-1),
     )
+
+
+def plan_for_images(
+    index: Index, transposed: bool, features: int, strip: Strip, offsets: Any
+) -> tuple[Any, ...]:
+    """`plan_strips` of features that taps see, with `pixels.boxes_of` the groups."""
+    lengths, lines, groups, *rest = plan_strips(index, transposed, features, strip)
+    a_tap = features // len(offsets) // strip.WIDTH
+    return (lengths, lines, boxes_of(groups, offsets, a_tap), *rest)
 
 
 def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:

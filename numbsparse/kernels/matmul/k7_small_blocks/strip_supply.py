@@ -8,12 +8,20 @@ turns with the latter, since copying a register would mean waiting for it.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
+from numbsparse.kernels.parts.pixels import (
+    IMAGES,
+    count_of_tile,
+    load_pixels,
+    rows_of_tile,
+    top_of_tile,
+)
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
 from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import (
@@ -27,15 +35,67 @@ from numbsparse.kernels.ptx import (
 )
 
 
+class Source(NamedTuple):
+    """How tiles of the rows of x are found; `rows` is how many one has, or `pixels.Tiles`.
+
+    bounds(rows, tile) -> (first, end) : rows of y
+    top(rows, tile) -> what `load` takes of it
+    count(rows) -> lines of a group that are loaded
+    load(shared, to, x_map, group, top, bars, stage)
+    """
+
+    bounds: Any
+    top: Any
+    count: Any
+    load: Any
+
+
 @cache
-def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+def source_of(strip: Strip, x_order: str) -> Source:
+    """Of x with whole rows, with whole features, or of images (`pixels`)."""
+    WIDTH, BOX_ROWS = strip.WIDTH, strip.BOX_ROWS(x_order == FEATURES)
+    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
+
+    @cuda.jit(device=True)
+    def load_pixels_of(shared, to, x_map, group, top, bars, stage):
+        load_pixels(shared, to, x_map, group, WIDTH, top, bars, stage)
+
+    if x_order == IMAGES:
+        return Source(rows_of_tile, top_of_tile, count_of_tile, load_pixels_of)
+    load_box = load_for(x_order == FEATURES, strip.CLUSTER)
+
+    @cuda.jit(device=True)
+    def bounds(rows, tile):
+        return tile * rows, tile * rows + rows
+
+    @cuda.jit(device=True)
+    def top(rows, tile):
+        return int32(tile * rows)
+
+    @cuda.jit(device=True)
+    def count(rows):
+        return rows
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, group, top, bars, stage):
+        feature = int32(group * WIDTH)
+        for b in range(BOXES):
+            box, first_row = to + b * BOX_BYTES, int32(top + b * BOX_ROWS)
+            load_box(shared, box, x_map, feature, first_row, bars, stage)
+
+    return Source(bounds, top, count, load)
+
+
+@cache
+def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
     STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
     blocks, PACKED = copies_of(strip, transposed), strip.PACKED
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
-    turn, other_turn = (turning(strip, x_transposed, transposed) for _ in range(2))
+    turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
+    top, count_rows = source_of(strip, x_order).top, source_of(strip, x_order).count
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -47,7 +107,7 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         words, codes, begins, groups, _, tiles, _, rows = plan
-        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
+        sources = x_map, w, codes, words, uint32(count_rows(rows) * ROW_BYTES)
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
@@ -59,7 +119,7 @@ def producer(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
         if fetcher == 0 or not PACKED:  # x was there before w was packed
             wait_for_earlier_kernels()
         for i in range(first, last):
-            row, at, end = int32(tiles[i, 1] * rows), tiles[i, 2], tiles[i, 3]
+            row, at, end = top(rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
             if at < end and at != ahead:  # the strip before has no blocks
                 known = looked_up(groups, begins, at)
@@ -91,15 +151,15 @@ def copies_of(strip: Strip, transposed: bool) -> Copying:
     return copying(strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed)
 
 
-def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
+def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
     """turn(of, sources, own, others, ring, stage, phase): fill a stage once it is empty.
 
     of : (fetcher, what the lanes know, and of those to come, which of `count` stages that they know
-        this is, the first of these, the first row)
+        this is, the first of these, where its rows are: see `Source`)
     own : what a lane knows of the stage's blocks; others : of the next stage's, from here on
     """
     STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
-    ask, blocks, PACKED = asking(strip, x_transposed), copies_of(strip, transposed), strip.PACKED
+    ask, blocks, PACKED = asking(strip, x_order), copies_of(strip, transposed), strip.PACKED
     look_up, copy = blocks.look_up, blocks.copy
 
     @cuda.jit(device=True)
@@ -121,14 +181,13 @@ def turning(strip: Strip, x_transposed: bool, transposed: bool) -> Any:
     return turn
 
 
-def asking(strip: Strip, x_transposed: bool) -> Any:
+def asking(strip: Strip, x_order: str) -> Any:
     """ask(fetcher, sources, known, number, k, row, ring): what the copy engine loads."""
     GROUPS, GROUP_BYTES, STAGE_BYTES = strip.GROUPS, strip.GROUP_BYTES, strip.STAGE_BYTES
     W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
-    HEAD, WIDTH, CLUSTER, FETCHERS = strip.HEAD, strip.WIDTH, strip.CLUSTER, strip.FETCHERS
+    HEAD, CLUSTER, FETCHERS = strip.HEAD, strip.CLUSTER, strip.FETCHERS
     SHARES, PACKED = -(-GROUPS // (FETCHERS * CLUSTER)), strip.PACKED
-    load, BOX_ROWS = load_for(x_transposed, CLUSTER), strip.BOX_ROWS(x_transposed)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, GROUP_BYTES * BOX_ROWS // strip.ROWS
+    load = source_of(strip, x_order).load
     ASKED = 4 + (STEP_BYTES if PACKED else 0)  # bytes of a step
 
     @cuda.jit(device=True)
@@ -161,10 +220,8 @@ def asking(strip: Strip, x_transposed: bool) -> Any:
             for i in range(SHARES):
                 if own[i] >= 0:
                     g = (i * FETCHERS + fetcher) * CLUSTER + rank
-                    to, feature = start + X_START + g * GROUP_BYTES, int32(own[i] * WIDTH)
-                    for b in range(BOXES):
-                        box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-                        load(shared, box, x_map, feature, first_row, bars, stage)
+                    to = start + X_START + g * GROUP_BYTES
+                    load(shared, to, x_map, own[i], row, bars, stage)
             if fetcher == 0:
                 at = int64(first) + (number * CLUSTER + rank) * HEAD
                 nbytes = uint32((HEAD + many) * 4)

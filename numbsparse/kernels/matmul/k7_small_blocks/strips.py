@@ -24,20 +24,23 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
     ROWS,
     Strip,
+    plan_for_images,
     plan_strips,
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
+from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer, source_of
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.packed import packed
+from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.ptx import (
@@ -60,38 +63,50 @@ from numbsparse.kernels.ptx import (
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
-    """y[:] = x @ w, or with w transposed; in 16 bits with a gate for each block, if any."""
+    """y[:] = x @ w, or with w transposed; in 16 bits with a gate for each block, if any.
+
+    x is a matrix, or `pixels.Images` of 16 bits.
+    """
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     if batch == 0 or columns == 0:
         return
     if values.shape[0] == 0:
         fill(y, 0)
         return
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None)
-    plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
+    arithmetic = precision if y.dtype == "float32" else y.dtype.name
+    of_images = type(x) is Images
+    row_tiles = x.n_tiles if of_images else -(-batch // ROWS)
+    sizes = (row_tiles * ROWS if of_images else batch, features, columns)
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None)
+    make, *more = (plan_for_images, x.offsets) if of_images else (plan_strips,)
+    if of_images:  # a cluster has no copies of boxes of pixels
+        strip = strip._replace(CLUSTER=1)
+    plan = planned(index, make, transposed, features, strip._replace(SPLIT=1), *more)
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
-    order, rows = order_of(y), ROWS
-    if x.itemsize == 2 and not x_transposed and order != FEATURES:
-        rows = even_rows(batch, row_tiles)
-    x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
+    values, order, rows = aligned_values(values), order_of(y), ROWS
+    if of_images:
+        rows, x_order, x_map = x.tiles(index), IMAGES, x.map_of(strip.WIDTH)
+    else:
+        x, x_transposed = aligned_either_way(of_bits(x))
+        x_order = FEATURES if x_transposed else BY_ROWS
+        if x.itemsize == 2 and not x_transposed and order != FEATURES:
+            rows = even_rows(batch, row_tiles)
+        x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS, gates)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
-        dense = dense_of(x.T if x_transposed else x, values, index, transposed)
+        dense = dense_of(x.T if x_order == FEATURES else x, values, index, transposed)
     together = strip.CLUSTER * strip.SPLIT
     launch(
-        strip_kernel(strip, arithmetic, x_transposed, order, transposed),
+        strip_kernel(strip, arithmetic, x_order, order, transposed),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
         *(x_map, unannounced(x_map), w, work, output_of(y), dense),
@@ -111,12 +126,12 @@ class Plan(NamedTuple):
     lines: Any
     tiles: Any
     tile_starts: Any
-    rows: int  # of each tile of the batch: see `even_rows`
+    rows: Any  # of each tile of the batch: see `even_rows`; or `pixels.Tiles`
 
 
 @cache
 def strip_kernel(
-    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
+    strip: Strip, arithmetic: str, x_order: str, y_order: str, transposed: bool
 ) -> Any:
     WARPS, FETCHERS, CLUSTER, SPLIT = strip.WARPS, strip.FETCHERS, strip.CLUSTER, strip.SPLIT
     STAGES, BARRIERS, THREADS = strip.STAGES, 2 * strip.STAGES, 32 * (WARPS + FETCHERS)
@@ -124,8 +139,8 @@ def strip_kernel(
     # when all warps of the cluster have read it.
     READERS = WARPS * CLUSTER
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)
-    produce = producer(strip, x_transposed, transposed)
-    consume = consumer(strip, arithmetic, x_transposed, y_order, transposed)
+    produce = producer(strip, x_order, transposed)
+    consume = consumer(strip, arithmetic, x_order, y_order, transposed)
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
@@ -167,12 +182,11 @@ def strip_kernel(
 
 
 @cache
-def consumer(
-    strip: Strip, arithmetic: str, x_transposed: bool, y_order: str, transposed: bool
-) -> Any:
+def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transposed: bool) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
+    OWN, COLUMNS, x_transposed = SUMS // SLICES, strip.COLUMNS, x_order == FEATURES
+    bounds = source_of(strip, x_order).bounds
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
@@ -205,8 +219,8 @@ def consumer(
                 elif lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            place, row = (rank * WARPS + warp) * COLUMNS, tiles[i, 1] * plan.rows
-            own_y = y[0], y[1], y[2], min(y[3], row + plan.rows), y[4]
+            place, (row, end) = (rank * WARPS + warp) * COLUMNS, bounds(plan.rows, tiles[i, 1])
+            own_y = y[0], y[1], y[2], min(y[3], end), y[4]
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
             if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
                 own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT

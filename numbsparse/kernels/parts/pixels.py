@@ -1,0 +1,134 @@
+"""Rows that are never made: what outputs of a convolution see, loaded where the pixels are.
+
+Row o of a matrix would have, tap after tap, the features of the pixel that output o sees. A tile of
+its rows is a box of outputs that follow each other in memory. The pixels that a tap sees from there
+are such a box again, elsewhere in the images: the copy engine loads it as it would load rows of the
+matrix, with zeros beyond the images.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import cuda, int32
+
+from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.ptx import tma_load_5d
+from numbsparse.layout import Index
+
+IMAGES = "images"  # beside the orders of a matrix: see `store`
+BITS, WIDTHS = 7, 512  # of an offset along an axis, and at most so many groups of a tap
+MIDDLE, MOST = 1 << BITS - 1, (1 << BITS) - 1
+
+Three = tuple[int, int, int]
+Four = tuple[int, int, int, int]
+
+
+class Tiles(NamedTuple):
+    """What a kernel knows of the tiles of outputs; each has as many, but for those at an edge."""
+
+    table: Any  # (tiles, 6): the first row and the one after the last, x, y, z, image
+    rows: int
+
+
+class Images(NamedTuple):
+    """(batch, *sizes, features), as the matrix that outputs see, and those; `width` is that of a
+    tap in the matrix, a multiple of a group's."""
+
+    values: DeviceArray
+    sizes: Three
+    outputs: Three
+    offsets: tuple[Three, ...]  # of what a tap sees, from an output
+    width: int
+    tile: Four  # images, and along their axes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the matrix, with whole tiles alone."""
+        return self.n_tiles * prod(self.tile), len(self.offsets) * self.width
+
+    @property
+    def n_tiles(self) -> int:
+        counts = self.values.shape[0], *self.outputs
+        return prod(-(-n // t) for n, t in zip(counts, self.tile, strict=True))
+
+    def map_of(self, features: int) -> DeviceArray:
+        """For boxes of a tile's pixels, with so many of their features."""
+        x = self.values
+        whole = x.reshape(x.shape[0], *self.sizes, x.shape[2])
+        return tensor_map(whole, (*self.tile, features), x.itemsize * features)
+
+    def tiles(self, index: Index) -> Tiles:
+        (table,) = planned(index, tiles_of, self.values.shape[0], self.outputs, self.tile)
+        return Tiles(table, prod(self.tile))
+
+
+def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
+    """The largest box of up to `rows` outputs that follow each other: whole axes, from the last.
+
+    >>> tile_in_a_row(2, (1, 14, 14), 64), tile_in_a_row(8, (1, 4, 4), 64)
+    ((1, 1, 4, 14), (4, 1, 4, 4))
+    """
+    tile, whole = [1, 1, 1, 1], True
+    for axis, count in reversed(list(enumerate((batch, *outputs)))):
+        tile[axis] = min(count, rows // prod(tile)) if whole else 1
+        whole = whole and tile[axis] == count
+    return tile[0], tile[1], tile[2], tile[3]
+
+
+def tiles_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.ndarray]:
+    """(the table of `Tiles`,)."""
+    counts = batch, *outputs
+    tops = np.indices([-(-n // t) for n, t in zip(counts, tile, strict=True)]).reshape(4, -1).T
+    tops = tops * tile
+    sizes = np.minimum(np.subtract(counts, tops), tile).prod(1)
+    first = np.ravel_multi_index(tuple(tops.T), counts)
+    return (np.column_stack([first, first + sizes, tops[:, ::-1]]).astype(np.int32),)
+
+
+def boxes_of(groups: np.ndarray, offsets: tuple[Three, ...], a_tap: int) -> np.ndarray:
+    """Each group of the matrix, of `a_tap` in a tap: which of them, and the tap's offsets.
+
+    Offsets have BITS each, from the last axis on, over the number below WIDTHS; -1 stays.
+    """
+    tap, of_tap = np.divmod(np.maximum(groups, 0), a_tap)
+    by = np.array(offsets, np.int64)[tap] + MIDDLE
+    places = [WIDTHS << BITS * k for k in range(3)]
+    return np.where(groups < 0, -1, of_tap + by[..., ::-1] @ places).astype(np.int32)
+
+
+def fits(offsets: tuple[Three, ...], a_tap: int) -> bool:
+    """Whether `boxes_of` has room for them."""
+    far = (n for offset in offsets for n in offset if not -MIDDLE <= n < MIDDLE)
+    return a_tap <= WIDTHS and next(far, None) is None
+
+
+@cuda.jit(device=True)
+def rows_of_tile(tiles, tile):
+    return tiles.table[tile, 0], tiles.table[tile, 1]
+
+
+@cuda.jit(device=True)
+def top_of_tile(tiles, tile):
+    """(x, y, z, image) of its first output."""
+    own = tiles.table[tile]
+    return own[2], own[3], own[4], own[5]
+
+
+@cuda.jit(device=True)
+def count_of_tile(tiles):
+    return tiles.rows
+
+
+@cuda.jit(device=True)
+def load_pixels(shared, to, x_map, box, features, top, bars, stage):
+    """Request the pixels that the tap of a box of `boxes_of` sees from a tile."""
+    x = int32(top[0] + (box // WIDTHS & MOST) - MIDDLE)
+    y = int32(top[1] + (box // (WIDTHS << BITS) & MOST) - MIDDLE)
+    z = int32(top[2] + (box // (WIDTHS << 2 * BITS)) - MIDDLE)
+    c = int32(box % WIDTHS * features)
+    tma_load_5d(shared, to, x_map, c, x, y, z, top[3], bars, stage)
