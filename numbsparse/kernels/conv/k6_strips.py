@@ -11,61 +11,80 @@ Reads per output: those of that rung; of x from the L2 cache, where all taps and
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import Any
 
-from numbsparse.kernels.conv.boxes import rows_of
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
-from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.conv.window import Three, Window
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDTH
+from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.parts.pixels import Images, fits, tile_in_a_row
+from numbsparse.kernels.parts.aligned import aligned, of_bits
+from numbsparse.kernels.parts.pixels import Images, fits, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16")
+FEATURES, DEPTH = 64, 32  # of a group of a region, and rows of a stage
 
 of_card = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
 
 
 def unsupported(product, block_size, dtype, place, batch=1, precision="highest", *call):
     """None, or why in words: see `numbsparse.kernels.conv`."""
-    if product == "weight_grad":
-        return "k6_strips has no weight-gradient"
     reason = of_card(product, block_size, dtype, place, batch, precision)
     if reason is None and call:
-        reason = refused(product, block_size, *call)
+        reason = refused(product, block_size, batch, *call)
     return reason
 
 
 def refused(
-    product: str, size: int, window: Window, in_features: int, out_features: int
+    product: str, size: int, batch: int, window: Window, in_features: int, out_features: int
 ) -> str | None:
     """What the copy engine does not serve."""
-    read = in_features if product == "forward" else out_features
+    read = out_features if product == "input_grad" else in_features
     if max(window.stride) > 1:
         return f"k6_strips takes a stride of 1, got {window.stride}"
     if read % size:
         return f"k6_strips takes multiples of {size} features in {product}, got {read}"
     if not fits(window.passes(product)[0].offsets, -(-read // WIDTH)):
         return f"k6_strips takes fewer features, and taps less far apart, got {read} and {window}"
+    if product == "weight_grad" and batch:
+        tile = tile_that_fits(batch, window.small, DEPTH)
+        if 2 * prod(tile) < min(DEPTH, batch * prod(window.small)):
+            return f"k6_strips takes images made of boxes of {DEPTH} pixels, got {window.small}"
     return None
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    (of,), y, together = window.passes(product), y.reshape(-1, y.shape[2]), WIDTH // values.shape[1]
+    (of,), y, B = window.passes(product), y.reshape(-1, y.shape[2]), values.shape[1]
     if not (x.size and of.taps):
         fill(y, 0.0)
         return
-    seen = window.view(product, of)
-    x, width = of_bits(rows_of(x).values).reshape(x.shape), -(-x.shape[2] // WIDTH) * WIDTH
-    tile = tile_in_a_row(x.shape[0], seen.out_sizes, ROWS)
-    images: Any = Images(x, seen.sizes, seen.out_sizes, of.offsets, width, tile)
-    (lines,) = planned(index, taps_in_lines, window.taps, product, of.taps, together)
+    view = window.view(product, of)
+    (lines,) = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
+    images = images_of(x, view.sizes, view.out_sizes, of.offsets, WIDTH)
     along_strips(images, values, lines, y, product == "input_grad", precision)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+
+
+def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+    (of,), B = window.passes("weight_grad"), dvalues.shape[1]
+    (lines,) = planned(index, taps_in_lines, window.taps, "forward", of.taps, FEATURES // B)
+    x = images_of(x, window.big, window.small, of.offsets, FEATURES)
+    dy = images_of(dy, window.small, window.small, ((0, 0, 0),), 1)
+    in_regions(x, dy, lines, dvalues, precision)
+
+
+def images_of(x: DeviceArray, sizes: Three, outputs: Three, offsets: Any, group: int) -> Images:
+    """x (batch, pixels, features), a tap's features in whole groups."""
+    batch, _, features = x.shape
+    pixels = aligned(of_bits(x).reshape(-1, features))
+    return Images(pixels, batch, sizes, outputs, offsets, -(-features // group) * group)

@@ -8,6 +8,7 @@ matrix, with zeros beyond the images.
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,7 +16,6 @@ import numpy as np
 from numba import cuda, int32
 
 from numbsparse.device import DeviceArray
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
@@ -31,40 +31,36 @@ Four = tuple[int, int, int, int]
 class Tiles(NamedTuple):
     """What a kernel knows of the tiles of outputs; each has as many, but for those at an edge."""
 
-    table: Any  # (tiles, 6): the first row and the one after the last, x, y, z, image
+    table: Any  # (tiles, 6): of those in a row the first and the one after; x, y, z, image
     rows: int
 
 
 class Images(NamedTuple):
-    """(batch, *sizes, features), as the matrix that outputs see, and those; `width` is that of a
-    tap in the matrix, a multiple of a group's."""
+    """Pixels as the matrix of what outputs see through taps; `width` is that of a tap."""
 
-    values: DeviceArray
+    pixels: DeviceArray  # (batch * pixels, features), aligned
+    batch: int
     sizes: Three
     outputs: Three
     offsets: tuple[Three, ...]  # of what a tap sees, from an output
     width: int
-    tile: Four  # images, and along their axes
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix, with whole tiles alone."""
-        return self.n_tiles * prod(self.tile), len(self.offsets) * self.width
+        return self.batch * prod(self.outputs), len(self.offsets) * self.width
 
-    @property
-    def n_tiles(self) -> int:
-        counts = self.values.shape[0], *self.outputs
-        return prod(-(-n // t) for n, t in zip(counts, self.tile, strict=True))
+    def tiles(self, index: Index, tile: Four) -> Tiles:
+        (table,) = planned(index, tiles_of, self.batch, self.outputs, tile)
+        return Tiles(table, prod(tile))
 
-    def map_of(self, features: int) -> DeviceArray:
-        """For boxes of a tile's pixels, with so many of their features."""
-        x = self.values
-        whole = x.reshape(x.shape[0], *self.sizes, x.shape[2])
-        return tensor_map(whole, (*self.tile, features), x.itemsize * features)
-
-    def tiles(self, index: Index) -> Tiles:
-        (table,) = planned(index, tiles_of, self.values.shape[0], self.outputs, self.tile)
-        return Tiles(table, prod(self.tile))
+    def boxes(self, tile: Four, features: int) -> tuple[DeviceArray, tuple[int, ...], int]:
+        """What a tensor map takes for boxes of a tile's pixels, with so many of their features."""
+        x, (_, y, z) = self.pixels, self.sizes
+        row = x.strides[0] if x.shape[0] > 1 else x.shape[1] * x.itemsize
+        strides = tuple(row * n for n in (prod(self.sizes), y * z, z, 1))
+        shape = self.batch, *self.sizes, x.shape[1]
+        whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
+        return whole, (*tile, features), x.itemsize * features
 
 
 def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
@@ -78,6 +74,18 @@ def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
         tile[axis] = min(count, rows // prod(tile)) if whole else 1
         whole = whole and tile[axis] == count
     return tile[0], tile[1], tile[2], tile[3]
+
+
+def tile_that_fits(batch: int, outputs: Three, rows: int) -> Four:
+    """The largest box of up to `rows` outputs of which images are made.
+
+    >>> tile_that_fits(8, (1, 7, 7), 32), tile_that_fits(1, (1, 12, 12), 32)
+    ((4, 1, 1, 7), (1, 1, 2, 12))
+    """
+    sides = ([k for k in range(1, min(n, rows) + 1) if n % k == 0] for n in outputs)
+    boxes = (box for box in product(*sides) if prod(box) <= rows)
+    tiles = [(min(batch, rows // prod(box)), *box) for box in boxes]
+    return max(tiles, key=lambda tile: (prod(tile), tile[::-1]))
 
 
 def tiles_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.ndarray]:

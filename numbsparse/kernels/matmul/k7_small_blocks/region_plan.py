@@ -16,6 +16,7 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
+from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -49,6 +50,10 @@ class Region(NamedTuple):
     AT_ONCE: int = 1
 
     @property
+    def THREADS(self) -> int:
+        return 32 * (self.WARPS + self.FETCHERS)
+
+    @property
     def FEATURES(self) -> int:
         """Of a group."""
         return LINE // self.ITEM
@@ -66,16 +71,25 @@ class Region(NamedTuple):
         return self.STAGES * self.STAGE_BYTES + PERIOD
 
 
-def plan_boxes(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[Any, ...]:
+def plan_boxes(
+    index: Index, B: int, widths: tuple[int, int], region: Region, offsets: Any = None
+) -> tuple[Any, ...]:
     """As `plan_regions`, with boxes (regions, GROUPS) instead of groups: -1 after the last.
 
-    A box has a place in the stage, counted in groups.
+    A box has a place in the stage, counted in groups. With the `offsets` of taps x are images: then
+    after the boxes of a region, what `pixels` knows of each.
     """
     sides = -(-widths[0] // B), -(-widths[1] // B)
     groups, *rest = plan_regions(index, B, sides, region)
     # A wide box has whole groups only, so that what is beyond the edge is 0.
     whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
+    if offsets is not None:
+        whole[:] = 0
     _box(groups, whole, boxes)
+    if offsets is not None:
+        of_x = boxes_of(boxes >> GROUP_AT, offsets, widths[0] // len(offsets) // region.FEATURES)
+        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0),), WIDTHS)
+        boxes = np.hstack([boxes, np.where(boxes & IS_DY, of_dy, of_x)])
     return boxes, *rest
 
 

@@ -42,6 +42,7 @@ class Sums(NamedTuple):
     region: Region
     x_transposed: bool  # feature-major
     dy_transposed: bool
+    of_images: bool = False
 
     @property
     def PER_LANE(self) -> int:

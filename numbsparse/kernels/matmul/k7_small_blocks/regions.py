@@ -22,6 +22,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
     IS_DY,
     IS_WIDE,
+    LINE,
     PLACE_AT,
     WIDE,
     Region,
@@ -43,6 +44,13 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.pixels import (
+    Images,
+    count_of_tile,
+    load_pixels,
+    tile_that_fits,
+    top_of_tile,
+)
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -50,6 +58,7 @@ from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     fence_mbarrier_init,
+    fence_proxy_async,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
@@ -59,6 +68,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_wait,
     more_registers,
     shfl_idx,
+    store_4xu32,
     sync_warp,
     tma_load_3d,
     wait_for_earlier_kernels,
@@ -87,7 +97,7 @@ A_ROW_OF_16_BIT, A_SUM = {8: 0.046, 16: 0.034}, 1.6e-6
 
 
 def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> None:
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`."""
     n_blocks, B, _ = dvalues.shape
     batch, widths = x.shape[0], (x.shape[1], dy.shape[1])
     if n_blocks == 0 or batch == 0:
@@ -98,19 +108,27 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         in_regions(x, dy, index, whole, precision)
         copy(dvalues, whole)
         return
-    arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if x.itemsize == 2 else 1
+    arithmetic = precision if dvalues.dtype == "float32" else dvalues.dtype.name
+    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if dvalues.itemsize == 2 else 1
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
-    x, x_transposed = aligned_either_way(of_bits(x))
-    dy, dy_transposed = aligned_either_way(of_bits(dy))
-    region = region_of(B, x.itemsize, kept, x_transposed or dy_transposed)
-    boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region)
+    of_images, x_transposed, dy_transposed = type(x) is Images, False, False
+    if not of_images:
+        x, x_transposed = aligned_either_way(of_bits(x))
+        dy, dy_transposed = aligned_either_way(of_bits(dy))
+    region = region_of(B, dvalues.itemsize, kept, x_transposed or dy_transposed)
+    offsets = x.offsets if of_images else None
+    boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
+    rows: Any = region.DEPTH
+    if of_images:
+        tile = tile_that_fits(x.batch, x.outputs, region.DEPTH)
+        rows = x.tiles(index, tile)
+        batch = rows.table.shape[0] * region.DEPTH
     slots = region.WARPS * region.SLOTS
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
     n, places = used.size // region.WARPS, multiprocessors()
     pieces = pieces_for(n, places, batch, region.DEPTH, *times)
     segments, cut = planned(index, cut_regions, n, places, pieces)
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, of_images)
     slots *= cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     lines = index.block_rows, index.block_columns
@@ -119,12 +137,15 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
-    maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
+    if of_images:
+        maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
+    else:
+        maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     launch(
         region_kernel(sums),
         segments.size // 4,
-        32 * (region.WARPS + region.FETCHERS),
-        *(maps, unannounced(maps), Plan(segments, boxes, codes, used), into, dense),
+        region.THREADS,
+        *(maps, unannounced(maps), Plan(segments, boxes, codes, used, rows), into, dense),
         shared_bytes=region.SHARED_BYTES,
         overlap=True,
     )
@@ -139,6 +160,7 @@ class Plan(NamedTuple):
     boxes: Any
     codes: Any
     used: Any
+    rows: Any  # of a stage; or `pixels.Tiles`
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -218,8 +240,9 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
-    THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
+    THREADS, WORDS = region.THREADS, 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
+    clear = source_of(sums).clear
 
     @cuda.jit(**registers_of(region).options)
     def kernel(maps, fresh, plan, into, dense):
@@ -228,13 +251,14 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        segments, boxes, codes, _ = plan
+        segments, boxes, codes, _, rows = plan
         item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
         pieces = segments[4 * cuda.blockIdx.x + 2]
         if tf32:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
                 own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
+        clear(rows, words, base)
         if t == 0:
             begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
             fence_mbarrier_init()
@@ -246,7 +270,7 @@ def region_kernel(sums: Sums) -> Any:
         warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
         if warp >= WARPS:
             ring = shared, base, bars
-            supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, ring)
+            supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, rows, ring)
             cuda.syncthreads()
         else:
             ring = shared, base, bars
@@ -264,22 +288,24 @@ def supplier(sums: Sums) -> Any:
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
     FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
-    load_x = load_box(region, sums.x_transposed)
-    load_dy = load_box(region, sums.dy_transposed)
+    source = source_of(sums)
+    count, code_of, top, load_x, load_dy = source[1:]
 
     @cuda.jit(device=True)
-    def supply(own, maps, fresh, boxes, item, row, steps, ring):
+    def supply(own, maps, fresh, boxes, item, row, steps, rows, ring):
         shared, base, bars = ring
         if hand_over:
             fewer_registers(FEWER)
         mine, nbytes = cuda.local.array(SHARE, int32), uint32(0)
+        box_codes = cuda.local.array(SHARE, int32)
         for k in range(SHARE):
             at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
             mine[k] = boxes[item, at] if at < GROUPS else -1
+            box_codes[k] = code_of(boxes, item, at)
         for at in range(own, GROUPS, FETCHERS):
             box = boxes[item, at]
             if box >= 0:
-                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * GROUP_BYTES)
+                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * count(rows) * LINE)
         if fresh != 0:
             for m in range(4):
                 fence_tensor_map(maps[m])
@@ -290,19 +316,86 @@ def supplier(sums: Sums) -> Any:
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_expect(bars, stage, nbytes)
             sync_warp()
+            own_top = top(rows, row)
             for k in range(SHARE):
                 box, place = mine[k], mine[k] >> PLACE_AT & PLACES
                 to = uint32(base + stage * STAGE_BYTES + place * GROUP_BYTES)
                 if box >= 0:
                     own_map = maps[box & (IS_DY | IS_WIDE)]
                     if box & IS_DY:
-                        load_dy(shared, to, own_map, box, row, bars, stage)
+                        load_dy(shared, to, own_map, box, box_codes[k], own_top, bars, stage)
                     else:
-                        load_x(shared, to, own_map, box, row, bars, stage)
+                        load_x(shared, to, own_map, box, box_codes[k], own_top, bars, stage)
             row = int32(row + DEPTH)
             stage, phase = following(stage, phase, STAGES)
 
     return supply
+
+
+class Source(NamedTuple):
+    """How rows of x and dy come to a stage; `rows` of a stage, or `pixels.Tiles`.
+
+    clear(rows, words, base) : the ring, where tiles do not fill a stage
+    count(rows) -> lines of a group that are loaded
+    code_of(boxes, item, at) -> what else `load` takes of a box
+    top(rows, row) -> where it finds a stage's
+    load_x, load_dy : load(shared, to, own_map, box, code, top, bars, stage)
+    """
+
+    clear: Any
+    count: Any
+    code_of: Any
+    top: Any
+    load_x: Any
+    load_dy: Any
+
+
+@cache
+def source_of(sums: Sums) -> Source:
+    region = sums.region
+    DEPTH, GROUPS, FEATURES, THREADS = region.DEPTH, region.GROUPS, region.FEATURES, region.THREADS
+    WORDS = region.STAGES * region.STAGE_BYTES // 4
+
+    @cuda.jit(device=True)
+    def nothing(rows, words, base):
+        pass
+
+    @cuda.jit(device=True)
+    def all_rows(rows):
+        return DEPTH
+
+    @cuda.jit(device=True)
+    def no_code(boxes, item, at):
+        return 0
+
+    @cuda.jit(device=True)
+    def same(rows, row):
+        return row
+
+    if not sums.of_images:
+        loads = (load_box(region, of) for of in (sums.x_transposed, sums.dy_transposed))
+        return Source(nothing, all_rows, no_code, same, *loads)
+
+    @cuda.jit(device=True)
+    def clear(tiles, words, base):
+        if tiles.rows < DEPTH:
+            for i in range(4 * cuda.threadIdx.x, WORDS, 4 * THREADS):
+                store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
+            fence_proxy_async()
+
+    @cuda.jit(device=True)
+    def code_of(boxes, item, at):
+        return boxes[item, GROUPS + min(at, GROUPS - 1)]
+
+    @cuda.jit(device=True)
+    def top(tiles, row):
+        return top_of_tile(tiles, row // DEPTH)
+
+    @cuda.jit(device=True)
+    def load(shared, to, own_map, box, code, top, bars, stage):
+        load_pixels(shared, to, own_map, code, FEATURES, top, bars, stage)
+
+    return Source(clear, count_of_tile, code_of, top, load, load)
 
 
 @cache
@@ -311,7 +404,7 @@ def load_box(region: Region, transposed: bool) -> Any:
     FEATURES, load_features = region.FEATURES, load_for(transposed)
 
     @cuda.jit(device=True)
-    def load(shared, to, own_map, box, row, bars, stage):
+    def load(shared, to, own_map, box, _, row, bars, stage):
         group = int32(box >> GROUP_AT)
         if transposed or box & IS_WIDE == 0:
             load_features(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
@@ -333,7 +426,7 @@ def multiplier(sums: Sums) -> Any:
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
-        (shared, base, bars), (segments, _, codes, useds) = ring, plan
+        (shared, base, bars), (segments, _, codes, useds, _) = ring, plan
         if hand_over:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
@@ -35,7 +36,7 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.packed import packed
-from numbsparse.kernels.parts.pixels import IMAGES, Images
+from numbsparse.kernels.parts.pixels import IMAGES, Images, tile_in_a_row
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -75,10 +76,13 @@ def along_strips(
         return
     arithmetic = precision if y.dtype == "float32" else y.dtype.name
     of_images = type(x) is Images
-    row_tiles = x.n_tiles if of_images else -(-batch // ROWS)
-    sizes = (row_tiles * ROWS if of_images else batch, features, columns)
+    row_tiles, rows, make, more = -(-batch // ROWS), ROWS, plan_strips, ()
+    if of_images:
+        tile = tile_in_a_row(x.batch, x.outputs, ROWS)
+        rows, make, more = x.tiles(index, tile), plan_for_images, (x.offsets,)
+        row_tiles = rows.table.shape[0]
+    sizes = row_tiles * ROWS if of_images else batch, features, columns
     strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None)
-    make, *more = (plan_for_images, x.offsets) if of_images else (plan_strips,)
     if of_images:  # a cluster has no copies of boxes of pixels
         strip = strip._replace(CLUSTER=1)
     plan = planned(index, make, transposed, features, strip._replace(SPLIT=1), *more)
@@ -88,9 +92,9 @@ def along_strips(
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, order, rows = aligned_values(values), order_of(y), ROWS
+    values, order = aligned_values(values), order_of(y)
     if of_images:
-        rows, x_order, x_map = x.tiles(index), IMAGES, x.map_of(strip.WIDTH)
+        x_order, x_map = IMAGES, tensor_map(*x.boxes(tile, strip.WIDTH))
     else:
         x, x_transposed = aligned_either_way(of_bits(x))
         x_order = FEATURES if x_transposed else BY_ROWS
