@@ -30,11 +30,9 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine
-from numbsparse.kernels.conv.boxes import moved, pixel, place_of
-from numbsparse.kernels.conv.k1_naive import output_at
-from numbsparse.kernels.conv.walks import line_walk
-from numbsparse.kernels.conv.window import Three, Window
+from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.edge import inside
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_values, copy_matrix
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -59,7 +57,8 @@ MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of
     (True, False): (ANY, 0, 1024),
     (True, True): (ANY, ANY, ANY),
 }
-THREADS = (32, 8)  # 16 bytes each of a pixel; pixels
+THREADS, RUN = (32, 8), 4  # 16 bytes each of a pixel; pixels, and those of a warp
+NONE = -1
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
@@ -73,7 +72,7 @@ def is_best(product, block_size, dtype, place, batch, precision, window, *featur
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    how = unfolding(product, x, index, window, values.shape[1])
+    how = unfolding(product, x, index, window, values.shape[1], range(window.taps))
     if x.shape[2] % values.shape[1]:
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
@@ -93,14 +92,14 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    how = unfolding("weight_grad", x, index, window, dvalues.shape[1])
-    dy = dy.reshape(-1, dy.shape[2])
+    B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     of = multiplier("weight_grad", dvalues, dy.shape[0], precision)
-    together = max(IN_MEMORY // max(4 * how.words * dy.shape[0], 1), 1)
+    width = -(-x.shape[2] // B) * B * x.itemsize
+    together = max(IN_MEMORY // max(width * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
         taps = range(first, min(first + together, window.taps))
         rows, begin, end = planned(index, rows_of_taps, window.taps, taps)
-        some = how._replace(offsets=how.offsets[first : taps.stop])
+        some = unfolding("weight_grad", x, index, window, B, taps)
         # Not named: its memory is there for the next part.
         of.weight_grad(
             unfolded(some, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
@@ -133,43 +132,53 @@ def without_edge(
 class Unfolding(NamedTuple):
     """How images are unfolded; one argument of a kernel."""
 
-    x: DeviceArray  # uint32; rows begin at multiples of 16 bytes
+    x: DeviceArray  # uint32; rows begin at multiples of 16 bytes, and are 0 after the features
     stride: int  # from row to row
-    nbytes: int  # of the features of a pixel
+    pixels: int  # of an image
+    row_words: int  # of a row, in whole pieces of 16 bytes
     words: int  # for them in the matrix
-    offsets: DeviceArray  # (taps, 3)
-    transposed: int
-    step: Three
-    sizes: Three  # of the images that are seen, and of those of the outputs
-    out_sizes: Three
+    taps: int
+    sources: DeviceArray  # (outputs of an image * taps): the pixel, or NONE
 
 
-def unfolding(product: str, x: DeviceArray, index: Index, window: Window, B: int) -> Unfolding:
-    """Of x, or for the input-gradient dy (batch, pixels, features)."""
-    transposed, (of,) = product == "input_grad", window.passes("weight_grad")
-    sizes = (window.small, window.big) if transposed else (window.big, window.small)
-    offsets = planned(index, line_walk, window.taps, "forward", of)[4]
-    features, per_word, run = x.shape[2], 4 // x.itemsize, 16 // x.itemsize
-    rows = x.reshape(-1, features)
-    if features % run:  # pieces of 16 bytes end where rows do
-        rows = empty((rows.shape[0], -(-features // run) * run), x.dtype)
+def unfolding(
+    product: str, x: DeviceArray, index: Index, window: Window, B: int, taps: range
+) -> Unfolding:
+    """Of x, or for the input-gradient dy (batch, pixels, features), for some taps."""
+    (sources,) = planned(index, sources_of, product, window, taps)
+    (_, pixels, features), per_word, run = x.shape, 4 // x.itemsize, 16 // x.itemsize
+    rows, width = x.reshape(-1, features), -(-features // run) * run
+    if features < width:
+        rows = empty((rows.shape[0], width), x.dtype)
+        fill(rows, 0.0)
         copy_matrix(rows[:, :features], x.reshape(-1, features))
     rows = aligned(rows)
     return Unfolding(
         DeviceArray(rows.address, (rows.size // per_word,), "uint32", None, rows),
         rows.shape[1] // per_word,
-        features * x.itemsize,
-        -(-features // B) * B // per_word,
-        *(offsets, int(transposed), window.stride, *sizes),
+        *(pixels, width // per_word, -(-features // B) * B // per_word, len(taps), sources),
     )
+
+
+def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
+    """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
+    seen, made = (
+        (window.small, window.big) if product == "input_grad" else (window.big, window.small)
+    )
+    sources = np.full((prod(made), window.taps), NONE, np.int32)
+    for of in window.passes(product):
+        for k, tap in enumerate(of.taps):
+            sources[of.outputs(made), tap] = of.sources(k, seen)
+    return (sources[:, taps.start : taps.stop].reshape(-1),)
 
 
 def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
     """(rows, taps * features): what the outputs from `first` on see through each tap."""
-    words, overlap = empty((rows, how.offsets.shape[0] * how.words), "uint32"), copy_engine()
+    words, overlap = empty((rows, how.taps * how.words), "uint32"), copy_engine()
+    image, entry = divmod(first * how.taps, how.sources.size)
     launch(
-        unfold_kernel(overlap), -(-rows * how.offsets.shape[0] // THREADS[1]), THREADS,
-        how, first, span(words),
+        unfold_kernel(overlap), -(-rows * how.taps // (RUN * THREADS[1])), THREADS,
+        how, image, entry, span(words),
         overlap=overlap,
     )  # fmt: skip
     shape = rows, words.shape[1] * 4 // np.dtype(dtype).itemsize
@@ -178,42 +187,39 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
 
 @cache
 def unfold_kernel(overlap: bool) -> Any:
+    """A warp copies RUN pixels; from image `image` on, and the `entry`-th of its sources."""
+    OWN, PIECES = (RUN,), (RUN, 4)
+
     @cuda.jit
-    def kernel(how, first, matrix):
+    def kernel(how, image, entry, matrix):
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
-        line, taps = cuda.blockIdx.x * THREADS[1] + cuda.threadIdx.y, how.offsets.shape[0]
-        start = int64(line) * how.words
-        if start >= matrix.size:
-            return
-        row = uint32(line) // uint32(taps)
-        offset = how.offsets[line - row * taps]
-        image, place = place_of(first + row, how.out_sizes)
-        seen, there = moved(place, how.step, offset), True
-        if how.transposed:
-            seen, there = output_at(place, how.step, offset)
-        found = pixel(seen, how.sizes)
-        source = (int64(image) * (how.sizes[0] * how.sizes[1] * how.sizes[2]) + found) * how.stride
-        nbytes = how.nbytes if there and found >= 0 else 0
+        line = (cuda.blockIdx.x * THREADS[1] + cuda.threadIdx.y) * RUN
+        of_image, starts = uint32(how.sources.size), cuda.local.array(OWN, int64)
+        for r in range(RUN):
+            at = uint32(entry + line + r)
+            images = uint32(at // of_image)
+            source = how.sources[uint32(at - images * of_image)]
+            starts[r] = (int64(image + images) * how.pixels + source) * how.stride
+            if source < 0 or int64(line + r) * how.words >= matrix.size:
+                starts[r] = NONE
         for at in range(4 * cuda.threadIdx.x, how.words, 4 * THREADS[0]):
-            left = nbytes - 4 * at
-            if left > 0:
-                a, b, c, d = load_4xu32(how.x, source + at)
-                b, c, d = kept(b, left - 4), kept(c, left - 8), kept(d, left - 12)
-                store_4xu32(matrix, start + at, kept(a, left), b, c, d)
-            else:
-                zero = uint32(0)
-                store_4xu32(matrix, start + at, zero, zero, zero, zero)
+            piece = cuda.local.array(PIECES, uint32)
+            for r in range(RUN):
+                for i in range(4):
+                    piece[r, i] = 0
+                if starts[r] >= 0 and at < how.row_words:
+                    piece[r, 0], piece[r, 1], piece[r, 2], piece[r, 3] = load_4xu32(
+                        how.x, starts[r] + at
+                    )
+            for r in range(RUN):
+                there = int64(line + r) * how.words + at
+                if there < matrix.size:
+                    own = piece[r]
+                    store_4xu32(matrix, there, own[0], own[1], own[2], own[3])
 
     return kernel
-
-
-@cuda.jit(device=True)
-def kept(word, nbytes):
-    """The bytes of a word that are features, and 0."""
-    part = word & uint32(0xFFFF) if nbytes > 0 else uint32(0)
-    return uint32(word if nbytes >= 4 else part)
 
 
 def taps_in_lines(
