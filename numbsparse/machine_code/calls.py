@@ -65,7 +65,7 @@ CONVOLUTIONS = (  # 3 x 3, of 32 x 32 images: rung, numbers, block size, product
     ("k4_wgmma", "float16", 32, PRODUCTS),
     ("k4_wgmma", "float32", 64, PRODUCTS[:2]),
     ("k5_small_blocks", "float16", 8, PRODUCTS),
-    ("k6_strips", "float16", 8, PRODUCTS[:2]),
+    ("k6_strips", "float16", 8, PRODUCTS),
 )
 RECURRENT = (  # an LSTM forward and backward: numbers, units, density, norm
     ("float16", 2048, 0.1, False),

@@ -27,7 +27,10 @@ NEW_COLUMN = 1 << 3 * PLACE_BITS
 WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
-A_REGION, SECOND_PASS = 4.5, 6.0  # microseconds, beside those that grow with the batch (H200)
+# Microseconds, beside those that grow with the batch (H200); and of all places those where
+# clusters of so many pieces find room at once.
+A_REGION, SECOND_PASS, IN_CLUSTER = 4.5, 6.0, 2.0
+CLUSTERS = {2: 1.0, 4: 0.75, 8: 0.6}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -244,28 +247,41 @@ def _deal_slots(
 
 
 @lru_cache
-def pieces_for(n: int, places: int, batch: int, depth: int, row: float, sums: float) -> int:
-    """Into how many pieces of the batch regions are cut that are left when all places have as many.
+def pieces_for(
+    n: int, places: int, batch: int, depth: int, row: float, sums: float, clusters: bool = False
+) -> tuple[int, bool]:
+    """Into how many pieces of the batch regions are cut that are left when all places have as many;
+    or whether all are, and the pieces of each are a cluster.
 
     depth, row, sums : rows of a stage; microseconds of a row, and of the sums of a region to be
         written and read again
     """
-    rest = n % places
+    rest, chunks = n % places, -(-batch // depth)
 
-    def time(pieces: int) -> float:
+    def time(pieces: int, together: bool) -> float:
         again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
-        return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
+        rounds = 1 if together else -(-rest * pieces // places)
+        return rounds * (A_REGION + row * batch / pieces) + (IN_CLUSTER if together else again)
 
-    return min(range(1, min(MOST_PIECES, -(-batch // depth)) + 1), key=time)
+    ways = [(pieces, False) for pieces in range(1, min(MOST_PIECES, chunks) + 1)]
+    fitting = (k for k, room in CLUSTERS.items() if k <= chunks and n * k <= places * room)
+    ways += [(pieces, True) for pieces in fitting if clusters]
+    return min(ways, key=lambda way: time(*way))
 
 
-def cut_regions(index: Index, n: int, places: int, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+def cut_regions(
+    index: Index, n: int, places: int, pieces: int, together: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """(segments, cut): whole regions, as many as fill all places; the rest are cut.
 
     segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
     its sums are among those that a second pass adds up, or -1.
-    cut (regions that are cut,): their numbers.
+    cut (regions that are cut,): their numbers; none where the pieces of each are a cluster.
     """
+    if together:
+        item, piece = np.divmod(np.arange(n * pieces), pieces)
+        segments = np.stack([item, piece, 0 * item + pieces, 0 * item - 1], axis=1)
+        return segments.reshape(-1).astype(np.int32), np.zeros(0, np.int32)
     whole = n - n % places if pieces > 1 else n
     cut = np.arange(whole, n)
     segments = np.zeros((whole + cut.size * pieces, 4), np.int32)

@@ -43,6 +43,7 @@ class Sums(NamedTuple):
     x_transposed: bool  # feature-major
     dy_transposed: bool
     of_images: bool = False
+    PIECES: int = 1  # blocks of a cluster, which have one of the batch each
 
     @property
     def PER_LANE(self) -> int:

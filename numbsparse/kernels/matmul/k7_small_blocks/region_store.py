@@ -20,7 +20,10 @@ from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_float32,
     as_uint32,
+    cluster_sync,
+    load_4xf32_at,
     shfl_idx,
+    store_4xf32,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -187,6 +190,44 @@ def storer(sums: Sums) -> Any:
             store_slots(acc, used, stored, words, at, into, dense)
 
     return store_region
+
+
+@cache
+def cluster_storer(sums: Sums) -> Any:
+    """store(acc, warp, item, words, start, into, dense): what the blocks of a cluster have, in
+    shared memory from word `start` on, is added there, of each slot by one of them."""
+    WARPS, SLOTS, FOURS = sums.region.WARPS, sums.region.SLOTS, sums.PER_LANE // 4
+    COUNT, SLOT, PIECES = sums.PER_LANE, 16 * sums.B * sums.region.ITEM // 4, sums.PIECES
+    ALL, put, store = WARPS * SLOTS, put_slot(sums), store_slot(sums)
+
+    @cuda.jit(device=True)
+    def store_shared(acc, warp, item, words, start, into, dense):
+        floats = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
+        block, lane = uint32(cuda.blockIdx.x) % PIECES, uint32(cuda.threadIdx.x) % 32
+        at = uint32(start + warp * (SLOTS * COUNT * 32) + 4 * lane)
+        for p in range(SLOTS):
+            for i in range(0, COUNT, 4):
+                four = acc[p, i], acc[p, i + 1], acc[p, i + 2], acc[p, i + 3]
+                store_4xf32(floats, at + (p * COUNT + i) * 32, *four)
+        cluster_sync()
+        own, out = cuda.local.array(COUNT, float32), start + ALL * COUNT * 32 + warp * SLOT
+        for slot in range(block * WARPS + warp, ALL, PIECES * WARPS):
+            stored = stored_blocks(into.blocks, item * ALL + slot)
+            for i in range(COUNT):
+                own[i] = 0
+            for piece in range(PIECES):
+                for k in range(FOURS):
+                    at = uint32(start + (slot * FOURS + k) * 128 + 4 * lane)
+                    four = load_4xf32_at(floats, at, uint32(piece))
+                    for i in range(4):
+                        own[4 * k + i] += four[i]
+            put(own, words, out)
+            sync_warp()
+            store(words, out, stored, 0, into, dense)
+            sync_warp()
+        cluster_sync()  # the others may still read here
+
+    return store_shared
 
 
 def total_kernel(sums: Sums) -> Any:

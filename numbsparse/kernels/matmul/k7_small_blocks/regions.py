@@ -38,12 +38,14 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     ADDERS,
     Into,
+    cluster_storer,
     storer,
     total_kernel,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.pixels import (
     Images,
     count_of_tile,
@@ -126,9 +128,10 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     slots = region.WARPS * region.SLOTS
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
     n, places = used.size // region.WARPS, multiprocessors()
-    pieces = pieces_for(n, places, batch, region.DEPTH, *times)
-    segments, cut = planned(index, cut_regions, n, places, pieces)
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, of_images)
+    how = pieces_for(n, places, batch, region.DEPTH, *times, dvalues.itemsize == 2)
+    segments, cut = planned(index, cut_regions, n, places, *how)
+    pieces, in_cluster = how[0], how[0] if how[1] else 1
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, of_images, in_cluster)
     slots *= cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     lines = index.block_rows, index.block_columns
@@ -147,10 +150,13 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         region.THREADS,
         *(maps, unannounced(maps), Plan(segments, boxes, codes, used, rows), into, dense),
         shared_bytes=region.SHARED_BYTES,
+        cluster=(in_cluster,) if in_cluster > 1 else None,
         overlap=True,
     )
+    if not cut.size:
+        return
     add = -(-slots // ADDERS), 32 * ADDERS
-    launch(total_kernel(sums), *add, cut, pieces, into, dense, overlap=True)
+    launch(total_kernel(sums._replace(PIECES=1)), *add, cut, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):
@@ -242,7 +248,7 @@ def region_kernel(sums: Sums) -> Any:
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
     THREADS, WORDS = region.THREADS, 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
-    clear = source_of(sums).clear
+    clear, IN_CLUSTER = source_of(sums).clear, sums.PIECES > 1
 
     @cuda.jit(**registers_of(region).options)
     def kernel(maps, fresh, plan, into, dense):
@@ -272,6 +278,8 @@ def region_kernel(sums: Sums) -> Any:
             ring = shared, base, bars
             supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, rows, ring)
             cuda.syncthreads()
+            if IN_CLUSTER:
+                meet()
         else:
             ring = shared, base, bars
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
@@ -422,7 +430,8 @@ def multiplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    store = storer(sums)
+    IN_CLUSTER, store = sums.PIECES > 1, storer(sums)
+    store_shared = cluster_storer(sums) if IN_CLUSTER else None
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
@@ -450,6 +459,9 @@ def multiplier(sums: Sums) -> Any:
         cuda.syncthreads()  # the ring is free
         if tf32:  # which has no register for it meanwhile
             partial = segments[4 * cuda.blockIdx.x + 3]
-        store(acc, warp, own_warp, partial, used, words, base // 4, into, dense)
+        if IN_CLUSTER:
+            store_shared(acc, warp, item, words, base // 4, into, dense)
+        else:
+            store(acc, warp, own_warp, partial, used, words, base // 4, into, dense)
 
     return multiply
