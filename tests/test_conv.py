@@ -1,6 +1,7 @@
 """Rungs of the convolutions at larger and chosen shapes against dense float64."""
 
 import re
+from dataclasses import replace
 from importlib import import_module
 from itertools import product as every
 
@@ -123,7 +124,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
-SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma"]
+SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma", "k6_strips"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
 
@@ -208,7 +209,7 @@ def test_weight_grad_of_more_images_than_pixels(name):
 def test_nothing_races(name, product, dtype, monkeypatch):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")
-    monkeypatch.setattr(rung("k2_unfolded"), "is_best", lambda *case: False)  # for k5
+    monkeypatch.setattr(rung("k5_small_blocks"), "OTHERS", ("k3_tensor_core", "k4_wgmma"))
     size = 8 if name == "k5_small_blocks" else 16
     case = ConvCase(2, (3, 8), 16 if size == 8 else 32, 16, size, (2, 2), padding=1)
     skip_unless_served(name, product, case, dtype)
@@ -305,16 +306,58 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
 
 
 @needs_cuda
-@pytest.mark.parametrize(("product", "size"), [("forward", 16), ("weight_grad", 32)])
-def test_few_outputs_are_unfolded(product, size):
-    for batch, few in ((1, True), (4096, False)):
-        case = ConvCase(batch, (8, 8), 64, 64, size, (3, 3), padding=1)
-        how = size, as_dtype("float16"), "cuda", batch, "highest"
-        if reason := rung("k4_wgmma").unsupported(product, *how):
-            pytest.skip(reason)
-        names = [name for name, place in RUNGS.items() if place == "cuda"]
-        of = chosen(names, product, *how, case.window, case.in_features, case.out_features)
-        assert of is rung("k2_unfolded" if few else "k4_wgmma")
+@pytest.mark.parametrize(
+    ("product", "size", "batch", "best"),
+    [
+        ("forward", 8, 1, "k2_unfolded"),
+        ("forward", 16, 8, "k6_strips"),
+        ("input_grad", 16, 4096, "k4_wgmma"),
+        ("weight_grad", 8, 4096, "k6_strips"),
+        ("weight_grad", 32, 4096, "k4_wgmma"),
+    ],
+)
+def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batch, best):
+    case = ConvCase(batch, (8, 8), 64, 64, size, (3, 3), padding=1)
+    skip_unless_served("k4_wgmma", product, replace(case, block_size=16), "float16")
+    names = [name for name, place in RUNGS.items() if place == "cuda"]
+    call = case.window, case.in_features, case.out_features
+    of = chosen(names, product, size, as_dtype("float16"), "cuda", batch, "highest", *call)
+    assert of is rung(best)
+
+
+PIXELS = [
+    ConvCase(3, (5, 9), 40, 24, 8, (3, 3), padding=1),  # a tile of 64 ends within an image
+    ConvCase(5, (4, 4), 24, 40, 8, (2, 3), padding=((0, 1), (2, 0))),  # and holds several
+    ConvCase(2, (2, 3, 6), 48, 16, 16, (3, 1, 2), padding=1, dilation=(1, 2, 1)),
+    ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
+    ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
+]
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("case", PIXELS, ids=str)
+def test_rows_that_are_found_in_images(case, product):
+    skip_unless_served("k6_strips", product, case, "bfloat16")
+    problem = ConvProblem(case, "bfloat16")
+    got = run("k6_strips", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "bfloat16")).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("product", "case", "says"),
+    [
+        ("forward", ConvCase(1, (9,), 16, 16, 8, (3,), stride=2), "a stride of 1"),
+        ("input_grad", ConvCase(1, (9,), 16, 20, 8, (3,)), "multiples of 8 features"),
+        ("weight_grad", ConvCase(1, (41, 41), 16, 16, 8, (3, 3)), "boxes of 32 pixels"),
+        ("forward", ConvCase(1, (200,), 16, 16, 8, (3,), dilation=65), "less far apart"),
+    ],
+)
+def test_images_whose_rows_are_not_found(product, case, says):
+    if reason := rung("k6_strips").unsupported(product, 8, as_dtype("float16"), "cuda"):
+        pytest.skip(reason)
+    assert says in why_not("k6_strips", product, case, "float16")
 
 
 @needs_cuda

@@ -76,9 +76,9 @@ def factors_of(place):
 def of_copy_engine():
     """More of what the rung for it serves."""
     return factors_of("cuda") | {
-        "kernel": ["k4_wgmma"],
+        "kernel": ["k4_wgmma", "k6_strips"],
         "numbers": [*HALVES, "float32", "float32, high"],
-        "size": [16, 32],
+        "size": [16, 32, 8],
         "batch": [2, 1, 0],
         "space": [(5, 4), (7,), (2, 3, 4), (1, 1)],
         "kernel_size": ["3", "1", "2"],
@@ -155,7 +155,8 @@ def serves_call(call, case):
     """Whether a rung for GPUs serves this call, for all that is known of it."""
     of = case.get
     strided = of("stride", "1") != "1" and call in ("conv", "conv_weight_grad")
-    if of("kernel") == "k4_wgmma" and strided:
+    strided |= of("stride", "1") != "1" and of("kernel") == "k6_strips"
+    if of("kernel") in ("k4_wgmma", "k6_strips") and strided:
         return False
     if not case.keys() >= {"call", "numbers", "size", "batch", "features", *OF_WINDOW}:
         return True
@@ -280,6 +281,8 @@ def prepare(patch, place, parts):
     elif parts == "many":
         module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
         patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
+        regions = import_module("numbsparse.kernels.matmul.k7_small_blocks.regions")
+        patch.setattr(regions, "pieces_for", lambda *of: (2, of[-1]))
         for name, most in (("IN_CACHE", 1), ("IN_MEMORY", 1), ("ROWS", 16)):
             patch.setattr(import_module("numbsparse.kernels.conv.k2_unfolded"), name, most)
 

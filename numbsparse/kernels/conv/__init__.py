@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -54,7 +55,26 @@ RUNGS = {
 """The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8, k6_strips for
 those of 8 and 16."""
 
-UNFOLDED = "k2_unfolded"
+ANY = 1 << 62
+BEST = {  # whether a weight-gradient, and float32: with blocks up to 8, of 16, and larger ones
+    (False, False): (
+        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", 4096)),
+        (("k2_unfolded", 64), ("k6_strips", 1024), ("k4_wgmma", ANY)),
+        (),
+    ),
+    (False, True): (
+        (("k2_unfolded", ANY),),
+        (("k2_unfolded", 1024),),
+        (("k2_unfolded", 1024),),
+    ),
+    (True, False): (
+        (("k2_unfolded", 128), ("k6_strips", ANY), ("k2_unfolded", ANY)),
+        (("k2_unfolded", 128), ("k4_wgmma", ANY)),
+        (("k2_unfolded", 1024),),
+    ),
+    (True, True): ((("k2_unfolded", ANY),),) * 3,
+}
+"""Rungs that are the fastest up to so many outputs, the better one first (measured on an H200)."""
 
 
 @cache
@@ -63,20 +83,31 @@ def rung(name: str) -> ModuleType:
     return import_module(f"{__name__}.{name}")
 
 
-def chosen(names: Sequence[str], *case: Any) -> ModuleType:
-    """The last of these rungs that serves a case, as `unsupported` takes it; but see `is_best`.
+def chosen(
+    names: Sequence[str],
+    product: str,
+    block_size: int,
+    dtype: Any,
+    place: str,
+    batch: int,
+    precision: str,
+    window: Window,
+    *features: int,
+) -> ModuleType:
+    """The first of these rungs that serves a case: those of `BEST`, then the last one first.
 
-    Raises ValueError with all their reasons where none does.
+    The case is what `unsupported` takes. Raises ValueError with all their reasons where none does.
     """
-    order, reasons = list(reversed(names)), []
-    if UNFOLDED in order and rung(UNFOLDED).is_best(*case):
-        order.insert(0, UNFOLDED)
-    for name in order:
-        reason = rung(name).unsupported(*case)
-        if reason is None:
+    outputs = batch * prod(window.big if product == "input_grad" else window.small)
+    best = BEST[product == "weight_grad", str(dtype) == "float32"]
+    first = [k for k, most in best[(block_size > 8) + (block_size > 16)] if outputs <= most]
+    reasons = {}
+    for name in [name for name in (*first, *reversed(names)) if name in names]:
+        case = product, block_size, dtype, place, batch, precision, window, *features
+        reasons[name] = rung(name).unsupported(*case)
+        if reasons[name] is None:
             return rung(name)
-        reasons.append(reason)
-    raise ValueError("; ".join(reasons))
+    raise ValueError("; ".join(reasons.values()))
 
 
 __all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "rung"]

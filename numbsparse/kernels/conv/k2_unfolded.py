@@ -14,7 +14,7 @@ weight-gradient some taps at a time.
 Reads per output: those of the product, and what it reads of x is written once before. That limits
 many outputs: unfolded images are `taps` times as large as images. Few outputs lie in the L2 cache,
 and their sums, which rungs that cut images into tiles give to a few blocks of threads, are shared
-by all multiprocessors: see `is_best`.
+by all multiprocessors.
 """
 
 from __future__ import annotations
@@ -50,24 +50,10 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # that of the rungs that multiply
 ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
-ANY = 1 << 31
-MOST_OUTPUTS = {  # whether a weight-gradient, and float32: with blocks of 8, of 16, and larger ones
-    (False, False): (2048, 128, 0),
-    (False, True): (ANY, 1024, 1024),
-    (True, False): (ANY, 0, 1024),
-    (True, True): (ANY, ANY, ANY),
-}
 THREADS, RUN = (32, 8), 4  # 16 bytes each of a pixel; pixels, and those of a warp
 NONE = -1
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
-
-
-def is_best(product, block_size, dtype, place, batch, precision, window, *features):
-    """Whether it is faster than the rungs after it: of so few outputs."""
-    most = MOST_OUTPUTS[product == "weight_grad", str(dtype) == "float32"]
-    outputs = batch * prod(window.big if product == "input_grad" else window.small)
-    return outputs <= most[(block_size >= 16) + (block_size >= 32)]
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):

@@ -28,7 +28,7 @@ BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 MERGED = 16
-BEFORE = ("k2_unfolded", "k3_tensor_core", "k4_wgmma")
+OTHERS = ("k2_unfolded", "k3_tensor_core", "k4_wgmma", "k6_strips")
 
 unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
@@ -57,8 +57,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
 
 
 def rung_for(product: str, x: DeviceArray, *call: Any) -> Any:
-    """The best of the earlier rungs that serves this call with blocks of 16."""
-    return chosen(BEFORE, product, MERGED, x.dtype, "cuda", x.shape[0], "highest", *call)
+    """The best of the other rungs that serves this call with blocks of 16."""
+    return chosen(OTHERS, product, MERGED, x.dtype, "cuda", x.shape[0], "highest", *call)
 
 
 def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:

@@ -112,7 +112,7 @@ class Strip(NamedTuple):
     @property
     def SLICES(self) -> int:
         """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
-        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+        return 1 << min(self.SPLIT, 4 if self.ITEM == 2 else 2).bit_length() - 1
 
     @property
     def SHARED_BYTES(self) -> int:
