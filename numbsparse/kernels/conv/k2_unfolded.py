@@ -228,7 +228,7 @@ def taps_in_lines(
         indptr = np.searchsorted(lines[order], np.arange(count + 1))
         return Walk(*(a.astype(np.int32) for a in (indptr, others[order], kept[order])))
 
-    walks = walk(*sides, counts[0]), walk(*reversed(sides), counts[1])
+    walks = walk(sides[0], sides[1], counts[0]), walk(sides[1], sides[0], counts[1])
     return (Sent(Index(*walks, *(a.astype(np.int32) for a in sides))),)
 
 

@@ -50,8 +50,8 @@ def refused(
         return f"k6_strips takes a stride of 1, got {window.stride}"
     if read % size:
         return f"k6_strips takes multiples of {size} features in {product}, got {read}"
-    if not fits(window.passes(product)[0].offsets, -(-read // WIDTH)):
-        return f"k6_strips takes fewer features, and taps less far apart, got {read} and {window}"
+    if not fits(window.passes(product)[0].offsets, -(-max(in_features, out_features) // WIDTH)):
+        return f"k6_strips takes fewer features, and taps less far apart, got {window}"
     if product == "weight_grad" and batch:
         tile = tile_that_fits(batch, window.small, DEPTH)
         if 2 * prod(tile) < min(DEPTH, batch * prod(window.small)):

@@ -17,7 +17,12 @@ from numbsparse.kernels.parts.fragments import MMA, scaling
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, Rows
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import as_float32, let_next_kernel_start, movmatrix_trans
+from numbsparse.kernels.ptx import (
+    as_float32,
+    let_next_kernel_start,
+    movmatrix_trans,
+    wait_for_earlier_kernels,
+)
 
 THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
@@ -36,7 +41,7 @@ def packed(
     gates : what each block is multiplied by, float32
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
-    start while this one runs.
+    start while this one runs, and then finds all that was there before this one.
     """
     B = values.shape[1]
     item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
@@ -45,7 +50,7 @@ def packed(
     gated, warps = None if gates is None else values.dtype.name, -(-n_steps // RUN)
     kernel = pack_kernel(B, item, transposed, inside_bits, gated)
     args = values.view("uint32"), codes, () if gates is None else gates, out
-    launch(kernel, -(-warps * 32 // THREADS), THREADS, *args)
+    launch(kernel, -(-warps * 32 // THREADS), THREADS, *args, overlap=True)
     return out
 
 
@@ -65,6 +70,7 @@ def pack_kernel(
 
     @cuda.jit
     def kernel(values, codes, gates, out):
+        wait_for_earlier_kernels()
         let_next_kernel_start()
         first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
         own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)

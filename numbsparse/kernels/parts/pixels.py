@@ -8,6 +8,7 @@ matrix, with zeros beyond the images.
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -28,13 +29,6 @@ Three = tuple[int, int, int]
 Four = tuple[int, int, int, int]
 
 
-class Tiles(NamedTuple):
-    """What a kernel knows of the tiles of outputs; each has as many, but for those at an edge."""
-
-    table: Any  # (tiles, 6): of those in a row the first and the one after; x, y, z, image
-    rows: int
-
-
 class Images(NamedTuple):
     """Pixels as the matrix of what outputs see through taps; `width` is that of a tap."""
 
@@ -49,9 +43,9 @@ class Images(NamedTuple):
     def shape(self) -> tuple[int, int]:
         return self.batch * prod(self.outputs), len(self.offsets) * self.width
 
-    def tiles(self, index: Index, tile: Four) -> Tiles:
-        (table,) = planned(index, tiles_of, self.batch, self.outputs, tile)
-        return Tiles(table, prod(tile))
+    def tops(self, index: Index, tile: Four) -> Any:
+        """See `tops_of`."""
+        return planned(index, tops_of, self.batch, self.outputs, tile)[0]
 
     def boxes(self, tile: Four, features: int) -> tuple[DeviceArray, tuple[int, ...], int]:
         """What a tensor map takes for boxes of a tile's pixels, with so many of their features."""
@@ -76,6 +70,7 @@ def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
     return tile[0], tile[1], tile[2], tile[3]
 
 
+@lru_cache
 def tile_that_fits(batch: int, outputs: Three, rows: int) -> Four:
     """The largest box of up to `rows` outputs of which images are made.
 
@@ -84,12 +79,12 @@ def tile_that_fits(batch: int, outputs: Three, rows: int) -> Four:
     """
     sides = ([k for k in range(1, min(n, rows) + 1) if n % k == 0] for n in outputs)
     boxes = (box for box in product(*sides) if prod(box) <= rows)
-    tiles = [(min(batch, rows // prod(box)), *box) for box in boxes]
+    tiles = [(min(batch, rows // prod(box)), box[0], box[1], box[2]) for box in boxes]
     return max(tiles, key=lambda tile: (prod(tile), tile[::-1]))
 
 
-def tiles_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.ndarray]:
-    """(the table of `Tiles`,)."""
+def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.ndarray]:
+    """((tiles, 6),): of each that is a row the first output and the one after; x, y, z, image."""
     counts = batch, *outputs
     tops = np.indices([-(-n // t) for n, t in zip(counts, tile, strict=True)]).reshape(4, -1).T
     tops = tops * tile
@@ -115,28 +110,48 @@ def fits(offsets: tuple[Three, ...], a_tap: int) -> bool:
     return a_tap <= WIDTHS and next(far, None) is None
 
 
-@cuda.jit(device=True)
-def rows_of_tile(tiles, tile):
-    return tiles.table[tile, 0], tiles.table[tile, 1]
+class Finding(NamedTuple):
+    """Where tiles are: of a matrix by their number, of `rows` each; of images by `tops_of`.
+
+    bounds(tops, rows, tile) -> (first, end) : rows of y
+    top(tops, rows, tile) -> what loads them
+    """
+
+    bounds: Any
+    top: Any
 
 
-@cuda.jit(device=True)
-def top_of_tile(tiles, tile):
-    """(x, y, z, image) of its first output."""
-    own = tiles.table[tile]
-    return own[2], own[3], own[4], own[5]
+@cache
+def finding(of_images: bool) -> Finding:
+    @cuda.jit(device=True)
+    def bounds(tops, rows, tile):
+        return tile * rows, tile * rows + rows
+
+    @cuda.jit(device=True)
+    def top(tops, rows, tile):
+        return int32(tile * rows)
+
+    @cuda.jit(device=True)
+    def bounds_of_pixels(tops, rows, tile):
+        return tops[tile, 0], tops[tile, 1]
+
+    @cuda.jit(device=True)
+    def top_of_pixels(tops, rows, tile):
+        return tops[tile, 2], tops[tile, 3], tops[tile, 4], tops[tile, 5]
+
+    return Finding(bounds_of_pixels, top_of_pixels) if of_images else Finding(bounds, top)
 
 
-@cuda.jit(device=True)
-def count_of_tile(tiles):
-    return tiles.rows
+@cache
+def load_pixels(features: int) -> Any:
+    """load(shared, to, x_map, box, top, bars, stage): of a tile, what the tap of a box sees."""
 
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, box, top, bars, stage):
+        x = int32(top[0] + (box // WIDTHS & MOST) - MIDDLE)
+        y = int32(top[1] + (box // (WIDTHS << BITS) & MOST) - MIDDLE)
+        z = int32(top[2] + (box // (WIDTHS << 2 * BITS)) - MIDDLE)
+        c = int32(box % WIDTHS * features)
+        tma_load_5d(shared, to, x_map, c, x, y, z, top[3], bars, stage)
 
-@cuda.jit(device=True)
-def load_pixels(shared, to, x_map, box, features, top, bars, stage):
-    """Request the pixels that the tap of a box of `boxes_of` sees from a tile."""
-    x = int32(top[0] + (box // WIDTHS & MOST) - MIDDLE)
-    y = int32(top[1] + (box // (WIDTHS << BITS) & MOST) - MIDDLE)
-    z = int32(top[2] + (box // (WIDTHS << 2 * BITS)) - MIDDLE)
-    c = int32(box % WIDTHS * features)
-    tma_load_5d(shared, to, x_map, c, x, y, z, top[3], bars, stage)
+    return load

@@ -86,9 +86,7 @@ def plan_boxes(
     groups, *rest = plan_regions(index, B, sides, region)
     # A wide box has whole groups only, so that what is beyond the edge is 0.
     whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
-    if offsets is not None:
-        whole[:] = 0
-    _box(groups, whole, boxes)
+    _box(groups, whole if offsets is None else 0 * whole, boxes)
     if offsets is not None:
         of_x = boxes_of(boxes >> GROUP_AT, offsets, widths[0] // len(offsets) // region.FEATURES)
         of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0),), WIDTHS)

@@ -9,6 +9,7 @@ they have the registers that the others lack.
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
@@ -46,13 +47,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import meet
-from numbsparse.kernels.parts.pixels import (
-    Images,
-    count_of_tile,
-    load_pixels,
-    tile_that_fits,
-    top_of_tile,
-)
+from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -113,25 +108,27 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     arithmetic = precision if dvalues.dtype == "float32" else dvalues.dtype.name
     width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if dvalues.itemsize == 2 else 1
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
-    of_images, x_transposed, dy_transposed = type(x) is Images, False, False
-    if not of_images:
+    x_transposed = dy_transposed = False
+    if type(x) is not Images:
         x, x_transposed = aligned_either_way(of_bits(x))
         dy, dy_transposed = aligned_either_way(of_bits(dy))
     region = region_of(B, dvalues.itemsize, kept, x_transposed or dy_transposed)
-    offsets = x.offsets if of_images else None
+    rows, tops, offsets = region.DEPTH, (), None
+    if type(x) is Images:
+        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.offsets
+        rows, tops = prod(tile), x.tops(index, tile)
+        batch = tops.shape[0] * region.DEPTH
+        maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
+    else:
+        maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
-    rows: Any = region.DEPTH
-    if of_images:
-        tile = tile_that_fits(x.batch, x.outputs, region.DEPTH)
-        rows = x.tiles(index, tile)
-        batch = rows.table.shape[0] * region.DEPTH
     slots = region.WARPS * region.SLOTS
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
     n, places = used.size // region.WARPS, multiprocessors()
     how = pieces_for(n, places, batch, region.DEPTH, *times, dvalues.itemsize == 2)
     segments, cut = planned(index, cut_regions, n, places, *how)
     pieces, in_cluster = how[0], how[0] if how[1] else 1
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, of_images, in_cluster)
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets), in_cluster)
     slots *= cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     lines = index.block_rows, index.block_columns
@@ -140,15 +137,11 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
-    if of_images:
-        maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
-    else:
-        maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     launch(
         region_kernel(sums),
         segments.size // 4,
         region.THREADS,
-        *(maps, unannounced(maps), Plan(segments, boxes, codes, used, rows), into, dense),
+        *(maps, unannounced(maps), Plan(segments, boxes, codes, used, rows, tops), into, dense),
         shared_bytes=region.SHARED_BYTES,
         cluster=(in_cluster,) if in_cluster > 1 else None,
         overlap=True,
@@ -166,7 +159,8 @@ class Plan(NamedTuple):
     boxes: Any
     codes: Any
     used: Any
-    rows: Any  # of a stage; or `pixels.Tiles`
+    rows: int  # of a stage
+    tops: Any  # of tiles of images: see `pixels`
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -248,7 +242,7 @@ def region_kernel(sums: Sums) -> Any:
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
     THREADS, WORDS = region.THREADS, 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
-    clear, IN_CLUSTER = source_of(sums).clear, sums.PIECES > 1
+    ALL, OF_IMAGES, IN_CLUSTER = STAGES * region.STAGE_BYTES, sums.of_images, sums.PIECES > 1
 
     @cuda.jit(**registers_of(region).options)
     def kernel(maps, fresh, plan, into, dense):
@@ -257,14 +251,17 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        segments, boxes, codes, _, rows = plan
+        segments, _, codes, _, _, _ = plan
         item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
         pieces = segments[4 * cuda.blockIdx.x + 2]
         if tf32:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
                 own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
-        clear(rows, words, base)
+        if OF_IMAGES and plan.rows < DEPTH:  # stages are not filled, and none of it may be NaN
+            for i in range(4 * t, ALL // 4, 4 * THREADS):
+                store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
+            fence_proxy_async()
         if t == 0:
             begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
             fence_mbarrier_init()
@@ -273,10 +270,10 @@ def region_kernel(sums: Sums) -> Any:
         chunks = (into.sizes[0] + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
-        warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
+        warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             ring = shared, base, bars
-            supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, rows, ring)
+            supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
             if IN_CLUSTER:
                 meet()
@@ -296,11 +293,12 @@ def supplier(sums: Sums) -> Any:
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
     FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
-    source = source_of(sums)
-    count, code_of, top, load_x, load_dy = source[1:]
+    OF_IMAGES, top = sums.of_images, finding(sums.of_images).top
+    load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 
     @cuda.jit(device=True)
-    def supply(own, maps, fresh, boxes, item, row, steps, rows, ring):
+    def supply(own, maps, fresh, plan, item, first, steps, ring):
+        boxes, tops = plan.boxes, plan.tops
         shared, base, bars = ring
         if hand_over:
             fewer_registers(FEWER)
@@ -309,117 +307,55 @@ def supplier(sums: Sums) -> Any:
         for k in range(SHARE):
             at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
             mine[k] = boxes[item, at] if at < GROUPS else -1
-            box_codes[k] = code_of(boxes, item, at)
+            box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
             box = boxes[item, at]
             if box >= 0:
-                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * count(rows) * LINE)
+                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * plan.rows * LINE)
         if fresh != 0:
             for m in range(4):
                 fence_tensor_map(maps[m])
         wait_for_earlier_kernels()
         stage, phase = uint32(0), uint32(1)
-        for _ in range(steps):
+        for step in range(first, first + steps):
             mbarrier_wait(bars, STAGES + stage, phase)
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_expect(bars, stage, nbytes)
             sync_warp()
-            own_top = top(rows, row)
+            row = top(tops, DEPTH, step)
             for k in range(SHARE):
                 box, place = mine[k], mine[k] >> PLACE_AT & PLACES
                 to = uint32(base + stage * STAGE_BYTES + place * GROUP_BYTES)
                 if box >= 0:
                     own_map = maps[box & (IS_DY | IS_WIDE)]
                     if box & IS_DY:
-                        load_dy(shared, to, own_map, box, box_codes[k], own_top, bars, stage)
+                        load_dy(shared, to, own_map, box, box_codes[k], row, bars, stage)
                     else:
-                        load_x(shared, to, own_map, box, box_codes[k], own_top, bars, stage)
-            row = int32(row + DEPTH)
+                        load_x(shared, to, own_map, box, box_codes[k], row, bars, stage)
             stage, phase = following(stage, phase, STAGES)
 
     return supply
 
 
-class Source(NamedTuple):
-    """How rows of x and dy come to a stage; `rows` of a stage, or `pixels.Tiles`.
-
-    clear(rows, words, base) : the ring, where tiles do not fill a stage
-    count(rows) -> lines of a group that are loaded
-    code_of(boxes, item, at) -> what else `load` takes of a box
-    top(rows, row) -> where it finds a stage's
-    load_x, load_dy : load(shared, to, own_map, box, code, top, bars, stage)
-    """
-
-    clear: Any
-    count: Any
-    code_of: Any
-    top: Any
-    load_x: Any
-    load_dy: Any
-
-
 @cache
-def source_of(sums: Sums) -> Source:
-    region = sums.region
-    DEPTH, GROUPS, FEATURES, THREADS = region.DEPTH, region.GROUPS, region.FEATURES, region.THREADS
-    WORDS = region.STAGES * region.STAGE_BYTES // 4
+def load_box(sums: Sums, transposed: bool) -> Any:
+    """Request a box that begins at a row of the batch, or of images one with such a code."""
+    FEATURES, load_features = sums.region.FEATURES, load_for(transposed)
+    load_tile = load_pixels(FEATURES)
 
     @cuda.jit(device=True)
-    def nothing(rows, words, base):
-        pass
+    def load_of_images(shared, to, own_map, box, code, top, bars, stage):
+        load_tile(shared, to, own_map, code, top, bars, stage)
 
     @cuda.jit(device=True)
-    def all_rows(rows):
-        return DEPTH
-
-    @cuda.jit(device=True)
-    def no_code(boxes, item, at):
-        return 0
-
-    @cuda.jit(device=True)
-    def same(rows, row):
-        return row
-
-    if not sums.of_images:
-        loads = (load_box(region, of) for of in (sums.x_transposed, sums.dy_transposed))
-        return Source(nothing, all_rows, no_code, same, *loads)
-
-    @cuda.jit(device=True)
-    def clear(tiles, words, base):
-        if tiles.rows < DEPTH:
-            for i in range(4 * cuda.threadIdx.x, WORDS, 4 * THREADS):
-                store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
-            fence_proxy_async()
-
-    @cuda.jit(device=True)
-    def code_of(boxes, item, at):
-        return boxes[item, GROUPS + min(at, GROUPS - 1)]
-
-    @cuda.jit(device=True)
-    def top(tiles, row):
-        return top_of_tile(tiles, row // DEPTH)
-
-    @cuda.jit(device=True)
-    def load(shared, to, own_map, box, code, top, bars, stage):
-        load_pixels(shared, to, own_map, code, FEATURES, top, bars, stage)
-
-    return Source(clear, count_of_tile, code_of, top, load, load)
-
-
-@cache
-def load_box(region: Region, transposed: bool) -> Any:
-    """Request a box that begins at a row of the batch."""
-    FEATURES, load_features = region.FEATURES, load_for(transposed)
-
-    @cuda.jit(device=True)
-    def load(shared, to, own_map, box, _, row, bars, stage):
+    def load(shared, to, own_map, box, code, row, bars, stage):
         group = int32(box >> GROUP_AT)
         if transposed or box & IS_WIDE == 0:
             load_features(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
         else:
             tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
 
-    return load
+    return load_of_images if sums.of_images else load
 
 
 @cache
@@ -430,12 +366,11 @@ def multiplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    IN_CLUSTER, store = sums.PIECES > 1, storer(sums)
-    store_shared = cluster_storer(sums) if IN_CLUSTER else None
+    IN_CLUSTER, store, store_shared = sums.PIECES > 1, storer(sums), cluster_storer(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
-        (shared, base, bars), (segments, _, codes, useds, _) = ring, plan
+        (shared, base, bars), (segments, _, codes, useds, _, _) = ring, plan
         if hand_over:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)

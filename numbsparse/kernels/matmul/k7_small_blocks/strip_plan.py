@@ -226,12 +226,15 @@ def steps_in_strips(
     return part, kept / blocks_a_step / needed, int(steps.max(initial=1))
 
 
-def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
+def plan_strips(
+    index: Index, transposed: bool, features: int, strip: Strip, offsets: Any = None
+) -> tuple[Any, ...]:
     """What `strips` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
     lines (strips, columns): the block columns that each warp takes, or -1.
-    groups (stages + 1, groups of a stage): the groups of features, or -1.
+    groups (stages + 1, groups of a stage): the groups of features, or -1; of images, where taps
+        see by these offsets, what `pixels.boxes_of` makes of them.
     begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
     words : HEAD of each block of each stage, before those of its steps. First for each warp the
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
@@ -265,6 +268,8 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
     at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
+    if offsets is not None:
+        groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, codes)
     return (
@@ -275,15 +280,6 @@ def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> 
         words,
         codes.reshape(-1),
     )
-
-
-def plan_for_images(
-    index: Index, transposed: bool, features: int, strip: Strip, offsets: Any
-) -> tuple[Any, ...]:
-    """`plan_strips` of features that taps see, with `pixels.boxes_of` the groups."""
-    lengths, lines, groups, *rest = plan_strips(index, transposed, features, strip)
-    a_tap = features // len(offsets) // strip.WIDTH
-    return (lengths, lines, boxes_of(groups, offsets, a_tap), *rest)
 
 
 def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:

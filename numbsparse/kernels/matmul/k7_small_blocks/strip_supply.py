@@ -8,18 +8,12 @@ turns with the latter, since copying a register would mean waiting for it.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
-from numbsparse.kernels.parts.pixels import (
-    IMAGES,
-    count_of_tile,
-    load_pixels,
-    rows_of_tile,
-    top_of_tile,
-)
+from numbsparse.kernels.parts.pixels import IMAGES, finding, load_pixels
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
@@ -35,57 +29,6 @@ from numbsparse.kernels.ptx import (
 )
 
 
-class Source(NamedTuple):
-    """How tiles of the rows of x are found; `rows` is how many one has, or `pixels.Tiles`.
-
-    bounds(rows, tile) -> (first, end) : rows of y
-    top(rows, tile) -> what `load` takes of it
-    count(rows) -> lines of a group that are loaded
-    load(shared, to, x_map, group, top, bars, stage)
-    """
-
-    bounds: Any
-    top: Any
-    count: Any
-    load: Any
-
-
-@cache
-def source_of(strip: Strip, x_order: str) -> Source:
-    """Of x with whole rows, with whole features, or of images (`pixels`)."""
-    WIDTH, BOX_ROWS = strip.WIDTH, strip.BOX_ROWS(x_order == FEATURES)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
-
-    @cuda.jit(device=True)
-    def load_pixels_of(shared, to, x_map, group, top, bars, stage):
-        load_pixels(shared, to, x_map, group, WIDTH, top, bars, stage)
-
-    if x_order == IMAGES:
-        return Source(rows_of_tile, top_of_tile, count_of_tile, load_pixels_of)
-    load_box = load_for(x_order == FEATURES, strip.CLUSTER)
-
-    @cuda.jit(device=True)
-    def bounds(rows, tile):
-        return tile * rows, tile * rows + rows
-
-    @cuda.jit(device=True)
-    def top(rows, tile):
-        return int32(tile * rows)
-
-    @cuda.jit(device=True)
-    def count(rows):
-        return rows
-
-    @cuda.jit(device=True)
-    def load(shared, to, x_map, group, top, bars, stage):
-        feature = int32(group * WIDTH)
-        for b in range(BOXES):
-            box, first_row = to + b * BOX_BYTES, int32(top + b * BOX_ROWS)
-            load_box(shared, box, x_map, feature, first_row, bars, stage)
-
-    return Source(bounds, top, count, load)
-
-
 @cache
 def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
@@ -95,7 +38,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     blocks, PACKED = copies_of(strip, transposed), strip.PACKED
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
-    top, count_rows = source_of(strip, x_order).top, source_of(strip, x_order).count
+    top = finding(x_order == IMAGES).top
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -106,8 +49,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
-        words, codes, begins, groups, _, tiles, _, rows = plan
-        sources = x_map, w, codes, words, uint32(count_rows(rows) * ROW_BYTES)
+        words, codes, begins, groups, _, tiles, _, rows, tops = plan
+        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
@@ -119,7 +62,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
         if fetcher == 0 or not PACKED:  # x was there before w was packed
             wait_for_earlier_kernels()
         for i in range(first, last):
-            row, at, end = top(rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]
+            row, at, end = top(tops, rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
             if at < end and at != ahead:  # the strip before has no blocks
                 known = looked_up(groups, begins, at)
@@ -155,7 +98,7 @@ def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
     """turn(of, sources, own, others, ring, stage, phase): fill a stage once it is empty.
 
     of : (fetcher, what the lanes know, and of those to come, which of `count` stages that they know
-        this is, the first of these, where its rows are: see `Source`)
+        this is, the first of these, where its rows are, see `pixels.finding`)
     own : what a lane knows of the stage's blocks; others : of the next stage's, from here on
     """
     STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
@@ -187,7 +130,7 @@ def asking(strip: Strip, x_order: str) -> Any:
     W_START, X_START, STEP_BYTES = strip.W_START, strip.X_START, strip.STEP_BYTES
     HEAD, CLUSTER, FETCHERS = strip.HEAD, strip.CLUSTER, strip.FETCHERS
     SHARES, PACKED = -(-GROUPS // (FETCHERS * CLUSTER)), strip.PACKED
-    load = source_of(strip, x_order).load
+    load = loading(strip, x_order)
     ASKED = 4 + (STEP_BYTES if PACKED else 0)  # bytes of a step
 
     @cuda.jit(device=True)
@@ -231,3 +174,21 @@ def asking(strip: Strip, x_order: str) -> Any:
                     bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
 
     return ask
+
+
+def loading(strip: Strip, x_order: str) -> Any:
+    """load(shared, to, x_map, group, top, bars, stage): a group of the rows that begin there."""
+    if x_order == IMAGES:
+        return load_pixels(strip.WIDTH)
+    transposed, WIDTH = x_order == FEATURES, strip.WIDTH
+    load_box, BOX_ROWS = load_for(transposed, strip.CLUSTER), strip.BOX_ROWS(transposed)
+    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, group, row, bars, stage):
+        feature = int32(group * WIDTH)
+        for b in range(BOXES):
+            box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
+            load_box(shared, box, x_map, feature, first_row, bars, stage)
+
+    return load

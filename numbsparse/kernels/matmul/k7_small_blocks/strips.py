@@ -13,6 +13,7 @@ strips, and load each feature of x for both.
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint8, uint32, uint64
@@ -25,18 +26,17 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
     ROWS,
     Strip,
-    plan_for_images,
     plan_strips,
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
-from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer, source_of
+from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.packed import packed
-from numbsparse.kernels.parts.pixels import IMAGES, Images, tile_in_a_row
+from numbsparse.kernels.parts.pixels import IMAGES, Images, finding, tile_in_a_row
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -75,17 +75,17 @@ def along_strips(
         fill(y, 0)
         return
     arithmetic = precision if y.dtype == "float32" else y.dtype.name
-    of_images = type(x) is Images
-    row_tiles, rows, make, more = -(-batch // ROWS), ROWS, plan_strips, ()
-    if of_images:
-        tile = tile_in_a_row(x.batch, x.outputs, ROWS)
-        rows, make, more = x.tiles(index, tile), plan_for_images, (x.offsets,)
-        row_tiles = rows.table.shape[0]
-    sizes = row_tiles * ROWS if of_images else batch, features, columns
+    row_tiles, tops, offsets = -(-batch // ROWS), (), None
+    if type(x) is Images:
+        tile, offsets = tile_in_a_row(x.batch, x.outputs, ROWS), x.offsets
+        tops = x.tops(index, tile)
+        batch = tops.shape[0] * ROWS
+        row_tiles = tops.shape[0]
+    sizes = batch, features, columns
     strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None)
-    if of_images:  # a cluster has no copies of boxes of pixels
+    if offsets:  # of boxes of pixels a cluster gets no copies
         strip = strip._replace(CLUSTER=1)
-    plan = planned(index, make, transposed, features, strip._replace(SPLIT=1), *more)
+    plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1), offsets)
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
@@ -93,18 +93,14 @@ def along_strips(
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
     values, order = aligned_values(values), order_of(y)
-    if of_images:
-        x_order, x_map = IMAGES, tensor_map(*x.boxes(tile, strip.WIDTH))
+    if offsets:
+        x_order, rows, x_map = IMAGES, prod(tile), tensor_map(*x.boxes(tile, strip.WIDTH))
     else:
-        x, x_transposed = aligned_either_way(of_bits(x))
-        x_order = FEATURES if x_transposed else BY_ROWS
-        if x.itemsize == 2 and not x_transposed and order != FEATURES:
-            rows = even_rows(batch, row_tiles)
-        x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
+        x, x_order, rows, x_map = of_matrix(x, strip, row_tiles, order)
     w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS, gates)
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows)
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = dense_of(x.T if x_order == FEATURES else x, values, index, transposed)
@@ -120,6 +116,16 @@ def along_strips(
     )
 
 
+def of_matrix(x: Any, strip: Strip, tiles: int, y_order: str) -> tuple[Any, str, int, Any]:
+    """(x, aligned, its order, rows of a tile, its map)."""
+    x, transposed = aligned_either_way(of_bits(x))
+    batch, rows = x.shape[1 if transposed else 0], ROWS
+    if x.itemsize == 2 and not transposed and y_order != FEATURES:
+        rows = even_rows(batch, tiles)
+    x_map = map_of(x, min(rows, strip.BOX_ROWS(transposed)), strip.WIDTH, transposed)
+    return x, FEATURES if transposed else BY_ROWS, rows, x_map
+
+
 class Plan(NamedTuple):
     """What each block of threads does: see `plan_strips` and `parts.deal`."""
 
@@ -130,7 +136,8 @@ class Plan(NamedTuple):
     lines: Any
     tiles: Any
     tile_starts: Any
-    rows: Any  # of each tile of the batch: see `even_rows`; or `pixels.Tiles`
+    rows: int  # of each tile of the batch: see `even_rows`
+    tops: Any  # of tiles of images: see `pixels`
 
 
 @cache
@@ -190,7 +197,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS, x_transposed = SUMS // SLICES, strip.COLUMNS, x_order == FEATURES
-    bounds = source_of(strip, x_order).bounds
+    bounds = finding(x_order == IMAGES).bounds
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
@@ -223,7 +230,8 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 elif lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            place, (row, end) = (rank * WARPS + warp) * COLUMNS, bounds(plan.rows, tiles[i, 1])
+            place = (rank * WARPS + warp) * COLUMNS
+            row, end = bounds(plan.tops, plan.rows, tiles[i, 1])
             own_y = y[0], y[1], y[2], min(y[3], end), y[4]
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
             if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
