@@ -293,13 +293,20 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     assert sorted(found) == sorted(kept)
 
 
-@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
-def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "B", "how"),
+    [
+        *(("bfloat16", 8, (2, together)) for together in (False, True)),
+        *(("float16", 16, how) for how in ((2, False), (4, True))),
+        ("float32", 8, (2, False)),
+    ],
+)
+def test_sums_of_regions_that_are_cut(dtype, B, how, monkeypatch):
     left = []
 
     def halves(n, places, *of):
-        left.append(n % places)
-        return 2
+        left.append(n % places or how[1])
+        return how
 
     monkeypatch.setattr(regions, "pieces_for", halves)
     case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
@@ -309,10 +316,12 @@ def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 
 def test_regions_are_cut_where_that_pays():
     pieces = partial(region_plan.pieces_for, depth=16, row=0.05, sums=0.05)
-    assert pieces(50, 132, 64) == 1
-    assert pieces(50, 132, 2048) > 1
-    assert pieces(132, 132, 8192) == 1
-    assert pieces(1, 132, 40) <= 3  # a stage each
+    assert pieces(50, 132, 64)[0] == 1
+    assert pieces(50, 132, 2048)[0] > 1
+    assert pieces(132, 132, 8192)[0] == 1
+    assert pieces(1, 132, 40)[0] <= 3  # a stage each
+    assert pieces(9, 132, 512, clusters=True) == (8, True)
+    assert not pieces(50, 132, 64, clusters=True)[1]
 
 
 @pytest.mark.parametrize(("n", "pieces"), [(11, 3), (11, 1), (8, 3), (2, 5)])

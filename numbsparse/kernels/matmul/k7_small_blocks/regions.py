@@ -125,7 +125,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     slots = region.WARPS * region.SLOTS
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
     n, places = used.size // region.WARPS, multiprocessors()
-    how = pieces_for(n, places, batch, region.DEPTH, *times, dvalues.itemsize == 2)
+    how = pieces_for(n, places, batch, region.DEPTH, *times, bool(offsets))
     segments, cut = planned(index, cut_regions, n, places, *how)
     pieces, in_cluster = how[0], how[0] if how[1] else 1
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets), in_cluster)
@@ -293,7 +293,8 @@ def supplier(sums: Sums) -> Any:
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
     FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
-    OF_IMAGES, top = sums.of_images, finding(sums.of_images).top
+    OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
+    STEP = 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 
     @cuda.jit(device=True)
@@ -317,24 +318,31 @@ def supplier(sums: Sums) -> Any:
                 fence_tensor_map(maps[m])
         wait_for_earlier_kernels()
         stage, phase = uint32(0), uint32(1)
-        for step in range(first, first + steps):
+        row = int32(first * STEP)
+        for _ in range(steps):
             mbarrier_wait(bars, STAGES + stage, phase)
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_expect(bars, stage, nbytes)
             sync_warp()
-            row = top(tops, DEPTH, step)
+            where = top(tops, DEPTH, row)
             for k in range(SHARE):
                 box, place = mine[k], mine[k] >> PLACE_AT & PLACES
                 to = uint32(base + stage * STAGE_BYTES + place * GROUP_BYTES)
                 if box >= 0:
                     own_map = maps[box & (IS_DY | IS_WIDE)]
                     if box & IS_DY:
-                        load_dy(shared, to, own_map, box, box_codes[k], row, bars, stage)
+                        load_dy(shared, to, own_map, box, box_codes[k], where, bars, stage)
                     else:
-                        load_x(shared, to, own_map, box, box_codes[k], row, bars, stage)
+                        load_x(shared, to, own_map, box, box_codes[k], where, bars, stage)
+            row = int32(row + STEP)
             stage, phase = following(stage, phase, STAGES)
 
     return supply
+
+
+@cuda.jit(device=True)
+def as_it_is(tops, rows, row):
+    return row
 
 
 @cache
