@@ -326,9 +326,9 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
 
 
 PIXELS = [
-    ConvCase(3, (5, 9), 40, 24, 8, (3, 3), padding=1),  # a tile of 64 ends within an image
+    ConvCase(2, (5, 13), 16, 24, 8, (2, 3), padding=1),  # a tile of 64 ends within an image
     ConvCase(5, (4, 4), 24, 40, 8, (2, 3), padding=((0, 1), (2, 0))),  # and holds several
-    ConvCase(2, (2, 3, 6), 48, 16, 16, (3, 1, 2), padding=1, dilation=(1, 2, 1)),
+    ConvCase(1, (2, 3, 6), 48, 16, 16, (3, 1, 2), padding=1, dilation=(1, 2, 1)),
     ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
     ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
 ]

@@ -29,7 +29,7 @@ DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 # Of convolutions: taps along each axis, dtype and precision, and the block sizes.
 KINDS = (
-    (3, "float16", "highest", (16, 32, 64)),
+    (3, "float16", "highest", (8, 16, 32, 64)),
     (1, "float16", "highest", (32,)),
     (3, "float32", "high", (32,)),
     (3, "float32", "highest", (32,)),
