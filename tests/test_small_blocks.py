@@ -42,8 +42,8 @@ if device.SIMULATED:  # where strips are narrower
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
-    def widest(sizes, B, item, n_blocks):
-        return strip_plan.warps_for(sizes[2], item), 1
+    def widest(sizes, *_):
+        return strip_plan.warps_for(sizes[2], 2), 1
 
     monkeypatch.setattr(strip_plan, "shared_out", widest)
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
@@ -56,7 +56,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
-    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    monkeypatch.setattr(strip_plan, "PACK_FROM", {False: 0})
     case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 

@@ -55,24 +55,29 @@ RUNGS = {
 """The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8, k6_strips for
 those of 8 and 16."""
 
-ANY = 1 << 62
-BEST = {  # whether a weight-gradient, and float32: with blocks up to 8, of 16, and larger ones
-    (False, False): (
+ANY, SIDE = 1 << 62, 8
+BEST: dict[str, tuple[tuple[tuple[str, int], ...], ...]] = {  # blocks up to 8, of 16, larger ones
+    "lines": (
         (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", 4096)),
-        (("k2_unfolded", 64), ("k6_strips", 1024), ("k4_wgmma", ANY)),
-        (),
+        (("k2_unfolded", 64), ("k6_strips", 4096), ("k4_wgmma", ANY)),
+        (("k2_unfolded", 64),),
     ),
-    (False, True): (
+    "lines float32": (
         (("k2_unfolded", ANY),),
         (("k2_unfolded", 1024),),
         (("k2_unfolded", 1024),),
     ),
-    (True, False): (
-        (("k2_unfolded", 128), ("k6_strips", ANY), ("k2_unfolded", ANY)),
-        (("k2_unfolded", 128), ("k4_wgmma", ANY)),
+    "weight_grad": (
+        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", ANY)),
+        (("k2_unfolded", 64), ("k4_wgmma", ANY)),
         (("k2_unfolded", 1024),),
     ),
-    (True, True): ((("k2_unfolded", ANY),),) * 3,
+    "weight_grad ragged": (  # images that tiles of SIDE x SIDE do not fill
+        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", ANY)),
+        (("k2_unfolded", 1024), ("k6_strips", 4096), ("k4_wgmma", ANY)),
+        (("k2_unfolded", 2048),),
+    ),
+    "weight_grad float32": ((("k2_unfolded", ANY),),) * 3,
 }
 """Rungs that are the fastest up to so many outputs, the better one first (measured on an H200)."""
 
@@ -99,8 +104,13 @@ def chosen(
     The case is what `unsupported` takes. Raises ValueError with all their reasons where none does.
     """
     outputs = batch * prod(window.big if product == "input_grad" else window.small)
-    best = BEST[product == "weight_grad", str(dtype) == "float32"]
-    first = [k for k, most in best[(block_size > 8) + (block_size > 16)] if outputs <= most]
+    kind = "weight_grad" if product == "weight_grad" else "lines"
+    if str(dtype) == "float32":
+        kind += " float32"
+    elif product == "weight_grad" and any(n % SIDE for n in window.small if n > 1):
+        kind += " ragged"
+    best = BEST[kind][(block_size > 8) + (block_size > 16)]
+    first = [name for name, most in best if outputs <= most]
     reasons = {}
     for name in [name for name in (*first, *reversed(names)) if name in names]:
         case = product, block_size, dtype, place, batch, precision, window, *features

@@ -29,7 +29,7 @@ from numba import cuda, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
-from numbsparse.kernels.card import copy_engine
+from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
@@ -162,8 +162,10 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
     """(rows, taps * features): what the outputs from `first` on see through each tap."""
     words, overlap = empty((rows, how.taps * how.words), "uint32"), copy_engine()
     image, entry = divmod(first * how.taps, how.sources.size)
+    lines = rows * how.taps
+    run = RUN if lines > 2 * RUN * THREADS[1] * multiprocessors() else 1
     launch(
-        unfold_kernel(overlap), -(-rows * how.taps // (RUN * THREADS[1])), THREADS,
+        unfold_kernel(run, overlap), -(-lines // (run * THREADS[1])), THREADS,
         how, image, entry, span(words),
         overlap=overlap,
     )  # fmt: skip
@@ -172,8 +174,11 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
 
 
 @cache
-def unfold_kernel(overlap: bool) -> Any:
-    """A warp copies RUN pixels; from image `image` on, and the `entry`-th of its sources."""
+def unfold_kernel(RUN: int, overlap: bool) -> Any:
+    """A warp copies RUN pixels; from image `image` on, and the `entry`-th of its sources.
+
+    With one pixel it needs few registers, and starts beside the last blocks of a small product.
+    """
     OWN, PIECES = (RUN,), (RUN, 4)
 
     @cuda.jit

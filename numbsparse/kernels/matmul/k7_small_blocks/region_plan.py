@@ -29,7 +29,7 @@ IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
 # Microseconds, beside those that grow with the batch (H200); and of all places those where
 # clusters of so many pieces find room at once.
-A_REGION, SECOND_PASS, IN_CLUSTER = 4.5, 6.0, 2.0
+A_REGION, SECOND_PASS, IN_CLUSTER = 4.5, 6.0, 4.0
 CLUSTERS = {2: 1.0, 4: 0.75, 8: 0.6}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 

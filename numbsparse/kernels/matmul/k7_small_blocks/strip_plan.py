@@ -34,12 +34,13 @@ WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
 ROWS = 64
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
 # more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
-# that size find free at once.
+# that size find free at once; and where x are images.
 A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
 A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
 ROOM = {2: 1.0, 4: 0.75}
+ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
-PACK_FROM = 512  # rows
+PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -128,6 +129,7 @@ def strip_of(
     transposed: bool,
     sizes: tuple[int, int, int],
     gated: bool = False,
+    of_images: bool = False,
 ) -> Strip:
     """For sizes (batch, features, columns). Blocks that have gates are packed.
 
@@ -141,11 +143,11 @@ def strip_of(
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
-    warps, split = shared_out(sizes, B, item, index.block_rows.size)
+    warps, split = shared_out(sizes, B, item, index.block_rows.size, of_images)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
-    if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
+    if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
         whole = split == 1 and warps == widest
@@ -154,16 +156,16 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item))
+        strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item, of_images))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
 
 
-def is_packed(batch: int, item: int) -> bool:
+def is_packed(batch: int, item: int, of_images: bool = False) -> bool:
     """Whether w is packed beforehand: then no lane has to copy it, stage after stage."""
-    return item == 4 or batch > PACK_FROM
+    return item == 4 or batch > PACK_FROM[of_images]
 
 
 @cache
@@ -176,7 +178,9 @@ def filled(strip: Strip, limit: int) -> Strip:
     return strip
 
 
-def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) -> tuple[int, int]:
+def shared_out(
+    sizes: tuple[int, int, int], B: int, item: int, n_blocks: int, of_images: bool = False
+) -> tuple[int, int]:
     """(warps of a strip, blocks of threads that share its sum), for the least time.
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
@@ -186,21 +190,24 @@ def shared_out(sizes: tuple[int, int, int], B: int, item: int, n_blocks: int) ->
     of_x, of_block = A_GROUP[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     units, widest = multiprocessors(), warps_for(columns, item)
+    room = ROOM_OF_IMAGES if of_images else ROOM
 
     def tiles_of(warps: int) -> int:
         return -(-columns // (warps * WARP_COLUMNS)) * -(-batch // ROWS)
 
     def cost(warps: int, split: int) -> float:
         tiles = tiles_of(warps)
-        if split > 1 and tiles * split > units * ROOM[split]:
+        if split > 1 and tiles * split > units * room[split]:
             return float("inf")
         group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
+        if of_images:
+            adding *= split / 2
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
     if tiles_of(widest) >= 2 * units:
         return widest, 1
     widths = [widest] + [n for n in (8, 4) if n < widest]
-    return min(((n, split) for n in widths for split in (1, *ROOM)), key=lambda how: cost(*how))
+    return min(((n, split) for n in widths for split in (1, *room)), key=lambda how: cost(*how))
 
 
 def warps_for(columns: int, item: int) -> int:

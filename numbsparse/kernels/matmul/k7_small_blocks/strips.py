@@ -82,9 +82,7 @@ def along_strips(
         batch = tops.shape[0] * ROWS
         row_tiles = tops.shape[0]
     sizes = batch, features, columns
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None)
-    if offsets:  # of boxes of pixels a cluster gets no copies
-        strip = strip._replace(CLUSTER=1)
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None, bool(offsets))
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1), offsets)
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
