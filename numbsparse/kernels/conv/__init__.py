@@ -56,28 +56,17 @@ RUNGS = {
 those of 8 and 16."""
 
 ANY, SIDE = 1 << 62, 8
+U, W, S = "k2_unfolded", "k4_wgmma", "k6_strips"
 BEST: dict[str, tuple[tuple[tuple[str, int], ...], ...]] = {  # blocks up to 8, of 16, larger ones
-    "lines": (
-        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", 4096)),
-        (("k2_unfolded", 64), ("k6_strips", 4096), ("k4_wgmma", ANY)),
-        (("k2_unfolded", 64),),
+    "lines": (((U, 64), (S, ANY), (U, 4096)), ((U, 64), (S, 4096), (W, ANY)), ((U, 64),)),
+    "lines float32": (((U, ANY),), ((U, 1024),), ((U, 1024),)),
+    "weight_grad": (((U, 64), (S, ANY), (U, ANY)), ((U, 64), (W, ANY)), ((U, 1024),)),
+    "weight_grad ragged": (  # of images that tiles of SIDE x SIDE do not fill
+        ((U, 64), (S, ANY), (U, ANY)),
+        ((U, 1024), (S, 4096), (W, ANY)),
+        ((U, 2048),),
     ),
-    "lines float32": (
-        (("k2_unfolded", ANY),),
-        (("k2_unfolded", 1024),),
-        (("k2_unfolded", 1024),),
-    ),
-    "weight_grad": (
-        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", ANY)),
-        (("k2_unfolded", 64), ("k4_wgmma", ANY)),
-        (("k2_unfolded", 1024),),
-    ),
-    "weight_grad ragged": (  # images that tiles of SIDE x SIDE do not fill
-        (("k2_unfolded", 64), ("k6_strips", ANY), ("k2_unfolded", ANY)),
-        (("k2_unfolded", 1024), ("k6_strips", 4096), ("k4_wgmma", ANY)),
-        (("k2_unfolded", 2048),),
-    ),
-    "weight_grad float32": ((("k2_unfolded", ANY),),) * 3,
+    "weight_grad float32": (((U, ANY),), ((U, ANY),), ((U, ANY),)),
 }
 """Rungs that are the fastest up to so many outputs, the better one first (measured on an H200)."""
 

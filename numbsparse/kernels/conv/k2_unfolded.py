@@ -43,7 +43,7 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import span
-from numbsparse.layout import Index, Layout, Walk
+from numbsparse.layout import Index, Walk
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -64,7 +64,8 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
     y = y.reshape(-1, y.shape[2])
     if product == "input_grad":
-        (index,) = planned(index, taps_in_lines, window.taps, product, tuple(range(window.taps)))
+        taps = tuple(range(window.taps))
+        index, *_ = planned(index, taps_in_lines, window.taps, product, taps)
     together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
     for first in range(0, y.shape[0], together):
         part = y[first : first + together]
@@ -84,7 +85,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     together = max(IN_MEMORY // max(width * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
         taps = range(first, min(first + together, window.taps))
-        rows, begin, end = planned(index, rows_of_taps, window.taps, taps)
+        how = taps_in_lines, window.taps, "weight_grad", tuple(taps)
+        rows, begin, end = planned(index, *how)
         some = unfolding("weight_grad", x, index, window, B, taps)
         # Not named: its memory is there for the next part.
         of.weight_grad(
@@ -215,33 +217,30 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
 
 def taps_in_lines(
     index: Index, n_taps: int, product: str, taps: tuple[int, ...], together: int = 1
-) -> tuple[Index]:
-    """The blocks of some taps in the product of what these see: of each tap a multiple of
-    `together` lines. Of forward in rows (tap, in_block); else in columns (tap, out_block)."""
-    forward, place = product == "forward", np.full(n_taps, -1)
+) -> tuple[Index, int, int]:
+    """(index of the blocks of some taps in the product of what these see, begin, end).
+
+    They are in rows (tap, in_block), for the input-gradient in columns (tap, out_block), of each
+    tap a multiple of `together`. In a weight-gradient taps are neighbours: its blocks, `begin` to
+    `end`, are counted from the first one.
+    """
+    place = np.full(n_taps, -1)
     place[list(taps)] = np.arange(len(taps))
     tap, rows = np.divmod(index.block_rows, (index.rows.indptr.size - 1) // n_taps)
     kept = np.flatnonzero(place[tap] >= 0)
     sides = [rows[kept], index.block_columns[kept]]
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
-    seen = 0 if forward else 1
+    seen, begin = int(product == "input_grad"), 0
+    if product == "weight_grad" and kept.size:
+        begin = int(kept[0])
     of_tap = -(-counts[seen] // together) * together
     sides[seen], counts[seen] = place[tap[kept]] * of_tap + sides[seen], len(taps) * of_tap
 
     def walk(lines, others, count):
         order = np.lexsort((others, lines))
         indptr = np.searchsorted(lines[order], np.arange(count + 1))
-        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], kept[order])))
+        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], kept[order] - begin)))
 
     walks = walk(sides[0], sides[1], counts[0]), walk(sides[1], sides[0], counts[1])
-    return (Sent(Index(*walks, *(a.astype(np.int32) for a in sides))),)
-
-
-def rows_of_taps(index: Index, n_taps: int, taps: range) -> tuple[Index, int, int]:
-    """(the index of some taps alone, their first block, their last one and 1)."""
-    in_blocks, out_blocks = (index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1
-    first, last = taps.start * in_blocks, taps.stop * in_blocks
-    begin, end = np.searchsorted(index.block_rows, [first, last])
-    pattern = np.zeros((last - first, out_blocks), bool)
-    pattern[index.block_rows[begin:end] - first, index.block_columns[begin:end]] = True
-    return Sent(Layout(pattern).index), int(begin), int(end)
+    lines = Sent(Index(*walks, *(a.astype(np.int32) for a in sides)))
+    return lines, begin, begin + kept.size

@@ -66,7 +66,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         fill(y, 0.0)
         return
     view = window.view(product, of)
-    (lines,) = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
+    lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
     images = images_of(x, view.sizes, view.out_sizes, of.offsets, WIDTH)
     along_strips(images, values, lines, y, product == "input_grad", precision)
 
@@ -77,7 +77,8 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     (of,), B = window.passes("weight_grad"), dvalues.shape[1]
-    (lines,) = planned(index, taps_in_lines, window.taps, "forward", of.taps, FEATURES // B)
+    how = taps_in_lines, window.taps, "weight_grad", of.taps, FEATURES // B
+    lines, *_ = planned(index, *how)
     x = images_of(x, window.big, window.small, of.offsets, FEATURES)
     dy = images_of(dy, window.small, window.small, ((0, 0, 0),), 1)
     in_regions(x, dy, lines, dvalues, precision)
