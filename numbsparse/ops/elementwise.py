@@ -13,7 +13,7 @@ array([[1.5, 1.5],
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, reduce
 from types import ModuleType
 from typing import Any
 
@@ -69,8 +69,8 @@ def power(a: Any, exponent: float) -> Any:
         raise TypeError(f"exponent takes a number, got {type_name(exponent)}")
     if on_gpu(a, "a"):
         return apply_on_gpu("power", a, float(exponent))
-    if exponent in (1, 2, 3, 4):
-        return _small_power(a, int(exponent))
+    if exponent in (1, 2, 3, 4):  # by products: many times faster than NumPy's power
+        return np.array(reduce(np.multiply, [a] * int(exponent)), order="C")
     return np.asarray(np.power(a, float(exponent), order="C"))
 
 
@@ -268,11 +268,3 @@ def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _do_not_broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> str:
     return f"a and b take shapes that broadcast together, got {a} and {b}"
-
-
-def _small_power(a: ndarray, exponent: int) -> ndarray:
-    """a ** 1 to 4 by products: many times faster than NumPy's power."""
-    y = np.array(a, order="C")
-    for _ in range(exponent - 1):
-        y *= a
-    return y
