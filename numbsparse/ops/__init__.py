@@ -101,12 +101,10 @@ from numbsparse.ops.optimizer import (
     TAKEN,
     adam_numbers,
     adam_step,
-    adam_step_with,
     check_step,
     global_norm,
     scale_to_norm,
     sgd_step,
-    sgd_step_with,
 )
 from numbsparse.ops.precision import checked_precision, own_precision
 from numbsparse.ops.precision import set_precision as set_precision

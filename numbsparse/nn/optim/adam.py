@@ -68,7 +68,7 @@ class Adam(Optimizer):
     def _update(
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
-        ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
+        ops.adam_step(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
 
 
 class AdamW(Adam):

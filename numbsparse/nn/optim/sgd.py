@@ -71,4 +71,4 @@ class SGD(Optimizer):
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
         velocity, master = slots.get("velocity"), slots.get("master")
-        ops.sgd_step_with(p, g, velocity, master, numbers, group["nesterov"])
+        ops.sgd_step(p, g, velocity, master, numbers, group["nesterov"])
