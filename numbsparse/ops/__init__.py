@@ -26,14 +26,7 @@ from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
 from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
-from numbsparse.ops.conv import (
-    conv,
-    conv_in,
-    conv_transpose,
-    conv_transpose_in,
-    conv_weight_grad,
-    conv_weight_grad_in,
-)
+from numbsparse.ops.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
@@ -123,10 +116,9 @@ from numbsparse.ops.softmax import (
 
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
-    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_factors", "check_step",
-    "checked_norm", "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside",
-    "is_half", "operand", "own_precision", "repeated", "space_of", "started", "state_dtype",
-    "transpose", "transpose_window",
+    "matmul", "sddmm", "check_factors", "check_step", "checked_norm", "checked_precision",
+    "conv_window", "gate_dtype", "getitem", "index_beside", "is_half", "operand", "own_precision",
+    "repeated", "space_of", "started", "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip
 
 __all__ = [n for n, of in globals().items() if n[0] != "_" and not isinstance(of, _ModuleType)]
