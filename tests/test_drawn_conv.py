@@ -273,7 +273,7 @@ def prepare(patch, place, parts):
         full = np.full(shape, np.nan, like.dtype)
         return device.to_device(full) if isinstance(like, DeviceArray) else full
 
-    patch.setattr(import_module("numbsparse.ops.conv"), "empty_like", blank)
+    patch.setattr(import_module("numbsparse.ops.conv"), "empty_beside", blank)
     if parts == "many" and place == "cpu":
         for name in ("lines", "weight_grad"):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)

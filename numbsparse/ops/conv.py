@@ -12,12 +12,12 @@ from numbsparse.ops.conv_operands import (
     as_rows,
     check_features,
     check_weight,
-    empty_like,
     is_away,
     only_tap,
     small_space,
 )
 from numbsparse.ops.conv_window import in_blocks_of
+from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.precision import checked_precision
@@ -34,7 +34,7 @@ def conv(x: Any, w: Any, window: Window, kernel: str, precision: str | None) -> 
     shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, in_features), precision=precision)
-    y = empty_like(shape, x)
+    y = empty_beside(shape, x)
     of = choose("forward", kernel, x, w, precision, window, in_features)
     of.forward(as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(y), precision)
     return y
@@ -62,7 +62,7 @@ def conv_transpose(
     check_features(w, window, out_features, "out_features")
     if is_product(window, kernel, w):
         return matmul(x, only_tap(w, out_features).T, precision=precision)
-    dx = empty_like((x.shape[0], *window.big[3 - axes :], out_features), x)
+    dx = empty_beside((x.shape[0], *window.big[3 - axes :], out_features), x)
     of = choose("input_grad", kernel, x, w, precision, window, out_features)
     of.input_grad(
         as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(dx), precision
@@ -88,7 +88,7 @@ def conv_weight_grad(
     if is_product(window, kernel, w):
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
         return w.with_values(only.values)
-    values = empty_like((layout.n_blocks, size, size), x)
+    values = empty_beside((layout.n_blocks, size, size), x)
     of = choose("weight_grad", kernel, x, w, precision, window, x.shape[-1])
     of.weight_grad(as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision)
     return w.with_values(values)

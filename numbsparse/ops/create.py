@@ -32,6 +32,11 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
     return array
 
 
+def empty_beside(shape: tuple[int, ...], like: Any) -> Any:
+    """An array of whatever was in memory, of the dtype of another and in its place."""
+    return (empty if isinstance(like, DeviceArray) else np.empty)(shape, like.dtype)
+
+
 def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:
     """An array of zeros in a place, as `full` has it."""
     return full(shape, 0, dtype, place)

@@ -177,24 +177,19 @@ def copy_into(target: Any, source: Any) -> None:
 
 def write(target: Any, source: Any) -> None:
     """`copy_into` memory that no tensor has yet."""
-    _check_copy(target, source)
-    if isinstance(target, DeviceArray):
+    if (on_gpu := isinstance(target, DeviceArray)) != isinstance(source, DeviceArray):
+        raise ValueError(places_differ("target", "source"))
+    if target.shape != source.shape:
+        raise ValueError(f"target and source take one shape, got {target.shape} and {source.shape}")
+    if on_gpu:
+        for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
+            if is_bfloat16(a) and not is_floating(b):
+                raise TypeError(f"target and source take floats with bfloat16, got {b}")
         from numbsparse.kernels import elementwise as kernels
 
         kernels.copy(target, source)
     else:
         target[...] = source
-
-
-def _check_copy(target: Any, source: Any) -> None:
-    if isinstance(target, DeviceArray) != isinstance(source, DeviceArray):
-        raise ValueError(places_differ("target", "source"))
-    if target.shape != source.shape:
-        raise ValueError(f"target and source take one shape, got {target.shape} and {source.shape}")
-    if isinstance(target, DeviceArray):
-        for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
-            if is_bfloat16(a) and not is_floating(b):
-                raise TypeError(f"target and source take floats with bfloat16, got {b}")
 
 
 def _unary(function: Callable[..., Any], name: str, a: Any) -> Any:

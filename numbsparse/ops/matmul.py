@@ -30,6 +30,7 @@ from numbsparse.kernels.matmul import function_of, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
+from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import clear_rest, taken
@@ -192,7 +193,7 @@ def sddmm(
         size = _block_size(shape, layout.shape)
     else:
         size = integer("block_size", block_size)
-    values = _empty((layout.n_blocks, size, size), a)
+    values = empty_beside((layout.n_blocks, size, size), a)
     return sddmm_into(values, a, b, layout, kernel, precision)
 
 
@@ -424,12 +425,6 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     return array
 
 
-def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    if isinstance(like, DeviceArray):
-        return empty(shape, like.dtype)
-    return np.empty(shape, like.dtype)
-
-
 def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     """B, where it follows from the features and the layout's blocks."""
     sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
@@ -440,14 +435,6 @@ def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     return int(size)
 
 
-def _matmul(self: BlockSparse, x: Any) -> Any:
-    return matmul(self, x)
-
-
-def _rmatmul(self: BlockSparse, x: Any) -> Any:
-    return matmul(x, self)
-
-
 # The matrix cannot import the package that multiplies it, so that package adds the operator.
-BlockSparse.__matmul__ = _matmul  # type: ignore[method-assign]
-BlockSparse.__rmatmul__ = _rmatmul  # type: ignore[method-assign]
+BlockSparse.__matmul__ = matmul  # type: ignore[method-assign]
+BlockSparse.__rmatmul__ = lambda self, x: matmul(x, self)  # type: ignore[method-assign]

@@ -50,7 +50,7 @@ def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov:
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    if _check(p, g, master, velocity=velocity):
+    if check_step(p, g, master=master, velocity=velocity):
         from numbsparse.kernels import optimizer as kernels
 
         kernels.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
@@ -111,7 +111,7 @@ def adam_step(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    if _check(p, g, master, m=m, v=v):
+    if check_step(p, g, master=master, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels
 
         kernels.adam_step(p, gapless(g), m, v, master, numbers)
@@ -207,17 +207,13 @@ def scale_to_norm(
     return norm, [known[id(a)] for a in arrays]
 
 
-def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> None:
-    """Refuse what a step of an optimizer on these would, which then changes nothing.
+def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> bool:
+    """Refuse what a step of an optimizer on these would; else whether they are on the GPU.
 
     >>> check_step(np.ones(3), np.ones(4))
     Traceback (most recent call last):
     ValueError: p and g take one shape, got (3,) and (4,)
     """
-    _check(p, g, master, **state)
-
-
-def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
     gpu = alike(p=p, g=g)
     is_16_bit = p.dtype.itemsize == 2
     if master is None and is_bfloat16(p.dtype):

@@ -53,7 +53,10 @@ def expected(
     times, point = measured(), np.log2([features, values / features**2, rows])
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     corners = list(_corners(times.axes, point))
-    logs = {name: _between(array, corners) for name, array in of_rung.items()}
+    logs = {
+        name: sum(weight * float(array[place]) for place, weight in corners)
+        for name, array in of_rung.items()
+    }
     return {name: 2**log for name, log in logs.items() if log == log}
 
 
@@ -93,7 +96,3 @@ def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
         places, weights = zip(*corner, strict=True)
         if weight := prod(weights):
             yield places, weight
-
-
-def _between(array: np.ndarray, corners: list[tuple[tuple[int, ...], float]]) -> float:
-    return sum(weight * float(array[place]) for place, weight in corners)
