@@ -10,6 +10,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import integer
 
 
 class Embedding(Module):
@@ -28,8 +29,7 @@ class Embedding(Module):
     ):
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if value < 1:
-                raise ValueError(f"{name} takes a whole number from 1 on, got {value}")
+            integer(name, value)
         table = np.random.default_rng(seed).standard_normal((num_embeddings, embedding_dim))
         self.weight = Parameter(table.astype(as_dtype(dtype)))
 

@@ -10,6 +10,7 @@ from scipy.sparse import csc_array
 from numbsparse.device import empty
 from numbsparse.ops.operands import check_integers, check_range, on_gpu
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import integer
 
 
 def take_rows(table: Any, indices: Any) -> Any:
@@ -69,12 +70,11 @@ def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
         raise ValueError(
             f"dy takes the shape (*indices.shape, width), got {dy.shape} with {indices.shape}"
         )
-    if not isinstance(rows, int | np.integer) or rows < 0:
-        raise ValueError(f"rows takes an integer of at least 0, got {rows!r}")
+    rows = integer("rows", rows, least=0)
     if gpu:
         from numbsparse.kernels import embedding as kernels
 
-        dtable = empty((int(rows), dy.shape[-1]), dy.dtype)
+        dtable = empty((rows, dy.shape[-1]), dy.dtype)
         flat = reshape(indices, (indices.size,))
         kernels.sum_rows(reshape(dy, (indices.size, dy.shape[-1])), flat, dtable)
         return dtable

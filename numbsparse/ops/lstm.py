@@ -19,9 +19,10 @@ from numbsparse.ops.create import empty_beside, zeros
 from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import home, streamed
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import on_gpu, place_of
+from numbsparse.ops.operands import check_beside, on_gpu, place_of
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.reduce import sum as sum_over
+from numbsparse.patterns.checks import number
 
 KERNELS = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
@@ -77,8 +78,7 @@ def lstm(
     of the units, and h that of all.
     """
     check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept, exchange=exchange)
-    if not eps >= 0:
-        raise ValueError(f"eps takes a number from 0 on, got {eps}")
+    number("eps", eps)
     precision = checked_precision(precision)
     (steps, batch, _), units = x.shape, h.shape[1]
     hs = empty_beside((steps + 1, batch, units), x)
@@ -227,8 +227,7 @@ def check(
     exchange: Any = None,
 ) -> None:
     """Refuse what does not fit together, by name."""
-    gpu = on_gpu(x, "x")
-    place = "cuda" if gpu else "cpu"
+    place = "cuda" if on_gpu(x, "x") else "cpu"
     for name, w in (("weight_ih", weight_ih), ("weight_hh", weight_hh)):
         if not isinstance(w, BlockSparse):
             raise TypeError(f"{name} takes a BlockSparse, got {type(w).__name__}")
@@ -259,12 +258,7 @@ def check(
     wanted += [] if gain is None else [("gain", gain, (columns,), x.dtype)]
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]
     for name, a, shape, dtype in wanted:
-        if on_gpu(a, name) != gpu:
-            raise ValueError(f"{name} takes the device of x, {place}, got {place_of(a)}")
-        if a.dtype != dtype:
-            raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {a.dtype}")
-        if a.shape != shape:
-            raise ValueError(f"{name} takes the shape {shape}, got {a.shape}")
+        check_beside(name, a, shape, dtype, "x", x)
 
 
 def _each(array: Any, steps: int = 0) -> list[Any]:

@@ -136,17 +136,14 @@ def alike(**arrays: Any) -> bool:
     return gpu
 
 
-def check_statistic(
-    array: Any, argument: str, like: Any, gpu: bool, shape: tuple[int, ...]
+def check_beside(
+    argument: str, array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str, other: Any
 ) -> None:
-    """Refuse all but an array of `shape`, on the device of `like`, and in its compute dtype."""
-    if not isinstance(array, np.ndarray | DeviceArray):
-        raise TypeError(not_an_array(array, argument))
-    if isinstance(array, DeviceArray) != gpu:
-        raise ValueError(places_differ("the other arrays", argument))
-    dtype = np.dtype(np.float32) if gpu else like.dtype
+    """Refuse all but an array of that shape and dtype on the device of `other`, called `name`."""
+    if on_gpu(array, argument) != isinstance(other, DeviceArray):
+        raise ValueError(places_differ(name, argument))
     if array.dtype != dtype:
-        raise TypeError(f"{argument} takes {dtype} with {like.dtype}, got {array.dtype}")
+        raise TypeError(f"{argument} takes {dtype} with {name} of {other.dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
 

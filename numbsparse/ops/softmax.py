@@ -14,9 +14,9 @@ from numbsparse.device import empty
 from numbsparse.ops.create import zeros_like
 from numbsparse.ops.operands import (
     alike,
+    check_beside,
     check_integers,
     check_range,
-    check_statistic,
     contiguous,
     on_gpu,
 )
@@ -122,7 +122,8 @@ def cross_entropy_grad(probabilities: Any, targets: Any, dlosses: Any) -> Any:
     """dlogits[i] = (probabilities[i] - one_hot(targets[i])) * dlosses[i], (n, classes)."""
     gpu = on_gpu(probabilities, "probabilities")
     _check_targets(probabilities, "probabilities", targets, gpu)
-    check_statistic(dlosses, "dlosses", probabilities, gpu, targets.shape)
+    dtype = np.dtype(np.float32) if gpu else probabilities.dtype
+    check_beside("dlosses", dlosses, targets.shape, dtype, "probabilities", probabilities)
     if gpu:
         from numbsparse.kernels import softmax as kernels
 
