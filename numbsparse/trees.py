@@ -1,7 +1,5 @@
 """Tuples, lists and dicts of values, within each other: what steps and functions take and give."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

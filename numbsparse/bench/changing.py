@@ -1,7 +1,5 @@
 """What it costs that a layout changes: gates, layouts made on the GPU, and plans of new ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

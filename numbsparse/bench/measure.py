@@ -1,7 +1,5 @@
 """One product of one problem: everybody's result is checked, and what is right is timed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Results as text: a line a row while they are measured, and tables of Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS

@@ -3,8 +3,6 @@
 What the choice costs at other points is drawn and measured by `held_out`.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product as every
 from math import inf

@@ -1,7 +1,5 @@
 """Arrays of other GPU libraries in, and results back in the caller's library."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """How ranks find each other: all others connect to rank 0, which sees that they fit together."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

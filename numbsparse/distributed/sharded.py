@@ -1,7 +1,5 @@
 """Optimizers whose state is divided among the ranks; checkpoints that one rank writes for all."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping
 from copy import copy

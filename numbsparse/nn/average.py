@@ -1,7 +1,5 @@
 """The moving average of weights, which is what a trained model is often used with."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

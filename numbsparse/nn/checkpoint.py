@@ -1,7 +1,5 @@
 """State dicts in files: whole or not at all, and readable by `numpy.load`, or by safetensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

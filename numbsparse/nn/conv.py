@@ -1,7 +1,5 @@
 """Convolutions: a sparse one is a convolution with a layout."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

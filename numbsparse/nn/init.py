@@ -1,7 +1,5 @@
 """First values of block-sparse weights. A unit's fan-in counts only the kept blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

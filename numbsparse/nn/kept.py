@@ -1,7 +1,5 @@
 """Arrays kept with parameters (moments, masters, averages), and the layout they belong to."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear: a sparse one is a Linear with a layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

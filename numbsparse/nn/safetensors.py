@@ -7,8 +7,6 @@ numbers and strings, and where a matrix ends within its last blocks; with it a c
 which the format itself lacks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

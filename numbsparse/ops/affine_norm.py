@@ -14,8 +14,6 @@ are (width,) or (groups, width). On a GPU a kernel each way. Ba, Kiros and Hinto
 Normalization", 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

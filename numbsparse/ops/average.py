@@ -1,7 +1,5 @@
 """Moving averages of weights, in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

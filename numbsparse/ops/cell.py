@@ -8,8 +8,6 @@ Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997. `kept` is dropout on
 Semeniuta, Severyn and Barth, "Recurrent Dropout without Memory Loss", 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which rung of the ladder computes a product."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

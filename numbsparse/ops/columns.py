@@ -4,8 +4,6 @@ Matrices are their stored blocks, (n_blocks, B, B), and a layout. What belongs t
 (out_blocks * B,), in float32 with blocks of 16-bit floats.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Block-sparse convolutions: check the operands, choose a kernel, allocate, launch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse.block_sparse import BlockSparse

@@ -1,7 +1,5 @@
 """What convolutions ask of their operands, and how these are stored for a kernel."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """New arrays of one value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

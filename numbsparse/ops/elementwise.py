@@ -10,8 +10,6 @@ array([[1.5, 1.5],
        [2.5, 2.5]], dtype=float32)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, reduce
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Rows of a table, and the sum back into the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

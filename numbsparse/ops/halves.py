@@ -4,8 +4,6 @@
 array([[1., 2.]], dtype=float32)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

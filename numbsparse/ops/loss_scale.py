@@ -4,8 +4,6 @@ On a GPU nothing is copied to the host. After Micikevicius et al., "Mixed Precis
 section 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of many LSTM steps by one kernel, where there is one that serves."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any

@@ -1,7 +1,5 @@
 """Layouts made from block coordinates where these are: on a GPU without a look at them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import cached_property

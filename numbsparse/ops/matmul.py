@@ -1,7 +1,5 @@
 """The block-sparse products: check the operands, choose a kernel, allocate, launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import prod

@@ -1,7 +1,5 @@
 """Layer normalization: Ba, Kiros and Hinton, "Layer Normalization", 2016."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A weight-gradient in parts, so that who sums it over several cards begins before all is there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise

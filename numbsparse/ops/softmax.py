@@ -3,8 +3,6 @@
 Each row is shifted by its largest value first, so that no exponential overflows.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

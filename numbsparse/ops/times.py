@@ -9,8 +9,6 @@ k7 and k8 gained since was measured forward at some points of the grid, mostly a
 scales the others: the input-gradient has the same, blocks of 128 those of 64.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from itertools import product as every

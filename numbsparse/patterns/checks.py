@@ -1,7 +1,5 @@
 """What a pattern is, and the checks of the arguments that makers of patterns take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias
 

@@ -3,8 +3,6 @@
 Local arrays are registers, and note nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any

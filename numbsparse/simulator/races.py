@@ -7,8 +7,6 @@ lasts until it has waited for it, and `wgmma` and the copy engine see what threa
 a fence. NVIDIA's `compute-sanitizer --tool racecheck` looks for the same on a GPU.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from math import gcd

@@ -1,7 +1,5 @@
 """torch.nn.Conv1d to Conv3d with a layout, and the operators that they are made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

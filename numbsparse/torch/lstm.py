@@ -1,7 +1,5 @@
 """LSTM: torch.nn.LSTM with layouts, and the operators that it is made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

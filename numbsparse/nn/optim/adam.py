@@ -1,7 +1,5 @@
 """Adam, and Adam with decoupled weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

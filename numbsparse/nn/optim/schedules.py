@@ -1,7 +1,5 @@
 """Factors for the learning rate, by the number of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import cos, pi
 from typing import Any

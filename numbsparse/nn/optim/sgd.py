@@ -1,7 +1,5 @@
 """Gradient descent, with momentum and with Nesterov's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

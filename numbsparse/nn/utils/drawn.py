@@ -1,7 +1,5 @@
 """Blocks that are drawn at random, or by swaps, to take the place of others: as flat indices."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.layout import Layout, positions_among

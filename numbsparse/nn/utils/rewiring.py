@@ -1,7 +1,5 @@
 """Growth and rewiring: blocks that matter least go, and others come, while a network trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import cos, pi
 from typing import Any

@@ -1,7 +1,5 @@
 """The block-sparse weights of a model, their gates, and how all follows another layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
