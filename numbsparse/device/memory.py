@@ -15,8 +15,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -250,17 +250,6 @@ def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialised array of the host, for results."""
     dtype = np.dtype(dtype)
     return np.full(prod(shape) * dtype.itemsize, _hole, np.uint8).view(dtype).reshape(shape)
-
-
-@contextmanager
-def holes_of(byte: int) -> Iterator[None]:
-    """Fill uninitialised simulated memory with this byte: see HOLES."""
-    global _hole
-    before, _hole = _hole, byte
-    try:
-        yield
-    finally:
-        _hole = before
 
 
 def take(nbytes: int) -> Any:
