@@ -100,19 +100,9 @@ class LSTM(Module):
         else:
             inputs = [input_layout, *recurrent[1:]]
         self.hidden_size = hidden_size
+        how = block_size, layer_norm, forget_bias, as_dtype(dtype), precision, rng
         self.layers = [
-            LSTMLayer(
-                hidden_size if i else input_size,
-                hidden_size,
-                layout=recurrent[i],
-                input_layout=inputs[i],
-                block_size=block_size,
-                layer_norm=layer_norm,
-                forget_bias=forget_bias,
-                dtype=as_dtype(dtype),
-                precision=precision,
-                rng=rng,
-            )
+            LSTMLayer(hidden_size if i else input_size, hidden_size, recurrent[i], inputs[i], *how)
             for i in range(num_layers)
         ]
         for layer in self.layers if update_dropout else ():
@@ -158,7 +148,6 @@ class LSTMLayer(Module):
         self,
         input_size: int,
         hidden_size: int,
-        *,
         layout: Any,
         input_layout: Any,
         block_size: int,
