@@ -12,21 +12,11 @@ from numbsparse.patterns.checks import integer
 
 
 def take_rows(table: Any, indices: Any) -> Any:
-    """table[indices]: a row for each index.
+    """table[indices]: a row for each index, (*indices.shape, width).
 
-    Parameters
-    ----------
-    table : array, (rows, width)
-    indices : array of integers of any shape, from 0 to rows - 1, on the table's device
-        On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
-        they give a row of NaN.
+    Indices beyond the table raise ValueError on the CPU; on a GPU, where looking would mean a copy
+    to the host, they give a row of NaN.
 
-    Returns
-    -------
-    array, (*indices.shape, width)
-
-    Examples
-    --------
     >>> take_rows(np.float32([[1, 2], [3, 4]]), np.array([1, 1, 0]))
     array([[3., 4.],
            [3., 4.],
@@ -51,16 +41,7 @@ def take_rows(table: Any, indices: Any) -> Any:
 def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
     """dtable[r] = the sum of dy[i] where indices[i] == r, in the order of i: take_rows' gradient.
 
-    Parameters
-    ----------
-    dy : array, (*indices.shape, width)
-    indices : array of integers, from 0 to rows - 1, on dy's device
-        On the CPU others raise ValueError; on a GPU they are left out.
-    rows : int
-
-    Returns
-    -------
-    array, (rows, width); the same bits every time
+    (rows, width), the same bits every time. On a GPU indices beyond the table are left out.
     """
     gpu = on_gpu(dy, "dy")
     check_integers(indices, "indices", "dy", gpu)

@@ -11,20 +11,10 @@ from numbsparse.patterns.checks import number
 
 
 def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
-    """(x - mean) / sqrt(variance + eps), over the last axis.
+    """(x - mean) / sqrt(variance + eps) over the last axis, and 1 / sqrt(variance + eps), (rows,).
 
-    Parameters
-    ----------
-    x : array, (..., width), width of at least 1
-    eps : float, at least 0
+    The second is float32 for float16.
 
-    Returns
-    -------
-    normalised : array, (..., width)
-    inverse_std : array, (rows,), 1 / sqrt(variance + eps) of each row, float32 for float16
-
-    Examples
-    --------
     >>> normalised, inverse_std = layer_norm(np.float32([[1, 3]]), 0.0)
     >>> normalised
     array([[-1.,  1.]], dtype=float32)

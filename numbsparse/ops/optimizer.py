@@ -34,10 +34,7 @@ SGD_NUMBERS = 5
 
 
 def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool) -> None:
-    """One step of gradient descent with momentum, in place.
-
-    g' = g + weight_decay * p;  v = momentum * v + g';  p = p - lr * v,
-    or with Nesterov's momentum p = p - lr * (g' + momentum * v).
+    """One step of `nn.optim.SGD`, in place.
 
     Parameters
     ----------
@@ -93,23 +90,10 @@ def adam_numbers(
 
 
 def adam_step(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None:
-    """One step of Adam, in place.
+    """One step of `nn.optim.Adam`, or of AdamW where the numbers were `decoupled`, in place.
 
-    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
-    p = p - lr * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps).
-
-    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015. Weight decay is added to the
-    gradient, or where `decoupled` taken off p, lr * weight_decay * p, as in Loshchilov and Hutter,
-    "Decoupled Weight Decay Regularization", 2019.
-
-    Parameters
-    ----------
-    p, g : array, the parameter and its gradient
-    m, v : array like p, the moments; zeros before the first step
-    master : float32 array like a 16-bit p, or None
-    numbers : array, as `adam_numbers` gives it: float64, or float32 on the GPU
-
-    Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
+    Parameters as in `sgd_step`; `m` and `v` are arrays like p, zeros before the first step, and
+    `numbers` as `adam_numbers` gives them, in float64, or float32 on the GPU.
     """
     if check_step(p, g, master=master, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels

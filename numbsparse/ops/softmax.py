@@ -82,22 +82,10 @@ def log_softmax_grad(y: Any, dy: Any) -> Any:
 
 
 def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
-    """The loss of each row, -log(softmax(logits)[target]), in nats.
+    """The loss of each row (n, classes), as of `nn.functional.cross_entropy`, and softmax(logits).
 
-    Parameters
-    ----------
-    logits : array, (n, classes)
-    targets : array of integers, (n,), from 0 to classes - 1
-        On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
-        the loss of such a row is NaN.
+    Losses are float32 for float16. The probabilities are what the gradient needs.
 
-    Returns
-    -------
-    losses : array, (n,), float32 for float16
-    probabilities : array, (n, classes), softmax(logits), which the gradient needs
-
-    Examples
-    --------
     >>> losses, probabilities = cross_entropy(np.float32([[0, 0]]), np.array([1]))
     >>> losses
     array([0.6931472], dtype=float32)
