@@ -55,6 +55,13 @@ class Blocks:
         size: int = self.values.shape[-1]
         return size
 
+    def own_size(self, block_size: int | None) -> int:
+        """The block size, of a matrix that is the `layout` of a product; another is refused."""
+        if block_size not in (None, self.block_size):
+            takes = f"that of layout, {self.block_size}"
+            raise ValueError(f"block_size takes {takes}, got {block_size}")
+        return self.block_size
+
     def __repr__(self) -> str:
         blocks = self.stored_layout.counted(f" of {self.block_size} x {self.block_size}")
         size = f"{self.shape[0]} x {self.shape[1]}"

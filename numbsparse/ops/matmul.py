@@ -181,11 +181,7 @@ def sddmm(
         if layout.is_transposed:  # keep the order of the stored blocks
             how: Any = {"block_size": block_size, "kernel": kernel, "precision": precision}
             return sddmm(b.T, a.T, layout.T, **how).T
-        if block_size not in (None, layout.block_size):
-            raise ValueError(
-                f"block_size takes that of layout, {layout.block_size}, got {block_size}"
-            )
-        layout, block_size = layout.stored_layout, layout.block_size
+        layout, block_size = layout.stored_layout, layout.own_size(block_size)
     layout = as_layout(layout)
     if block_size is None:
         size = _block_size(shape, layout.shape)
