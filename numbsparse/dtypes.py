@@ -4,6 +4,8 @@ NumPy has no bfloat16 of its own. Nothing here loads ml_dtypes before bfloat16 i
 an array that has the dtype comes from those who loaded it.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,7 @@
 """Embedding: a row of a table for each index."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,6 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.patterns.checks import integer
 
 
 class Embedding(Module):
@@ -27,7 +28,8 @@ class Embedding(Module):
     ):
         super().__init__()
         for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            integer(name, value)
+            if value < 1:
+                raise ValueError(f"{name} takes a whole number from 1 on, got {value}")
         table = np.random.default_rng(seed).standard_normal((num_embeddings, embedding_dim))
         self.weight = Parameter(table.astype(as_dtype(dtype)))
 

@@ -17,7 +17,6 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import integer
 
 
 class LSTM(Module):
@@ -91,7 +90,8 @@ class LSTM(Module):
         seed: Any = None,
     ):
         super().__init__()
-        integer("num_layers", num_layers)
+        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
+            raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
         rng = np.random.default_rng(seed)
         takes = f"takes a layout for each of {num_layers} layers"
         recurrent = layout_of_each(layout, num_layers, f"layout {takes}")
@@ -100,9 +100,19 @@ class LSTM(Module):
         else:
             inputs = [input_layout, *recurrent[1:]]
         self.hidden_size = hidden_size
-        how = block_size, layer_norm, forget_bias, as_dtype(dtype), precision, rng
         self.layers = [
-            LSTMLayer(hidden_size if i else input_size, hidden_size, recurrent[i], inputs[i], *how)
+            LSTMLayer(
+                hidden_size if i else input_size,
+                hidden_size,
+                layout=recurrent[i],
+                input_layout=inputs[i],
+                block_size=block_size,
+                layer_norm=layer_norm,
+                forget_bias=forget_bias,
+                dtype=as_dtype(dtype),
+                precision=precision,
+                rng=rng,
+            )
             for i in range(num_layers)
         ]
         for layer in self.layers if update_dropout else ():
@@ -148,6 +158,7 @@ class LSTMLayer(Module):
         self,
         input_size: int,
         hidden_size: int,
+        *,
         layout: Any,
         input_layout: Any,
         block_size: int,

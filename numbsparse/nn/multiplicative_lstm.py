@@ -18,7 +18,6 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import check_block_size, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import integer, number
 
 
 class MultiplicativeLSTM(Module):
@@ -96,7 +95,10 @@ class MultiplicativeLSTM(Module):
         seed: Any = None,
     ):
         super().__init__()
-        integer("internal_steps", internal_steps, least=2)
+        if not isinstance(internal_steps, int) or internal_steps < 2:
+            raise ValueError(
+                f"internal_steps takes a whole number from 2 on, got {internal_steps!r}"
+            )
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         n = internal_steps + 1
         takes = f"layout takes {n} layouts, one for each internal step and one for the gates"
@@ -209,7 +211,8 @@ class NormalizedProduct(Module):
         precision: str | None = None,
     ):
         super().__init__()
-        number("eps", eps)
+        if not eps >= 0:
+            raise ValueError(f"eps takes a number from 0 on, got {eps}")
         check_block_size(weight.block_size)
         features = weight.shape[1] if features is None else features
         shape = (features,) if groups == 1 else (groups, features)

@@ -1,5 +1,7 @@
 """LayerNorm."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
@@ -8,7 +10,6 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.patterns.checks import integer
 
 
 class LayerNorm(Module):
@@ -23,7 +24,8 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, *, eps: float = 1e-5, dtype: Any = np.float32):
         super().__init__()
-        integer("features", features)
+        if features < 1:
+            raise ValueError(f"features takes a whole number from 1 on, got {features}")
         self.eps = eps
         self.weight = Parameter(np.ones(features, as_dtype(dtype)))
         self.bias = Parameter(np.zeros(features, as_dtype(dtype)))

@@ -1,5 +1,7 @@
 """What recurrent layers take: steps of inputs, a state (h, c), and layouts of several weights."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from numbsparse import ops

@@ -11,7 +11,6 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.nn import functional as F
-from numbsparse.patterns.checks import integer
 
 if TYPE_CHECKING:
     from numbsparse.nn.optim import Optimizer
@@ -55,7 +54,11 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 2.0**15, *, interval: int | None = 2000):
-        self.interval = None if interval is None else integer("interval", interval)
+        if interval is not None and (
+            isinstance(interval, bool) or not isinstance(interval, int) or interval < 1
+        ):
+            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval!r}")
+        self.interval = interval
         self._state: Any = _checked_state(scale, 0)
 
     def scale(self, loss: Tensor) -> Tensor:

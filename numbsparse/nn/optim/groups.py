@@ -1,5 +1,7 @@
 """Groups of parameters, each with settings of its own, such as a learning rate."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any
 
