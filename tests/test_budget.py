@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_930,
-    "numbsparse/autograd": 695,
-    "numbsparse/bench": 2_850,
+    "numbsparse": 2_920,
+    "numbsparse/autograd": 675,
+    "numbsparse/bench": 2_820,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_765,
-    "numbsparse/distributed": 2_065,
-    "numbsparse/jax": 725,
+    "numbsparse/device": 3_680,
+    "numbsparse/distributed": 2_040,
+    "numbsparse/jax": 720,
     "numbsparse/kernels": 3_350,
     "numbsparse/kernels/conv": 3_000,
     "numbsparse/kernels/ladder": 1_980,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_200,
     "numbsparse/kernels/ptx": 2_430,
     "numbsparse/machine_code": 345,
-    "numbsparse/nn": 7_440,
-    "numbsparse/ops": 5_570,
-    "numbsparse/pages": 1_730,
-    "numbsparse/patterns": 960,
+    "numbsparse/nn": 7_410,
+    "numbsparse/ops": 4_990,
+    "numbsparse/pages": 1_710,
+    "numbsparse/patterns": 945,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_810,
+    "numbsparse/simulator": 2_430,
+    "numbsparse/torch": 1_795,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
