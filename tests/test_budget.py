@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_920,
+    "numbsparse": 2_930,
     "numbsparse/autograd": 675,
     "numbsparse/bench": 2_820,
     "numbsparse/compat": 405,
@@ -22,7 +22,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_200,
     "numbsparse/kernels/ptx": 2_430,
     "numbsparse/machine_code": 345,
-    "numbsparse/nn": 7_410,
+    "numbsparse/nn": 7_430,
     "numbsparse/ops": 4_990,
     "numbsparse/pages": 1_710,
     "numbsparse/patterns": 945,
