@@ -58,12 +58,7 @@ def form_of(data: Any) -> Form:
 
 def like(values: Any) -> Any:
     """Zeros to keep with these values, in float32 at least."""
-    return ops.zeros(values.shape, wide_dtype(values), values.device)
-
-
-def wide_dtype(values: Any) -> np.dtype:
-    """What is kept for a parameter is float32 at least."""
-    return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
+    return ops.zeros(values.shape, ops.state_dtype(values.dtype), values.device)
 
 
 def on_cpu(array: Any) -> np.ndarray:
@@ -91,7 +86,7 @@ def saved(array: Any, form: Form) -> Any:
     return host if form.layout is None else form.matrix(host)
 
 
-def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
+def loaded(name: str, value: Any, data: Any) -> Any:
     """An array of a state dict as it is kept with `data`.
 
     A plain array where `data` is a BlockSparse is of a version that wrote no layouts. Raises
@@ -105,7 +100,7 @@ def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
     if not isinstance(value, np.ndarray):
         takes = "a BlockSparse" if isinstance(data, BlockSparse) else "an array"
         raise ValueError(f"{name} takes {takes}, got {type(value).__name__}")
-    shape = form_of(data).shape
+    shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
     if value.shape != shape or value.dtype != dtype:
         raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
     return value.copy() if data.device == "cpu" else moved(value, data.device)

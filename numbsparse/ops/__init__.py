@@ -72,7 +72,7 @@ from numbsparse.ops.loss_scale import (
     guarded_sgd_numbers,
     judge,
 )
-from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
+from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import (
     GRADIENTS,
@@ -86,7 +86,7 @@ from numbsparse.ops.matmul import (
     started,
 )
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
-from numbsparse.ops.operands import HalfOnCPU, is_half, operand
+from numbsparse.ops.operands import HalfOnCPU, is_half, operand, state_dtype
 from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,

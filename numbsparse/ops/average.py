@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import numpy as np
-
 from numbsparse.device import DeviceArray
-from numbsparse.ops.operands import check_beside, on_gpu, places_differ
+from numbsparse.ops.operands import check_beside, on_gpu, places_differ, state_dtype
 
 
 def average_step(average: Any, p: Any, share: Any) -> None:
@@ -27,8 +25,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     gpu = on_gpu(p, "p")
     if isinstance(share, DeviceArray) != gpu:
         raise ValueError(places_differ("p", "share"))
-    wide = np.dtype(np.float32) if p.dtype.itemsize == 2 else p.dtype
-    check_beside("average", average, p.shape, wide, "p", p)
+    check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
     for name, array in (("average", average), ("p", p)):
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
             raise ValueError(f"{name} takes a C-contiguous array")

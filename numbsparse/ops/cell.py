@@ -17,8 +17,7 @@ from numbsparse.device import empty
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import sigmoid
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.lstm import state_dtype
-from numbsparse.ops.operands import check_beside, on_gpu
+from numbsparse.ops.operands import check_beside, on_gpu, state_dtype
 
 
 def cell(

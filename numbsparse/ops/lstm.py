@@ -19,7 +19,7 @@ from numbsparse.ops.create import empty_beside, zeros
 from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import home, streamed
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import check_beside, on_gpu, place_of
+from numbsparse.ops.operands import check_beside, on_gpu, place_of, state_dtype
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.patterns.checks import number
@@ -50,12 +50,6 @@ class LSTMGrads(NamedTuple):
     c: Any
     bias: Any
     gain: Any = None
-
-
-def state_dtype(dtype: Any) -> np.dtype:
-    """Of c, which is summed over all steps: float32 with 16-bit floats."""
-    dtype = np.dtype(dtype)
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
 
 
 def lstm(

@@ -103,6 +103,12 @@ def checked_dtype(dtype: np.dtype, gpu: bool) -> np.dtype:
     return dtype
 
 
+def state_dtype(dtype: Any) -> np.dtype:
+    """Of what is kept beside values of a dtype, and of sums: float32 at least."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
 def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
     """What to raise for a dtype that this package does not take in that place."""
     if not gpu and is_half(dtype):
