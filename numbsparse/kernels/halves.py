@@ -1,24 +1,20 @@
 """Functions between a row and its halves, in float32.
 
-Rows of n values become rows of 2n, or the other way; all arrays are C-contiguous and flat. A warp
-walks along a row, so that no thread divides to find its place; each of its threads has the values
-of several rows in flight at a time, as many as it takes to keep memory busy.
+Rows of n values become rows of 2n, or the other way; all arrays are C-contiguous and flat. Threads
+take several rows of a column at once, as in `several`.
 """
 
 from __future__ import annotations
 
 import math
 
-from numba import cuda, uint64
+from numba import cuda
 
-from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels import elementwise
 from numbsparse.kernels.elementwise import ONE, ZERO
-from numbsparse.kernels.floats import rounded, widened
-
-ALONG, ROWS = (2, 2) if SIMULATED else (32, 8)  # threads of a block
-DEEP = 4  # rows of a thread
+from numbsparse.kernels.floats import rounded
+from numbsparse.kernels.several import DEEP, in_column, own_columns, own_rows, read, table_grid
 
 _sigmoid = cuda.jit(device=True)(elementwise.sigmoid)
 
@@ -44,87 +40,61 @@ def glu_grad(n, x, dy, dx):
 
 
 def _start(kernel, n, rows, *arrays):
-    launch(kernel, -(-rows // (ROWS * DEEP)), (ALONG, ROWS), n, rows, *arrays)
-
-
-@cuda.jit(device=True)
-def places(width, rows):
-    """Where the thread's rows begin, and how many there are; the last one stands in for others."""
-    first, last = uint64(cuda.blockIdx.x * (ROWS * DEEP) + cuda.threadIdx.y), uint64(rows - 1)
-    number = (last + uint64(ROWS) - min(first, last + uint64(1))) // uint64(ROWS)
-    width, step = uint64(width), uint64(ROWS)
-    second, third, fourth = first + step, first + step + step, first + step + step + step
-    begins = (
-        min(first, last) * width,
-        min(second, last) * width,
-        min(third, last) * width,
-        min(fourth, last) * width,
-    )
-    return begins, number
-
-
-@cuda.jit(device=True)
-def read(a, begins, j):
-    """A column's values in the thread's rows."""
-    return (
-        widened(a[begins[0] + j]),
-        widened(a[begins[1] + j]),
-        widened(a[begins[2] + j]),
-        widened(a[begins[3] + j]),
-    )
+    launch(kernel, *table_grid(rows, n), n, rows, *arrays)
 
 
 @cuda.jit
 def concat_elu_kernel(n, rows, x, y):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values = read(x, half, j)
+    own, number = own_rows(rows)
+    first, step = own_columns()
+    for j in range(first, n, step):
+        values = read(x, in_column(own, n, j))
+        upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
         for k in range(DEEP):
             if k < number:
                 value = values[k]
                 low = math.expm1(-abs(value))
-                y[whole[k] + j] = rounded(value if value > ZERO else low, y)
-                y[whole[k] + second] = rounded(low if value > ZERO else -value, y)
+                y[upper[k]] = rounded(value if value > ZERO else low, y)
+                y[lower[k]] = rounded(low if value > ZERO else -value, y)
 
 
 @cuda.jit
 def concat_elu_grad_kernel(n, rows, x, dy, dx):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, upper, lower = read(x, half, j), read(dy, whole, j), read(dy, whole, second)
+    own, number = own_rows(rows)
+    first, step = own_columns()
+    for j in range(first, n, step):
+        places = in_column(own, n, j)
+        values = read(x, places)
+        upper, lower = read(dy, in_column(own, 2 * n, j)), read(dy, in_column(own, 2 * n, j + n))
         for k in range(DEEP):
             if k < number:
                 e = math.exp(-abs(values[k]))
                 up = values[k] > ZERO
                 slope = upper[k] - lower[k] * e if up else upper[k] * e - lower[k]
-                dx[half[k] + j] = rounded(slope, dx)
+                dx[places[k]] = rounded(slope, dx)
 
 
 @cuda.jit
 def glu_kernel(n, rows, x, y):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, gates = read(x, whole, j), read(x, whole, second)
+    own, number = own_rows(rows)
+    first, step = own_columns()
+    for j in range(first, n, step):
+        values, gates = read(x, in_column(own, 2 * n, j)), read(x, in_column(own, 2 * n, j + n))
+        places = in_column(own, n, j)
         for k in range(DEEP):
             if k < number:
-                y[half[k] + j] = rounded(values[k] * _sigmoid(gates[k]), y)
+                y[places[k]] = rounded(values[k] * _sigmoid(gates[k]), y)
 
 
 @cuda.jit
 def glu_grad_kernel(n, rows, x, dy, dx):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, gates, slopes = read(x, whole, j), read(x, whole, second), read(dy, half, j)
+    own, number = own_rows(rows)
+    first, step = own_columns()
+    for j in range(first, n, step):
+        upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
+        values, gates, slopes = read(x, upper), read(x, lower), read(dy, in_column(own, n, j))
         for k in range(DEEP):
             if k < number:
                 gate = _sigmoid(gates[k])
-                dx[whole[k] + j] = rounded(slopes[k] * gate, dx)
-                dx[whole[k] + second] = rounded(slopes[k] * values[k] * gate * (ONE - gate), dx)
+                dx[upper[k]] = rounded(slopes[k] * gate, dx)
+                dx[lower[k]] = rounded(slopes[k] * values[k] * gate * (ONE - gate), dx)

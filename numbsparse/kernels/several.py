@@ -1,7 +1,8 @@
 """A function of two arrays with several values under way in each thread, to keep the memory busy.
 
 For the two usual cases of large arrays: both alike and without gaps, and a row added to, or
-multiplied with, each row of a table. No place needs a division.
+multiplied with, each row of a table. No place needs a division: of a table a thread takes DEEP rows
+of a column, and then of the next column that no other thread takes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numbsparse.kernels.floats import rounded, widened
 THREADS = 32 if SIMULATED else 256
 ALONG, ROWS = (4, 8) if SIMULATED else (32, 8)  # of a block of threads on a table
 DEEP = 4  # values of a thread
-WIDEST = ALONG * (2**16 - 1)  # a row that a grid can have
+MOST = 2**16 - 1  # blocks of a grid along its second axis
 
 
 def flat_grid(size):
@@ -22,7 +23,7 @@ def flat_grid(size):
 
 
 def table_grid(rows, width):
-    return (-(-rows // (ROWS * DEEP)), -(-width // ALONG)), (ALONG, ROWS)
+    return (-(-rows // (ROWS * DEEP)), min(-(-width // ALONG), MOST)), (ALONG, ROWS)
 
 
 @cuda.jit(device=True)
@@ -40,6 +41,27 @@ def read(a, places):
         widened(a[places[2]]),
         widened(a[places[3]]),
     )
+
+
+@cuda.jit(device=True)
+def own_columns():
+    """(the first column of a table that a thread takes, how far it is to the next one)."""
+    return cuda.blockIdx.y * ALONG + cuda.threadIdx.x, cuda.gridDim.y * ALONG
+
+
+@cuda.jit(device=True)
+def own_rows(rows):
+    """(DEEP rows of a table that a thread takes, how many of them there are)."""
+    first, last = uint64(cuda.blockIdx.x * (ROWS * DEEP) + cuda.threadIdx.y), uint64(rows - 1)
+    number = (last + uint64(ROWS) - min(first, last + uint64(1))) // uint64(ROWS)
+    return four(first, uint64(ROWS), last), number
+
+
+@cuda.jit(device=True)
+def in_column(rows, width, column):
+    """Where the values of a column are in these rows."""
+    n, j = uint64(width), uint64(column)
+    return rows[0] * n + j, rows[1] * n + j, rows[2] * n + j, rows[3] * n + j
 
 
 def of_arrays(function):
@@ -64,21 +86,13 @@ def of_array_and_row(function):
 
     @cuda.jit
     def table_kernel(out, a, b, rows, width):
-        j = cuda.blockIdx.y * ALONG + cuda.threadIdx.x
-        if j >= width:
-            return
-        first = uint64(cuda.blockIdx.x) * uint64(ROWS * DEEP) + uint64(cuda.threadIdx.y)
-        last, step, n = uint64(rows - 1), uint64(ROWS), uint64(width)
-        lines, column = four(first, step, last), uint64(j)
-        places = (
-            lines[0] * n + column,
-            lines[1] * n + column,
-            lines[2] * n + column,
-            lines[3] * n + column,
-        )
-        x, y = read(a, places), widened(b[column])
-        for k in range(DEEP):
-            if first + uint64(k) * step <= last:
-                out[places[k]] = rounded(function(x[k], y), out)
+        own, number = own_rows(rows)
+        first, step = own_columns()
+        for j in range(first, width, step):
+            places = in_column(own, width, j)
+            x, y = read(a, places), widened(b[j])
+            for k in range(DEEP):
+                if k < number:
+                    out[places[k]] = rounded(function(x[k], y), out)
 
     return table_kernel
