@@ -10,9 +10,10 @@ from ptx_helpers import on_hopper
 from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.gathers import Reach, copying
 from numbsparse.kernels.parts.repair import all_finite, plain_sum
-from numbsparse.kernels.parts.tiles import Form, Operand, multiply, number_of
+from numbsparse.kernels.parts.tiles import Form, Operand, multiply
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 pytestmark = on_hopper

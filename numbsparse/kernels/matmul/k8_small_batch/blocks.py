@@ -173,7 +173,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, _ = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -186,7 +186,6 @@ def block_kernel(blocks: Blocks) -> Any:
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
-    counted = counting(blocks.made)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -199,7 +198,7 @@ def block_kernel(blocks: Blocks) -> Any:
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
-        units = counted(count)
+        units = count[0] if MADE else count
         unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
@@ -266,21 +265,6 @@ def block_kernel(blocks: Blocks) -> Any:
             bulk_wait_read()
 
     return kernel
-
-
-@cache
-def counting(made: bool) -> Any:
-    """How many units there are, from a number or from an array of one."""
-
-    @cuda.jit(device=True)
-    def of_host(count):
-        return count
-
-    @cuda.jit(device=True)
-    def of_gpu(count):
-        return count[0]
-
-    return of_gpu if made else of_host
 
 
 @cache

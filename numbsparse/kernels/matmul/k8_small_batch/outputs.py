@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
+from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.repair import finite, plain_sum
 from numbsparse.kernels.parts.store import ANY, FEATURES
-from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, number_of
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
 
 
@@ -146,16 +147,6 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
     GATED = sums.w.gated > 0
 
     @cuda.jit(device=True)
-    def gate_of(gates, square, shift):
-        return gates[square >> shift]
-
-    @cuda.jit(device=True)
-    def one(gates, square, shift):
-        return float32(1)
-
-    gate_at = gate_of if GATED else one
-
-    @cuda.jit(device=True)
     def repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view):
         own = sections[3] + line
         term_step, line_step = (1, w_view[0]) if transposed else (w_view[0], 1)
@@ -173,8 +164,8 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
                     square = plan[sections[5] + entry]
                     w_at = square * int64(WIDTH) + i * line_step
                     terms = min(depth, x_view[1] - c)
-                    gate = gate_at(gates, square, w_view[3])
-                    if GATED and gate != 0:
+                    gate = gates[square >> w_view[3]] if GATED else float32(0)
+                    if gate != 0:
                         for k in range(terms):
                             term = values[w_at + k * term_step] * gate
                             value += x[x_at + k * x_view[3]] * term
