@@ -30,7 +30,7 @@ from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.gathers import copying, picking, reading
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
+from numbsparse.kernels.parts.repair import any_nan, plain_sum
 from numbsparse.kernels.parts.requests import ALIGNED, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
@@ -400,7 +400,7 @@ def writing(blocks: Blocks) -> Any:
     """Write a unit through shared memory."""
     form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
     leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
-    repair, finite_sums, ENGINE = repairing(blocks), all_finite(M, 4), blocks.source.engine
+    repair, nan_in, ENGINE = repairing(blocks), any_nan(M, 4, 4), blocks.source.engine
     write_pieces = writing_pieces(blocks)
 
     @cuda.jit(device=True)
@@ -409,7 +409,7 @@ def writing(blocks: Blocks) -> Any:
             bulk_wait_read()  # of what was left here before
         sync_warp()
         leave(shared, leaving, uint32(w_view[2]), acc)
-        if SPLIT and not finite_sums(acc):
+        if SPLIT and nan_in(acc):
             repair(x, x_view, dy, dy_view, record, shared, leaving)
         if ENGINE:
             fence_proxy_async()
@@ -474,7 +474,7 @@ def leave_16_bit(blocks: Blocks) -> Any:
 
 @cache
 def repairing(blocks: Blocks) -> Any:
-    """Compute again what is not finite of what this lane left; 0 beyond the features."""
+    """Compute again what is NaN of what this lane left; 0 beyond the features."""
     M, R, depth = -(-blocks.x.groups // 2), min(blocks.x.groups, 2), blocks.depth
     LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
 
@@ -486,7 +486,8 @@ def repairing(blocks: Blocks) -> Any:
             m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
             i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
             at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
-            if r < R and not finite(as_float32(tile[at])):
+            value = as_float32(tile[at])
+            if r < R and value != value:
                 value = float32(0)
                 line = line_of(record, column // depth)
                 row, column = record[LINE] * depth + i, line * depth + column % depth

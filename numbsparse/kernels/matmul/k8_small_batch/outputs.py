@@ -14,7 +14,7 @@ from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import finite, plain_sum
+from numbsparse.kernels.parts.repair import plain_sum
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
@@ -142,7 +142,7 @@ def store_each(sums: Sums) -> Any:
 
 @cache
 def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
-    """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
+    """Compute again what is NaN of this lane's outputs in a line of y = x @ w."""
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
     GATED = sums.w.gated > 0
 
@@ -156,7 +156,7 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
             b, feature = b + top, line * depth + i
             at = b * y_view[2] + feature * y_view[3]
             inside = r < ROWS and b < x_view[0] and feature < y_view[1]
-            if inside and not finite(y[at]):
+            if inside and y[at] != y[at]:
                 value = float32(0)
                 for entry in range(plan[own], plan[own + 1]):
                     c = plan[sections[4] + entry] * int64(depth)
