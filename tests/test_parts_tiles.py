@@ -11,8 +11,8 @@ from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.gathers import Reach, copying
 from numbsparse.kernels.parts.repair import any_nan, plain_sum
+from numbsparse.kernels.parts.requests import Reach, copying
 from numbsparse.kernels.parts.tiles import Form, Operand, multiply
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from numba import cuda, float32
 
-from numbsparse.kernels.parts.gathers import picking
+from numbsparse.kernels.parts.requests import picking
 from numbsparse.kernels.ptx import elect, mbarrier_arrive
 
 

@@ -54,7 +54,7 @@ class Source(NamedTuple):
     engine: bool
     stages: int
     overlap: bool  # whether the kernel may start while the one before it ends
-    reach: Any = None  # of lanes: `gathers.Reach`
+    reach: Any = None  # of lanes: `requests.Reach`
 
 
 @cache

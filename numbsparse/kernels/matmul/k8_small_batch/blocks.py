@@ -28,10 +28,9 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.fragments import PACK
-from numbsparse.kernels.parts.gathers import copying, picking, reading
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import any_nan, plain_sum
-from numbsparse.kernels.parts.requests import ALIGNED, square_of
+from numbsparse.kernels.parts.requests import ALIGNED, copying, picking, reading, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
@@ -512,7 +511,7 @@ def writing_pieces(blocks: Blocks) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(depth * PIECES // 32):
             number = uint32(lane + 32 * n)
-            row, piece = number >> SHIFT, number & LAST  # as in `parts.gathers`
+            row, piece = number >> SHIFT, number & LAST  # as in `parts.requests`
             place = place_of(record, piece * RUN // depth)
             if place >= 0:
                 swizzled = piece ^ (row // SHARE % (8 // SHARE))

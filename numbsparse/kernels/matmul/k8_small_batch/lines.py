@@ -17,9 +17,8 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
-from numbsparse.kernels.parts.gathers import reading
 from numbsparse.kernels.parts.repair import any_nan
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
