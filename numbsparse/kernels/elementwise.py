@@ -146,7 +146,7 @@ def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: 
     arrays = out.span, *(x.span for x in operands)
     if strides == [(1,), (1,)]:
         launch(_flat(name), *several.flat_grid(out.size), *arrays)
-    elif strides == [(shape[-1], 1), (0, 1)]:
+    elif strides == [(shape[-1], 1), (0, 1)] and shape[-1] <= several.WIDEST:
         launch(_table(name), *several.table_grid(*shape), *arrays, *shape)
     else:
         return False

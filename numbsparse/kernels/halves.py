@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import math
 
-from numba import cuda
+from numba import cuda, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels import elementwise
 from numbsparse.kernels.elementwise import ONE, ZERO
 from numbsparse.kernels.floats import rounded
-from numbsparse.kernels.several import DEEP, in_column, own_columns, own_rows, read, table_grid
+from numbsparse.kernels.several import (
+    ALONG,
+    DEEP,
+    ROWS,
+    WIDEST,
+    in_column,
+    own_rows,
+    read,
+    table_grid,
+)
 
 _sigmoid = cuda.jit(device=True)(elementwise.sigmoid)
 
@@ -40,18 +49,24 @@ def glu_grad(n, x, dy, dx):
 
 
 def _start(kernel, n, rows, *arrays):
-    launch(kernel, *table_grid(rows, n), n, rows, *arrays)
+    for begin in range(0, n, WIDEST):
+        launch(kernel, *table_grid(rows, min(n - begin, WIDEST)), n, rows, begin, *arrays)
+
+
+@cuda.jit(device=True)
+def own_column(begin):
+    return begin + cuda.blockIdx.y * ALONG + cuda.threadIdx.x
 
 
 @cuda.jit
-def concat_elu_kernel(n, rows, x, y):
-    own, number = own_rows(rows)
-    first, step = own_columns()
-    for j in range(first, n, step):
+def concat_elu_kernel(n, rows, begin, x, y):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
         values = read(x, in_column(own, n, j))
         upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 value = values[k]
                 low = math.expm1(-abs(value))
                 y[upper[k]] = rounded(value if value > ZERO else low, y)
@@ -59,15 +74,15 @@ def concat_elu_kernel(n, rows, x, y):
 
 
 @cuda.jit
-def concat_elu_grad_kernel(n, rows, x, dy, dx):
-    own, number = own_rows(rows)
-    first, step = own_columns()
-    for j in range(first, n, step):
+def concat_elu_grad_kernel(n, rows, begin, x, dy, dx):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
         places = in_column(own, n, j)
         values = read(x, places)
         upper, lower = read(dy, in_column(own, 2 * n, j)), read(dy, in_column(own, 2 * n, j + n))
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 e = math.exp(-abs(values[k]))
                 up = values[k] > ZERO
                 slope = upper[k] - lower[k] * e if up else upper[k] * e - lower[k]
@@ -75,26 +90,26 @@ def concat_elu_grad_kernel(n, rows, x, dy, dx):
 
 
 @cuda.jit
-def glu_kernel(n, rows, x, y):
-    own, number = own_rows(rows)
-    first, step = own_columns()
-    for j in range(first, n, step):
+def glu_kernel(n, rows, begin, x, y):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
         values, gates = read(x, in_column(own, 2 * n, j)), read(x, in_column(own, 2 * n, j + n))
         places = in_column(own, n, j)
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 y[places[k]] = rounded(values[k] * _sigmoid(gates[k]), y)
 
 
 @cuda.jit
-def glu_grad_kernel(n, rows, x, dy, dx):
-    own, number = own_rows(rows)
-    first, step = own_columns()
-    for j in range(first, n, step):
+def glu_grad_kernel(n, rows, begin, x, dy, dx):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
         upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
         values, gates, slopes = read(x, upper), read(x, lower), read(dy, in_column(own, n, j))
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 gate = _sigmoid(gates[k])
                 dx[upper[k]] = rounded(slopes[k] * gate, dx)
                 dx[lower[k]] = rounded(slopes[k] * values[k] * gate * (ONE - gate), dx)

@@ -2,7 +2,7 @@
 
 For the two usual cases of large arrays: both alike and without gaps, and a row added to, or
 multiplied with, each row of a table. No place needs a division: of a table a thread takes DEEP rows
-of a column, and then of the next column that no other thread takes.
+of a column.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numbsparse.kernels.floats import rounded, widened
 THREADS = 32 if SIMULATED else 256
 ALONG, ROWS = (4, 8) if SIMULATED else (32, 8)  # of a block of threads on a table
 DEEP = 4  # values of a thread
-MOST = 2**16 - 1  # blocks of a grid along its second axis
+WIDEST = ALONG * (2**16 - 1)  # a row that a grid can have
 
 
 def flat_grid(size):
@@ -23,7 +23,7 @@ def flat_grid(size):
 
 
 def table_grid(rows, width):
-    return (-(-rows // (ROWS * DEEP)), min(-(-width // ALONG), MOST)), (ALONG, ROWS)
+    return (-(-rows // (ROWS * DEEP)), -(-width // ALONG)), (ALONG, ROWS)
 
 
 @cuda.jit(device=True)
@@ -44,17 +44,11 @@ def read(a, places):
 
 
 @cuda.jit(device=True)
-def own_columns():
-    """(the first column of a table that a thread takes, how far it is to the next one)."""
-    return cuda.blockIdx.y * ALONG + cuda.threadIdx.x, cuda.gridDim.y * ALONG
-
-
-@cuda.jit(device=True)
 def own_rows(rows):
-    """(DEEP rows of a table that a thread takes, how many of them there are)."""
-    first, last = uint64(cuda.blockIdx.x * (ROWS * DEEP) + cuda.threadIdx.y), uint64(rows - 1)
-    number = (last + uint64(ROWS) - min(first, last + uint64(1))) // uint64(ROWS)
-    return four(first, uint64(ROWS), last), number
+    """(DEEP rows of a table that a thread takes, the first one, the last one of all)."""
+    first = uint64(cuda.blockIdx.x) * uint64(ROWS * DEEP) + uint64(cuda.threadIdx.y)
+    last = uint64(rows - 1)
+    return four(first, uint64(ROWS), last), first, last
 
 
 @cuda.jit(device=True)
@@ -86,13 +80,14 @@ def of_array_and_row(function):
 
     @cuda.jit
     def table_kernel(out, a, b, rows, width):
-        own, number = own_rows(rows)
-        first, step = own_columns()
-        for j in range(first, width, step):
-            places = in_column(own, width, j)
-            x, y = read(a, places), widened(b[j])
-            for k in range(DEEP):
-                if k < number:
-                    out[places[k]] = rounded(function(x[k], y), out)
+        j = cuda.blockIdx.y * ALONG + cuda.threadIdx.x
+        if j >= width:
+            return
+        own, first, last = own_rows(rows)
+        places = in_column(own, width, j)
+        x, y = read(a, places), widened(b[uint64(j)])
+        for k in range(DEEP):
+            if first + uint64(k * ROWS) <= last:
+                out[places[k]] = rounded(function(x[k], y), out)
 
     return table_kernel
