@@ -1,9 +1,7 @@
 """Sums in the registers of a warp, (M, N, 4), and how pieces of a sum are added: in a fixed order.
 
-A piece is left in memory as the lanes hold it, their 16 bytes side by side. The last warp adds up
-the pieces of a sum in their order, so the same sum has the same bits in every run. Blocks of a
-cluster leave theirs in their own shared memory: the first of them take a slice each and read it in
-the memory of all, and none of the sums goes through global memory.
+A piece is left in memory as the lanes hold it, their 16 bytes side by side. The last warp
+adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 """
 
 from __future__ import annotations
@@ -13,16 +11,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.ptx import (
-    ALIGNMENT,
-    add_acq_rel,
-    cluster_sync,
-    load_4xf32,
-    load_4xf32_at,
-    shfl_idx,
-    store_4xf32,
-    sync_warp,
-)
+from numbsparse.kernels.ptx import add_acq_rel, load_4xf32, shfl_idx, store_4xf32, sync_warp
 
 
 def floats_of(M: int, N: int) -> int:
@@ -114,50 +103,3 @@ def join(M: int, N: int) -> Any:
         return True
 
     return join_pieces
-
-
-def part_bytes(warps: int, count: int) -> int:
-    """Shared memory for `count` float32 of each lane."""
-    return warps * 32 * 4 * count
-
-
-@cache
-def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> Any:
-    """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
-
-    All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles, are
-    flat arrays of a lane. Block k of the first SLICES has the k-th of them.
-    """
-    OWN, COUNT = TILES // SLICES, LINES * TILES * FOURS
-
-    @cuda.jit(device=True)
-    def add(acc, own, warp, base):
-        floats = cuda.shared.array(0, float32, ALIGNMENT)
-        lane, block = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % BLOCKS
-        start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
-        cluster_sync()  # all have read what was there
-        for i in range(COUNT):
-            store_4xf32(
-                floats, start + 128 * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]
-            )
-        cluster_sync()
-        if block < SLICES:
-            for j in range(LINES):
-                for i in range(OWN * FOURS):
-                    at = uint32(start + 128 * ((j * TILES + block * OWN) * FOURS + i))
-                    for k in range(4):
-                        own[(j * OWN * FOURS + i) * 4 + k] = 0
-                    for other in range(BLOCKS):
-                        four = load_4xf32_at(floats, at, uint32(other))
-                        for k in range(4):
-                            own[(j * OWN * FOURS + i) * 4 + k] += four[k]
-
-    return add
-
-
-@cuda.jit(device=True)
-def meet():
-    """For a warp that has no part of the sums."""
-    cluster_sync()
-    cluster_sync()

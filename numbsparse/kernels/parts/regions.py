@@ -10,7 +10,6 @@ import numpy as np
 
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled, threads
-from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.layout import Index
 
 # Lines among which regions are searched for. More would not find better ones: a region has few
@@ -200,9 +199,3 @@ def in_fours(index: Index) -> tuple[bool]:
     place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
     first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))
     return (bool((rows == rows[first + place]).all()),)
-
-
-@on_gpu_of(in_fours)
-def in_fours_on_gpu(index: Index) -> tuple[bool]:
-    """To know it the host would have to wait."""
-    return (False,)

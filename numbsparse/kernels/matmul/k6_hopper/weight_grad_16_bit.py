@@ -183,13 +183,14 @@ def storer_of_lines(tile: Tile, kind: str) -> Any:
                 for i in range(0, PER_OUT, 16):
                     for half in range(2):
                         at = k * PER_OUT + i + 2 * half
-                        a, b, c, d = transposed(
+                        words = transposed(
                             rounded(sums[at], sums[at + 1]),
                             rounded(sums[at + 4], sums[at + 5]),
                             rounded(sums[at + 8], sums[at + 9]),
                             rounded(sums[at + 12], sums[at + 13]),
                         )
                         line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
-                        store_4xu32(out, (line * B + column) // 2, a, b, c, d)
+                        place = (line * B + column) // 2
+                        store_4xu32(out, place, words[0], words[1], words[2], words[3])
 
     return store

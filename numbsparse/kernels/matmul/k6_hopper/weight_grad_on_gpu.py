@@ -19,19 +19,26 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.coordinates import LINES, kept_by, next_kept, summing
+from numbsparse.kernels.coordinates import LINES, summing
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.parts.regions import in_fours
+from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.layout import Index
 
 STEP = {32: 0.8, 64: 0.6, 128: 0.6}  # microseconds of a step of 16-bit values, about
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 8
 PIECES, REST, WHOLE, ITEMS = range(4)  # of the numbers of a cut
+
+
+@on_gpu_of(in_fours)
+def no_fours(index: Index) -> tuple[bool]:
+    return (False,)
 
 
 @on_gpu_of(plans.way_of)
