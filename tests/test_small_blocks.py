@@ -301,10 +301,21 @@ def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
         left.append(n % places)
         return 2
 
-    monkeypatch.setattr(regions, "pieces_for", halves)
+    monkeypatch.setattr(region_plan, "pieces_for", halves)
     case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
     check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
     assert any(left)
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
+    def shared(index, B, widths, batch, regions, *times):
+        return regions[0]._replace(SLOTS=slots, CLUSTER=4), 1
+
+    monkeypatch.setattr(regions, "region_for", shared)
+    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
 
 
 def test_regions_are_cut_where_that_pays():
@@ -315,9 +326,11 @@ def test_regions_are_cut_where_that_pays():
     assert pieces(1, 132, 40) <= 3  # a stage each
 
 
-@pytest.mark.parametrize(("n", "pieces"), [(11, 3), (11, 1), (8, 3), (2, 5)])
-def test_regions_that_places_lack_are_cut(n, pieces):
-    segments, cut = cut_regions(None, n, 4, pieces)
+@pytest.mark.parametrize(
+    ("n", "pieces", "blocks"), [(11, 3, 1), (11, 1, 1), (8, 3, 1), (2, 5, 1), (3, 1, 4)]
+)
+def test_regions_that_places_lack_are_cut(n, pieces, blocks):
+    segments, cut = cut_regions(None, n, 4, pieces, blocks)
     segments = segments.reshape(-1, 4)
     assert cut.size == (n % 4 if pieces > 1 else 0)
     parts = np.zeros(n)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
+from numbsparse.kernels.parts.cluster_sums import add_parts, part_bytes
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
@@ -187,6 +188,35 @@ def storer(sums: Sums) -> Any:
             store_slots(acc, used, stored, words, at, into, dense)
 
     return store_region
+
+
+@cache
+def storer_of_cluster(sums: Sums) -> Any:
+    """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
+    each warp, the sums of all blocks."""
+    region, COUNT = sums.region, sums.PER_LANE
+    BLOCKS, SLOTS = region.CLUSTER, region.SLOTS
+    SLICES = next(n for n in range(BLOCKS, 0, -1) if SLOTS % n == 0)
+    OWN, AFTER = SLOTS // SLICES, part_bytes(region.WARPS, SLOTS * COUNT) // 4
+    PARTS, MINE, SHAPE = SLOTS * COUNT, OWN * COUNT, (OWN, COUNT)
+    add = add_parts(BLOCKS, SLICES, 1, SLOTS, COUNT // 4)
+    store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
+
+    @cuda.jit(device=True)
+    def store_slice(acc, warp, own, partial, used, words, start, into, dense):
+        rank = int32(cuda.blockIdx.x) % BLOCKS
+        parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
+        whole = cuda.local.array(SHAPE, float32)
+        for i in range(PARTS):
+            parts[i] = acc[i // COUNT, i % COUNT]
+        add(parts, mine, warp, start * 4)
+        if rank < SLICES:
+            for i in range(MINE):
+                whole[i // COUNT, i % COUNT] = mine[i]
+            first, left = own * SLICES + rank, used - rank * OWN
+            store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
+
+    return store_slice
 
 
 def total_kernel(sums: Sums) -> Any:

@@ -26,8 +26,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     WIDE,
     Region,
     cut_regions,
-    pieces_for,
     plan_boxes,
+    region_for,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     Sums,
@@ -38,17 +38,20 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     ADDERS,
     Into,
     storer,
+    storer_of_cluster,
     total_kernel,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
+    cluster_sync,
     fence_mbarrier_init,
     fence_tensor_map,
     fewer_registers,
@@ -81,6 +84,13 @@ REGIONS_FLOAT32 = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
+# Where those leave multiprocessors free: of 16-bit values, of float32.
+SMALLER = {
+    (2, 8): (Region(8, 8, 16, 32, 3), Region(14, 16, 26, 32, 2)),
+    (2, 16): (Region(8, 4, 16, 32, 3), Region(13, 10, 26, 32, 2, 3)),
+    (4, 8): (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),),
+    (4, 16): (Region(8, 4, 24, 16, 4, ITEM=4),),
+}
 # Microseconds of a row of the batch in a region, and of a sum that is written and read again.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
 A_ROW_OF_16_BIT, A_SUM = {8: 0.046, 16: 0.034}, 1.6e-6
@@ -103,15 +113,18 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x, x_transposed = aligned_either_way(of_bits(x))
     dy, dy_transposed = aligned_either_way(of_bits(dy))
-    region = region_of(B, x.itemsize, kept, x_transposed or dy_transposed)
+    regions, places = (
+        regions_of(B, x.itemsize, kept, x_transposed or dy_transposed),
+        multiprocessors(),
+    )
+    sums_of_one = regions[0].WARPS * regions[0].SLOTS * 16 * B * A_SUM
+    times = places, A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one
+    region, pieces = planned(index, region_for, B, widths, batch, regions, *times)
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region)
-    slots = region.WARPS * region.SLOTS
-    times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
-    n, places = used.size // region.WARPS, multiprocessors()
-    pieces = pieces_for(n, places, batch, region.DEPTH, *times)
-    segments, cut = planned(index, cut_regions, n, places, pieces)
+    n = used.size // region.WARPS
+    segments, cut = planned(index, cut_regions, n, places, pieces, region.CLUSTER)
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
-    slots *= cut.size
+    slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     lines = index.block_rows, index.block_columns
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
@@ -126,6 +139,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         32 * (region.WARPS + region.FETCHERS),
         *(maps, unannounced(maps), Plan(segments, boxes, codes, used), into, dense),
         shared_bytes=region.SHARED_BYTES,
+        cluster=(region.CLUSTER,) if region.CLUSTER > 1 else None,
         overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
@@ -141,14 +155,20 @@ class Plan(NamedTuple):
     used: Any
 
 
+def regions_of(B: int, item: int, kept: float, transposed: bool) -> tuple[Region, ...]:
+    """Those to choose from, the largest first."""
+    smaller = SMALLER[item, B] if shared_memory() is not None else ()
+    return region_of(B, item, kept, transposed), *map(fitted, smaller)
+
+
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
     dy; where few are kept near each other, more features of fewer rows or stages.
 
     Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
     """
-    limit, rows = shared_memory(), 64 // item if transposed else 0
-    if limit is None:
+    rows = 64 // item if transposed else 0
+    if shared_memory() is None:
         return _region_in_the_simulator(B, item, kept, transposed)
     if item == 2:
         region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
@@ -158,8 +178,14 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     else:
         found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
         region = next(region for region in found if rows <= region.DEPTH)
+    return fitted(region)
+
+
+def fitted(region: Region) -> Region:
+    """With as many groups as shared memory holds."""
+    limit = shared_memory() - PERIOD - 16 * (region.STAGES + 1)  # and barriers
+    if region.ITEM == 4:
         limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
-    limit -= PERIOD + 16 * (region.STAGES + 1)  # and barriers
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups)
 
@@ -218,6 +244,7 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
+    CLUSTER = region.CLUSTER
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
 
@@ -248,9 +275,13 @@ def region_kernel(sums: Sums) -> Any:
             ring = shared, base, bars
             supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, ring)
             cuda.syncthreads()
+            if CLUSTER > 1:
+                meet()
         else:
             ring = shared, base, bars
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
+        if CLUSTER > 1:
+            cluster_sync()  # the others may still read here
 
     return kernel
 
@@ -329,7 +360,7 @@ def multiplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    store = storer(sums)
+    store = storer(sums) if region.CLUSTER == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
