@@ -87,7 +87,7 @@ REGIONS_FLOAT32 = {
 # Where those leave multiprocessors free: of 16-bit values, of float32.
 SMALLER = {
     (2, 8): (Region(8, 8, 16, 32, 3), Region(14, 16, 26, 32, 2)),
-    (2, 16): (Region(8, 4, 16, 32, 3), Region(13, 10, 26, 32, 2, 3)),
+    (2, 16): (Region(8, 4, 16, 32, 3), Region(10, 12, 26, 32, 2)),
     (4, 8): (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),),
     (4, 16): (Region(8, 4, 24, 16, 4, ITEM=4),),
 }

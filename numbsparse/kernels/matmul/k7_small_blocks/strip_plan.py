@@ -111,7 +111,8 @@ class Strip(NamedTuple):
     @property
     def SLICES(self) -> int:
         """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
-        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+        most = min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+        return next(n for n in range(most, 0, -1) if self.ROWS // 16 % n == 0)
 
     @property
     def SHARED_BYTES(self) -> int:
@@ -127,8 +128,9 @@ def strip_of(
     transposed: bool,
     sizes: tuple[int, int, int],
     gated: bool = False,
+    rows: int = ROWS,
 ) -> Strip:
-    """For sizes (batch, features, columns). Blocks that have gates are packed.
+    """For sizes (batch, features, columns), and rows of a tile. Blocks that have gates are packed.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -143,7 +145,7 @@ def strip_of(
     warps, split = shared_out(sizes, B, item, index.block_rows.size)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
-    fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
+    fetchers, stages, cluster, rows = 4 if item == 2 else 1, 3, 1, max(-(-rows // 16) * 16, 32)
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
@@ -152,7 +154,7 @@ def strip_of(
     for groups in OF_STAGE[item]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
-        strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
+        strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
         strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item))
         if limit >= strip.SHARED_BYTES:
             break

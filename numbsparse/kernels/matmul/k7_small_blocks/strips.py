@@ -69,7 +69,11 @@ def along_strips(
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
     row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None)
+    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
+    order, rows = order_of(y), ROWS
+    if x.itemsize == 2 and not x_transposed and order != FEATURES:
+        rows = even_rows(batch, row_tiles)
+    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None, rows)
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
@@ -77,10 +81,6 @@ def along_strips(
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
-    order, rows = order_of(y), ROWS
-    if x.itemsize == 2 and not x_transposed and order != FEATURES:
-        rows = even_rows(batch, row_tiles)
     x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
