@@ -25,10 +25,11 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles, are
-    flat arrays of a lane. Block k of the first SLICES has the k-th of them.
+    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles,
+    rounded up, are flat arrays of a lane. Block k of the first SLICES has the k-th of them; what
+    the last ones have beyond the last tile is of no meaning.
     """
-    OWN, COUNT = TILES // SLICES, LINES * TILES * FOURS
+    OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
 
     @cuda.jit(device=True)
     def add(acc, own, warp, base):
@@ -44,7 +45,8 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
         if block < SLICES:
             for j in range(LINES):
                 for i in range(OWN * FOURS):
-                    at = uint32(start + 128 * ((j * TILES + block * OWN) * FOURS + i))
+                    tile = min(block * OWN + i // FOURS, TILES - 1)
+                    at = uint32(start + 128 * ((j * TILES + tile) * FOURS + i % FOURS))
                     for k in range(4):
                         own[(j * OWN * FOURS + i) * 4 + k] = 0
                     for other in range(BLOCKS):

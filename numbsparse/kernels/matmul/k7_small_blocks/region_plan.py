@@ -236,27 +236,29 @@ def _deal_slots(
 
 
 def region_for(
-    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, ...],
+    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, Region],
     places: int, row: float, sums: float,
 ) -> tuple[Region, int]:  # fmt: skip
-    """The region that takes least time, and the pieces of `pieces_for`: the first one, or, where
-    that leaves places free, a smaller one, of whose sums less is added, maybe by a cluster.
+    """The region that takes least time, and the pieces of `pieces_for`.
 
-    row : microseconds of a row in the first one; in the others in proportion, or what x and dy take
+    That is the first one, or where it leaves places free the smaller one, which reads more of x and
+    dy and has less to add up; and in either case maybe a cluster of blocks.
+
+    row : microseconds of a row in the first one; in the other in proportion, or what x and dy take
     """
-    large, *others = regions
-    sides, slots = (-(-widths[0] // B), -(-widths[1] // B)), large.WARPS * large.SLOTS
+    large, sides = regions[0], (-(-widths[0] // B), -(-widths[1] // B))
     n, _ = size_of(index, B, sides, large)
     pieces = pieces_for(n, places, batch, large.DEPTH, row, sums)
     best, least = (large, pieces), time_of(n, places, batch, row, sums, pieces)
-    for region in others if n < places else ():
-        n, groups = size_of(index, B, sides, region)
-        own = region.WARPS * region.SLOTS
-        a_row = max(row * own / slots, A_GROUP * groups)
+    for region in regions if n < places else ():
+        many, groups = size_of(index, B, sides, region)
+        slots = region.WARPS * region.SLOTS
+        part = slots / (large.WARPS * large.SLOTS)
         for blocks in CLUSTERS:
-            rounds = -(-n * blocks // (places if blocks == 1 else places // 8 * 8))
-            time = rounds * (A_REGION + a_row * batch / blocks)
-            time += A_MEETING + A_SUM_NEARBY * own * B if blocks > 1 else 0
+            free = places if blocks == 1 else max(places // 8 * 8, 8)  # eight are neighbours
+            rounds = -(-many * blocks // free)
+            time = rounds * (A_REGION + max(row * part, A_GROUP * groups) * batch / blocks)
+            time += A_MEETING + A_SUM_NEARBY * slots * B if blocks > 1 else 0
             if time < least:
                 best, least = (region._replace(CLUSTER=blocks), 1), time
     return best

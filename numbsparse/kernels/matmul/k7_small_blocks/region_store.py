@@ -176,7 +176,7 @@ def storer(sums: Sums) -> Any:
     store_slots = slots_from(0)
 
     @cuda.jit(device=True)
-    def store_region(acc, warp, own, partial, used, words, start, into, dense):
+    def store_region(acc, warp, slot, partial, used, words, start, into, dense):
         if partial >= 0:
             lane = uint32(cuda.threadIdx.x) % 32
             at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
@@ -184,7 +184,7 @@ def storer(sums: Sums) -> Any:
                 for i in range(COUNT):
                     into.partials[at + (p * COUNT + i) * 32] = acc[p, i]
         else:
-            at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, own * SLOTS)
+            at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, slot)
             store_slots(acc, used, stored, words, at, into, dense)
 
     return store_region
@@ -194,27 +194,31 @@ def storer(sums: Sums) -> Any:
 def storer_of_cluster(sums: Sums) -> Any:
     """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
     each warp, the sums of all blocks."""
-    region, COUNT = sums.region, sums.PER_LANE
-    BLOCKS, SLOTS = region.CLUSTER, region.SLOTS
-    SLICES = next(n for n in range(BLOCKS, 0, -1) if SLOTS % n == 0)
-    OWN, AFTER = SLOTS // SLICES, part_bytes(region.WARPS, SLOTS * COUNT) // 4
+    region, COUNT, SLOTS, BLOCKS = (
+        sums.region,
+        sums.PER_LANE,
+        sums.region.SLOTS,
+        sums.region.CLUSTER,
+    )
+    OWN, AFTER = -(-SLOTS // BLOCKS), part_bytes(region.WARPS, SLOTS * COUNT) // 4
     PARTS, MINE, SHAPE = SLOTS * COUNT, OWN * COUNT, (OWN, COUNT)
-    add = add_parts(BLOCKS, SLICES, 1, SLOTS, COUNT // 4)
+    add = add_parts(BLOCKS, BLOCKS, 1, SLOTS, COUNT // 4)
     store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
 
     @cuda.jit(device=True)
-    def store_slice(acc, warp, own, partial, used, words, start, into, dense):
+    def store_slice(acc, warp, slot, partial, used, words, start, into, dense):
         rank = int32(cuda.blockIdx.x) % BLOCKS
         parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
         whole = cuda.local.array(SHAPE, float32)
-        for i in range(PARTS):
-            parts[i] = acc[i // COUNT, i % COUNT]
+        for p in range(SLOTS):
+            for i in range(COUNT):
+                parts[p * COUNT + i] = acc[p, i]
         add(parts, mine, warp, start * 4)
-        if rank < SLICES:
-            for i in range(MINE):
-                whole[i // COUNT, i % COUNT] = mine[i]
-            first, left = own * SLICES + rank, used - rank * OWN
-            store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
+        for p in range(OWN):
+            for i in range(COUNT):
+                whole[p, i] = mine[p * COUNT + i]
+        first, left = slot + rank * OWN, used - rank * OWN
+        store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
 
     return store_slice
 

@@ -84,12 +84,12 @@ REGIONS_FLOAT32 = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
-# Where those leave multiprocessors free: of 16-bit values, of float32.
+# Where those leave multiprocessors free; by bytes of a value and block size.
 SMALLER = {
-    (2, 8): (Region(8, 8, 16, 32, 3), Region(14, 16, 26, 32, 2)),
-    (2, 16): (Region(8, 4, 16, 32, 3), Region(10, 12, 26, 32, 2)),
-    (4, 8): (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),),
-    (4, 16): (Region(8, 4, 24, 16, 4, ITEM=4),),
+    (2, 8): Region(8, 8, 16, 32, 3),
+    (2, 16): Region(8, 4, 16, 32, 3),
+    (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
+    (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
 }
 # Microseconds of a row of the batch in a region, and of a sum that is written and read again.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
@@ -113,12 +113,10 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x, x_transposed = aligned_either_way(of_bits(x))
     dy, dy_transposed = aligned_either_way(of_bits(dy))
-    regions, places = (
-        regions_of(B, x.itemsize, kept, x_transposed or dy_transposed),
-        multiprocessors(),
-    )
-    sums_of_one = regions[0].WARPS * regions[0].SLOTS * 16 * B * A_SUM
+    places, large = multiprocessors(), region_of(B, x.itemsize, kept, x_transposed or dy_transposed)
+    sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
     times = places, A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one
+    regions = large, large if SIMULATED else fitted(SMALLER[x.itemsize, B])
     region, pieces = planned(index, region_for, B, widths, batch, regions, *times)
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region)
     n = used.size // region.WARPS
@@ -153,12 +151,6 @@ class Plan(NamedTuple):
     boxes: Any
     codes: Any
     used: Any
-
-
-def regions_of(B: int, item: int, kept: float, transposed: bool) -> tuple[Region, ...]:
-    """Those to choose from, the largest first."""
-    smaller = SMALLER[item, B] if shared_memory() is not None else ()
-    return region_of(B, item, kept, transposed), *map(fitted, smaller)
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -388,6 +380,6 @@ def multiplier(sums: Sums) -> Any:
         cuda.syncthreads()  # the ring is free
         if tf32:  # which has no register for it meanwhile
             partial = segments[4 * cuda.blockIdx.x + 3]
-        store(acc, warp, own_warp, partial, used, words, base // 4, into, dense)
+        store(acc, warp, own_warp * SLOTS, partial, used, words, base // 4, into, dense)
 
     return multiply

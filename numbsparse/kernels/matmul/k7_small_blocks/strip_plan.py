@@ -111,8 +111,12 @@ class Strip(NamedTuple):
     @property
     def SLICES(self) -> int:
         """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
-        most = min(self.SPLIT, 4 if self.ITEM == 2 else 2)
-        return next(n for n in range(most, 0, -1) if self.ROWS // 16 % n == 0)
+        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+
+    @property
+    def SLICE(self) -> int:
+        """Rows that such a block stores."""
+        return 16 * -(-self.ROWS // 16 // self.SLICES)
 
     @property
     def SHARED_BYTES(self) -> int:

@@ -172,7 +172,7 @@ def consumer(
 ) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
+    OWN, COLUMNS = strip.SLICE, strip.COLUMNS
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
@@ -223,7 +223,7 @@ def consumer(
 def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> tuple[Any, Any]:
     """store(acc, columns, row, y) and, of exact float32, repair(acc, columns, row, y, dense): what
     a warp has of 64 rows, or of a slice of them, `row` the first one's number."""
-    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.ROWS // 16 // strip.SLICES
+    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.SLICE // 16
     of = Sums(kind, strip.B, strip.COLUMNS, TILES, APART=16)
     if strip.ITEM == 2:
         return storer(of, y_order), None
