@@ -34,9 +34,6 @@ class Into(NamedTuple):
 
     partials: Any  # of regions that were cut
     blocks: Any  # of each slot, see `plan_regions`
-    rows: Any  # of each block
-    columns: Any
-    sizes: tuple[int, int, int]  # batch, features of x and of dy
     dvalues: Any  # along one axis
 
 
@@ -101,48 +98,30 @@ def block_of(stored, slot, half):
 
 @cache
 def store_slot(sums: Sums) -> Any:
-    """A slot from shared memory to its blocks, a few neighbours of a row at a time; 0 beyond the
-    edges. `stored` are those of its warp."""
+    """A slot from shared memory to its blocks, a few neighbours of a row at a time. `stored` are
+    those of its warp. What is beyond the edges was summed of zeros."""
     B, ITEM = sums.B, sums.region.ITEM
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
-    PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
+    RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
     repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
     exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
-    def inside(word, values):
-        """The word, with zeros for all but `values` of its values."""
-        if ITEM == 2 and values == 1:
-            return word & uint32(0xFFFF)
-        return word if values > 0 else uint32(0)
-
-    @cuda.jit(device=True)
     def store(words, at, stored, slot, into, dense):
-        _, _, rows, columns, sizes, dvalues = into
         lane = cuda.threadIdx.x % 32
         half = lane // 16 if B == 8 else 0
         block = block_of(stored, slot, half)
         if block >= 0:
-            found, own = load(words, at), cuda.local.array(WORDS, uint32)
-            for w in range(WORDS):
-                own[w] = found[w]
-            if sizes[1] % B != 0 or sizes[2] % B != 0:
-                for r in range(0, WORDS, RUN):
-                    number = (r * 32 + lane * RUN - half * BLOCK) * PER_WORD
-                    i = rows[block] * int64(B) + number // B
-                    j = columns[block] * int64(B) + number % B
-                    n_inside = sizes[2] - j if i < sizes[1] else 0
-                    for w in range(RUN):
-                        own[r + w] = inside(found[r + w], n_inside - w * PER_WORD)
-            first = (block - half) * BLOCK
-            store_words(dvalues, first, own)
+            own, first = load(words, at), (block - half) * BLOCK
+            store_words(into.dvalues, first, own)
             if exact:
                 bad = 0
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, dense, orders)
+                    number = first + w // RUN * 128 + lane * RUN + w % RUN
+                    repair(into.dvalues, number, dense, orders)
 
     return store
 

@@ -124,9 +124,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed)
     slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    lines = index.block_rows, index.block_columns
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
-    into = Into(partials, blocks, *lines, (batch, *widths), out)
+    into = Into(partials, blocks, out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
@@ -135,7 +134,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         region_kernel(sums),
         segments.size // 4,
         32 * (region.WARPS + region.FETCHERS),
-        *(maps, unannounced(maps), Plan(segments, boxes, codes, used), into, dense),
+        *(maps, unannounced(maps), batch, Plan(segments, boxes, codes, used), into, dense),
         shared_bytes=region.SHARED_BYTES,
         cluster=(region.CLUSTER,) if region.CLUSTER > 1 else None,
         overlap=True,
@@ -241,7 +240,7 @@ def region_kernel(sums: Sums) -> Any:
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
 
     @cuda.jit(**registers_of(region).options)
-    def kernel(maps, fresh, plan, into, dense):
+    def kernel(maps, fresh, batch, plan, into, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
@@ -259,7 +258,7 @@ def region_kernel(sums: Sums) -> Any:
             fence_mbarrier_init()
         let_next_kernel_start()
         cuda.syncthreads()
-        chunks = (into.sizes[0] + DEPTH - 1) // DEPTH
+        chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
         warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
