@@ -25,9 +25,8 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles,
-    rounded up, are flat arrays of a lane. Block k of the first SLICES has the k-th of them; what
-    the last ones have beyond the last tile is of no meaning.
+    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or
+    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them.
     """
     OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
 
@@ -38,14 +37,13 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
         start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
         cluster_sync()  # all have read what was there
         for i in range(COUNT):
-            store_4xf32(
-                floats, start + 128 * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]
-            )
+            c = acc[4 * i : 4 * i + 4]
+            store_4xf32(floats, start + 128 * i, c[0], c[1], c[2], c[3])
         cluster_sync()
         if block < SLICES:
             for j in range(LINES):
                 for i in range(OWN * FOURS):
-                    tile = min(block * OWN + i // FOURS, TILES - 1)
+                    tile = min(block * OWN + i // FOURS, TILES - 1)  # beyond it, of no meaning
                     at = uint32(start + 128 * ((j * TILES + tile) * FOURS + i % FOURS))
                     for k in range(4):
                         own[(j * OWN * FOURS + i) * 4 + k] = 0

@@ -254,7 +254,8 @@ def region_for(
         many, groups = size_of(index, B, sides, region)
         slots = region.WARPS * region.SLOTS
         part = slots / (large.WARPS * large.SLOTS)
-        for blocks in CLUSTERS:
+        fits = 5 / 4 * 64 * slots * B <= region.STAGES * region.STAGE_BYTES  # its sums, and a part
+        for blocks in CLUSTERS if fits else CLUSTERS[:1]:
             free = places if blocks == 1 else max(places // 8 * 8, 8)  # eight are neighbours
             rounds = -(-many * blocks // free)
             time = rounds * (A_REGION + max(row * part, A_GROUP * groups) * batch / blocks)

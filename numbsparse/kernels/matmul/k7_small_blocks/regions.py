@@ -208,26 +208,15 @@ def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any,
     return [narrow, (by_group, (WIDE, DEPTH, FEATURES), line)]
 
 
-class Registers(NamedTuple):
-    """Of a thread, when they are handed over, if they are; and what the compiler is told."""
-
-    fewer: int
-    more: int
-    options: dict[str, Any]
-
-    @property
-    def handed_over(self) -> bool:
-        return self.more > 0
-
-
-def registers_of(region: Region) -> Registers:
-    """Warps hand them over by fours (setmaxnreg)."""
+def registers_of(region: Region) -> tuple[int, int, dict[str, Any]]:
+    """Of a thread that fetches and of one that multiplies, which hand them over by fours of warps
+    (setmaxnreg), or 0; and what the compiler is told."""
     warps = region.WARPS + region.FETCHERS
     if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
-        return Registers(0, 0, registers(32 * warps, most=255))
+        return 0, 0, registers(32 * warps, most=255)
     each, fewer = 65536 // (32 * warps) // 8 * 8, 24
     more = min((each * warps - fewer * region.FETCHERS) // region.WARPS // 8 * 8, 240)
-    return Registers(fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)})
+    return fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)}
 
 
 @cache
@@ -239,7 +228,7 @@ def region_kernel(sums: Sums) -> Any:
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
 
-    @cuda.jit(**registers_of(region).options)
+    @cuda.jit(**registers_of(region)[2])
     def kernel(maps, fresh, batch, plan, into, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
@@ -285,14 +274,14 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
-    FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
+    FEWER, *_ = registers_of(region)
     load_x = load_box(region, sums.x_transposed)
     load_dy = load_box(region, sums.dy_transposed)
 
     @cuda.jit(device=True)
     def supply(own, maps, fresh, boxes, item, row, steps, ring):
         shared, base, bars = ring
-        if hand_over:
+        if FEWER:
             fewer_registers(FEWER)
         mine, nbytes = cuda.local.array(SHARE, int32), uint32(0)
         for k in range(SHARE):
@@ -349,14 +338,14 @@ def multiplier(sums: Sums) -> Any:
     region, COUNT = sums.region, sums.PER_LANE
     WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
-    MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
+    _, MORE, _ = registers_of(region)
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
     store = storer(sums) if region.CLUSTER == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
         (shared, base, bars), (segments, _, codes, useds) = ring, plan
-        if hand_over:
+        if MORE:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
         used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
