@@ -42,8 +42,8 @@ if device.SIMULATED:  # where strips are narrower
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
-    def widest(sizes, B, item, n_blocks):
-        return strip_plan.warps_for(sizes[2], item), 1
+    def widest(sizes, B, item, n_blocks, even):
+        return strip_plan.warps_for(sizes[2], item), 1, 64
 
     monkeypatch.setattr(strip_plan, "shared_out", widest)
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
@@ -62,13 +62,16 @@ def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
+@pytest.mark.parametrize(("warps", "split", "rows"), [(4, 2, 64), (2, 4, 48), (1, 2, 80)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float32", 8)])
-def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, split, monkeypatch):
+def test_sums_that_a_cluster_shares(
+    dtype, B, feature_major, product, warps, split, rows, monkeypatch
+):
+    rows = rows if dtype != "float32" and not feature_major else 64
     """A part may have no stage at all, and the last rows and columns are not there."""
-    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split))
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split, rows))
     batch = 70 if warps == 4 else 9
     case = Case(batch, in_features=157, out_features=45, block_size=B, density=0.4)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda", feature_major=feature_major)
@@ -77,7 +80,7 @@ def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, spl
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
-    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2))
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2, 64))
     case = Case(9, in_features=130, out_features=30, block_size=8, density=0.7)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, dtype, "cuda")
     assert races(run) == []
@@ -108,8 +111,10 @@ def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
         batch, features, columns = (int(2 ** rng.uniform(*of)) for of in ((0, 14), *2 * [(4, 15)]))
         n_blocks = int(rng.uniform() * features * columns / B**2) + 1
         sizes = batch, features, columns
-        warps, split = strip_plan.shared_out(sizes, B, item, n_blocks)
-        tiles = -(-columns // (32 * warps)) * -(-batch // 64)
+        even = item == 2 and batch % 2 > 0
+        warps, split, rows = strip_plan.shared_out(sizes, B, item, n_blocks, even)
+        assert rows == 64 or (even and batch <= 192 and rows % 16 == 0 and rows <= 96)
+        tiles = -(-columns // (32 * warps)) * -(-batch // rows)
         assert split == 1 or tiles * split <= (132 if split == 2 else 99)
         assert tiles <= 8 * 132 or warps == strip_plan.warps_for(columns, item)
         shared += split > 1

@@ -10,6 +10,7 @@ dy of their column already in registers.
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +27,11 @@ NEW_COLUMN = 1 << 3 * PLACE_BITS
 WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
-# Microseconds (H200): of a region and of a second pass, beside those that grow with the batch; of a
-# row of a group; of a cluster that meets, and of a sum that its blocks read there.
-A_REGION, SECOND_PASS = 4.5, 6.0
-A_GROUP, A_MEETING, A_SUM_NEARBY = 0.0018, 1.0, 0.0023
-CLUSTERS = (1, 4, 8)
+# Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
+# the batch; of a row of a group; and until a cluster has added its sums. A row takes longer in a
+# small region. The blocks of a cluster, and the part of the places that so large ones find.
+A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, A_MEETING = 4.5, 2.4, 6.0, 0.0013, 2.0
+SLOWER, ROOM = 1.25, {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.91}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -241,35 +242,25 @@ def region_for(
 ) -> tuple[Region, int]:  # fmt: skip
     """The region that takes least time, and the pieces of `pieces_for`.
 
-    That is the first one, or where it leaves places free the smaller one, which reads more of x and
-    dy and has less to add up; and in either case maybe a cluster of blocks.
+    That is the first one; or, where it leaves places free, the smaller one, which reads more of x
+    and dy and has less to add up, maybe of a cluster.
 
     row : microseconds of a row in the first one; in the other in proportion, or what x and dy take
     """
-    large, sides = regions[0], (-(-widths[0] // B), -(-widths[1] // B))
-    n, _ = size_of(index, B, sides, large)
+    large, small = regions
+    sides, of_group = tuple(-(-width // B) for width in widths), small.FEATURES // B
+    n = _region_of_blocks(index, 16 // B, of_group, sides, large)[2].size
     pieces = pieces_for(n, places, batch, large.DEPTH, row, sums)
-    best, least = (large, pieces), time_of(n, places, batch, row, sums, pieces)
-    for region in regions if n < places else ():
-        many, groups = size_of(index, B, sides, region)
-        slots = region.WARPS * region.SLOTS
-        part = slots / (large.WARPS * large.SLOTS)
-        fits = 5 / 4 * 64 * slots * B <= region.STAGES * region.STAGE_BYTES  # its sums, and a part
-        for blocks in CLUSTERS if fits else CLUSTERS[:1]:
-            free = places if blocks == 1 else max(places // 8 * 8, 8)  # eight are neighbours
-            rounds = -(-many * blocks // free)
-            time = rounds * (A_REGION + max(row * part, A_GROUP * groups) * batch / blocks)
-            time += A_MEETING + A_SUM_NEARBY * slots * B if blocks > 1 else 0
-            if time < least:
-                best, least = (region._replace(CLUSTER=blocks), 1), time
-    return best
-
-
-def size_of(index: Index, B: int, sides: tuple[int, int], region: Region) -> tuple[int, float]:
-    """How many regions there are, and the groups of one on average."""
-    of_group = region.FEATURES // B
-    height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, region)
-    return slots.size, height + groups / max(slots.size, 1)
+    ways = [(time_of(n, places, batch, row, sums, pieces), large, pieces)]
+    if n < places:
+        height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, small)
+        part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
+        a_row = max(SLOWER * row * part, A_GROUP * (height + groups / slots.size))
+        for blocks, room in ROOM.items():
+            rounds, meeting = ceil(slots.size * blocks / (room * places)), A_MEETING * (blocks > 1)
+            time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
+            ways.append((time, small._replace(CLUSTER=blocks), 1))
+    return min(ways, key=lambda way: way[0])[1:]
 
 
 @lru_cache

@@ -45,6 +45,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import meet
+from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -86,7 +87,7 @@ REGIONS_FLOAT32 = {
 }
 # Where those leave multiprocessors free; by bytes of a value and block size.
 SMALLER = {
-    (2, 8): Region(8, 8, 16, 32, 3),
+    (2, 8): Region(8, 9, 16, 32, 3),
     (2, 16): Region(8, 4, 16, 32, 3),
     (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
     (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
@@ -335,8 +336,8 @@ def load_box(region: Region, transposed: bool) -> Any:
 @cache
 def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
-    region, COUNT = sums.region, sums.PER_LANE
-    WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
+    region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
+    WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     _, MORE, _ = registers_of(region)
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
@@ -353,9 +354,7 @@ def multiplier(sums: Sums) -> Any:
         wait_for_earlier_kernels()
         for p in range(SLOTS):
             code[p] = place(codes[own_warp * SLOTS + p], lane)
-        for p in range(SLOTS):
-            for i in range(COUNT):
-                acc[p, i] = 0
+        clear_sums(acc)
         stage = phase = uint32(0)
         for _ in range(steps):
             mbarrier_wait(bars, stage, phase)

@@ -22,7 +22,6 @@ from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     INSIDE_BITS,
-    ROWS,
     Strip,
     plan_strips,
     strip_of,
@@ -68,12 +67,13 @@ def along_strips(
         fill(y, 0)
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
+    sizes = batch, features, columns
     values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
-    order, rows = order_of(y), ROWS
-    if x.itemsize == 2 and not x_transposed and order != FEATURES:
-        rows = even_rows(batch, row_tiles)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None, rows)
+    order = order_of(y)
+    even = x.itemsize == 2 and not x_transposed and order != FEATURES
+    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None, even)
+    row_tiles = -(-batch // strip.ROWS)
+    rows = even_rows(batch, row_tiles) if even else strip.ROWS
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
