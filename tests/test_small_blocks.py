@@ -300,16 +300,18 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
 
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
-    left = []
 
-    def halves(n, places, *of):
-        left.append(n % places)
-        return 2
+    def halves(index, B, widths, batch, regions, places, *times):
+        return regions[0], 2
 
-    monkeypatch.setattr(region_plan, "pieces_for", halves)
+    cut_of = []
+    monkeypatch.setattr(regions, "region_for", halves)
+    monkeypatch.setattr(
+        regions, "cut_regions", lambda *of: cut_of.append(cut_regions(*of)) or cut_of[-1]
+    )
     case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
     check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
-    assert any(left)
+    assert any(cut.size for _, cut in cut_of)
 
 
 @pytest.mark.parametrize("slots", [2, 6])
@@ -324,11 +326,25 @@ def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
 
 
 def test_regions_are_cut_where_that_pays():
-    pieces = partial(region_plan.pieces_for, depth=16, row=0.05, sums=0.05)
-    assert pieces(50, 132, 64) == 1
-    assert pieces(50, 132, 2048) > 1
-    assert pieces(132, 132, 8192) == 1
-    assert pieces(1, 132, 40) <= 3  # a stage each
+    def times(n, batch):
+        return [region_plan.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
+
+    assert np.argmin(times(50, 64)) == 0
+    assert np.argmin(times(50, 2048)) > 0
+    assert np.argmin(times(132, 8192)) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "places", "blocks"), [(64, 132, 1), (1024, 132, 8), (1024, 108, 4), (64, 4, 0)]
+)
+def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blocks, monkeypatch):
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
+    sizes = regions.region_of(8, 2, 0.1, False), regions.fitted(regions.SMALLER[2, 8])
+    where = index, 8, (1024, 1024), batch, sizes, places
+    region, pieces = region_plan.region_for(*where, 0.046, 0.05)
+    assert region == (sizes[1]._replace(CLUSTER=blocks) if blocks else sizes[0])
+    assert pieces == 1
 
 
 @pytest.mark.parametrize(

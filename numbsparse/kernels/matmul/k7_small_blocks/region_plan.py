@@ -9,7 +9,6 @@ dy of their column already in registers.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -240,18 +239,21 @@ def region_for(
     index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, Region],
     places: int, row: float, sums: float,
 ) -> tuple[Region, int]:  # fmt: skip
-    """The region that takes least time, and the pieces of `pieces_for`.
+    """The region that takes least time, and into how many pieces of the batch those are cut that
+    are left when all places have as many.
 
     That is the first one; or, where it leaves places free, the smaller one, which reads more of x
     and dy and has less to add up, maybe of a cluster.
 
-    row : microseconds of a row in the first one; in the other in proportion, or what x and dy take
+    row, sums : microseconds of a row in the first one, and of its sums to be written and read
+        again; a row of the other takes as many in proportion, or what x and dy take
     """
     large, small = regions
     sides, of_group = tuple(-(-width // B) for width in widths), small.FEATURES // B
     n = _region_of_blocks(index, 16 // B, of_group, sides, large)[2].size
-    pieces = pieces_for(n, places, batch, large.DEPTH, row, sums)
-    ways = [(time_of(n, places, batch, row, sums, pieces), large, pieces)]
+    most = min(MOST_PIECES, -(-batch // large.DEPTH))
+    times = [time_of(n, places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
+    ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
     if n < places:
         height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, small)
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
@@ -263,19 +265,8 @@ def region_for(
     return min(ways, key=lambda way: way[0])[1:]
 
 
-@lru_cache
-def pieces_for(n: int, places: int, batch: int, depth: int, row: float, sums: float) -> int:
-    """Into how many pieces of the batch regions are cut that are left when all places have as many.
-
-    depth, row, sums : rows of a stage; microseconds of a row, and of the sums of a region to be
-        written and read again
-    """
-    pieces = range(1, min(MOST_PIECES, -(-batch // depth)) + 1)
-    return min(pieces, key=partial(time_of, n, places, batch, row, sums))
-
-
 def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
-    """Microseconds of the regions that `pieces_for` cuts."""
+    """Of the regions that are left, cut into pieces, and of adding these up."""
     rest = n % places
     again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
     return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
