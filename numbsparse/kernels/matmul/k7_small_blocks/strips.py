@@ -23,7 +23,6 @@ from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
     INSIDE_BITS,
-    ROWS,
     Strip,
     plan_strips,
     strip_of,
@@ -70,8 +69,13 @@ def along_strips(
         fill(y, 0)
         return
     arithmetic = precision if x.dtype == "float32" else x.dtype.name
-    row_tiles, sizes = -(-batch // ROWS), (batch, features, columns)
-    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None)
+    sizes = batch, features, columns
+    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
+    order = order_of(y)
+    even = x.itemsize == 2 and not x_transposed and order != FEATURES
+    strip = strip_of(index, B, x.itemsize, transposed, sizes, gates is not None, even)
+    row_tiles = -(-batch // strip.ROWS)
+    rows = even_rows(batch, row_tiles) if even else strip.ROWS
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1))
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
@@ -79,10 +83,6 @@ def along_strips(
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, (x, x_transposed) = aligned_values(values), aligned_either_way(of_bits(x))
-    order, rows = order_of(y), ROWS
-    if x.itemsize == 2 and not x_transposed and order != FEATURES:
-        rows = even_rows(batch, row_tiles)
     x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
@@ -174,7 +174,7 @@ def consumer(
 ) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN, COLUMNS = SUMS // SLICES, strip.COLUMNS
+    OWN, COLUMNS = strip.SLICE, strip.COLUMNS
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
@@ -225,7 +225,7 @@ def consumer(
 def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> tuple[Any, Any]:
     """store(acc, columns, row, y) and, of exact float32, repair(acc, columns, row, y, dense): what
     a warp has of 64 rows, or of a slice of them, `row` the first one's number."""
-    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.ROWS // 16 // strip.SLICES
+    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.SLICE // 16
     of = Sums(kind, strip.B, strip.COLUMNS, TILES, APART=16)
     if strip.ITEM == 2:
         return storer(of, y_order), None
