@@ -147,34 +147,36 @@ def cut(times, sums, places, steps, least, rate, to_add):
 
 
 def cut_up(
-    tables: Tables, order: np.ndarray, whole: int, pieces: int, steps: int
+    tables: Tables, whole: int, pieces: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
 
-    tables : of each block of threads, if nothing is cut
+    tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
         loads (., 2) : see `coded`
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
-    order : in which blocks of threads begin; the first `whole` of them have all steps
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
     """
     heads, loads, places, outs = tables
     whole, pieces = (whole, pieces) if pieces > 1 else (len(heads), 0)
-    rest = order[whole:]
-    of = np.concatenate([order[:whole], np.tile(rest, pieces)])
-    piece = np.repeat(np.arange(pieces), rest.size)
+    rest = len(heads) - whole
+    if pieces:
+        heads, loads, places, outs = (
+            np.concatenate([a[:whole], *[a[whole:]] * pieces]) for a in tables
+        )
+    piece = np.repeat(np.arange(pieces), rest)
     first, last = piece * steps // max(pieces, 1), (piece + 1) * steps // max(pieces, 1)
-    span = np.zeros((of.size, 3), np.int32)  # first step, steps, whether sums are left
+    span = np.zeros((len(heads), 3), np.int32)  # first step, steps, whether sums are left
     span[:, 1] = steps
     span[whole:] = np.stack([first, last - first, np.ones_like(first)], 1)
-    kept, outs = np.unique(outs[rest][outs[rest] >= 0]), outs[of]
     tail = outs[whole:]
+    kept = np.unique(tail[tail >= 0])
     base = (piece * kept.size)[:, None, None]
-    outs[whole:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
-    heads = np.column_stack([span[:, :2], heads[of, :2], span[:, 2], heads[of, 2:]])
-    return heads, loads[of], places[of], outs, kept.astype(np.int32), pieces
+    tail[:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
+    heads = np.column_stack([span[:, :2], heads[:, :2], span[:, 2], heads[:, 2:]])
+    return heads, loads, places, outs, kept.astype(np.int32), pieces
 
 
 class Items:
@@ -313,8 +315,7 @@ def plan(
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(len(items), STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
-    order = np.arange(len(items))  # which begins with the longest strips
-    return cut_up((heads, loads, items.images, items.outs), order, whole, pieces, steps)
+    return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 
 
 def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:
