@@ -336,8 +336,13 @@ def refuse_in_capture(what: str, instead: str) -> None:
         raise RuntimeError(f"{what} cannot be part of a captured step: {instead}")
 
 
+after_waiting: list[Callable[[], None]] = []  # each raises if the GPU found that input was wrong
+
+
 def synchronize() -> None:
     """Wait until the GPU has done all that was asked of it, on the stream in use: see `stream`.
+
+    Raises ValueError where the GPU found the coordinates of a `Layout.on_device` wrong.
 
     >>> import numpy as np, numbsparse as ns
     >>> x = ns.to_device(np.ones(4, np.float32))
@@ -347,6 +352,8 @@ def synchronize() -> None:
     if not runtime.SIMULATED:
         runtime.require()
         current().synchronize()
+    for told in after_waiting:
+        told()
 
 
 @contextmanager
