@@ -348,12 +348,17 @@ def synchronize() -> None:
     >>> x = ns.to_device(np.ones(4, np.float32))
     >>> ns.synchronize()
     """
+    finish()
+    for told in after_waiting:
+        told()
+
+
+def finish() -> None:
+    """`synchronize`, and nothing is told: for copies to the host, of which telling is one."""
     refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
     if not runtime.SIMULATED:
         runtime.require()
         current().synchronize()
-    for told in after_waiting:
-        told()
 
 
 @contextmanager
