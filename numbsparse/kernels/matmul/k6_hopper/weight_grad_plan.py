@@ -319,7 +319,7 @@ def plan(
 
 
 def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:
-    """(items, panels, 2) int32, as `Share.copies`: panel by panel, to slots from that one on."""
+    """(items, panels, 2) int32, as loads are: panel by panel, to slots from that one on."""
     at_edge = (panels == edge[0]) & edge[1]
     code = slot + np.arange(panels.shape[1]) | (MAPS * operand + len(RUNS) * at_edge) << 8 | 1 << 16
     return np.stack([np.where(at_edge, 0, panels), code], -1).astype(np.int32)

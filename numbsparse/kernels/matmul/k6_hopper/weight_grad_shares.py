@@ -58,10 +58,10 @@ def ways_of(index: Index, tile: Tile, places: int) -> list[Items]:
 
 
 def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: Edges) -> Tables:
-    """What the blocks of threads of the items do, in this order of them.
+    """What each block of threads does, those of an item together, in this order of the items.
 
-    Those of a cluster follow one another. Copies are (panel, slot | map << 8 | ranks << 16), of x,
-    then of dy; of neighbours in one copy.
+    The tables of `plans.cut_up`. Copies are (panel, slot | map << 8 | ranks << 16), of x, then of
+    dy, of neighbours in one; places are as `ptx.wgmma_units` takes them.
     """
     n = order.size * tile.CLUSTER
     tables = (
