@@ -146,16 +146,20 @@ class Layout:
     def _set(
         self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
     ) -> None:
-        self.shape = grid_of(shape)
+        in_blocks, _ = grid = grid_of(shape)
         if block_rows.size > MOST:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
-        indptr = np.zeros(self.shape[0] + 1, np.int32)
-        np.cumsum(np.bincount(block_rows, minlength=self.shape[0]), out=indptr[1:])
+        indptr = np.zeros(in_blocks + 1, np.int32)
+        np.cumsum(np.bincount(block_rows, minlength=in_blocks), out=indptr[1:])
+        self._walk(grid, indptr, block_rows.astype(np.int32), block_columns.astype(np.int32))
+
+    def _walk(self, grid: tuple[int, int], indptr: Any, block_rows: Any, columns: Any) -> None:
         everything = np.arange(block_rows.size, dtype=np.int32)
-        self._rows = Walk(_read_only(indptr), _int32(block_columns), _read_only(everything))
-        self._block_rows = _int32(block_rows)
+        self.shape = grid
+        self._rows = Walk(*map(_read_only, (indptr, columns, everything)))
+        self._block_rows = _read_only(block_rows)
 
     @cached_property
     def index(self) -> Index:
@@ -323,10 +327,20 @@ def layout_of(shape: tuple[int, int], *flat: np.ndarray) -> Layout:
     """The layout of these blocks, each given once by its flat index, int64; not checked."""
     together = np.concatenate(flat)
     together.sort(kind="stable")  # which merges what is sorted already
-    layout = Layout.__new__(Layout)
-    layout._set(shape, *np.divmod(together, shape[1]))
+    layout, rows = Layout.__new__(Layout), together // shape[1]  # a third of the time of divmod
+    layout._set(shape, rows, together - rows * shape[1])
     layout.__dict__["flat_indices"] = _read_only(together)
     return layout
+
+
+def edited(layout: Layout, flat: np.ndarray, positions: np.ndarray, *walk: np.ndarray) -> Layout:
+    """Another layout of such a grid: its flat indices, `positions_in` this one, and int32 indptr,
+    block rows and columns."""
+    other = Layout.__new__(Layout)
+    other._walk(layout.shape, *walk)
+    other._met = ref(layout), _read_only(positions)
+    other.__dict__["flat_indices"] = _read_only(flat)
+    return other
 
 
 def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -356,10 +370,6 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{argument} takes integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _int32(array: np.ndarray) -> np.ndarray:
-    return _read_only(array.astype(np.int32))
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

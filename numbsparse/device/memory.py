@@ -348,7 +348,7 @@ def copy_out(host: np.ndarray, address: int) -> None:
                 host.ctypes.data, address, host.nbytes, stream.handle
             )
             runtime.checked(error, "copying to the host")
-            streams.synchronize()
+            streams.finish()
 
 
 def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:

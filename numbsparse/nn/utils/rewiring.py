@@ -8,9 +8,9 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.layout import Layout, layout_of
+from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.nn.utils.drawn import absent_blocks, swapped
+from numbsparse.nn.utils.drawn import absent_blocks, changed, swapped
 from numbsparse.nn.utils.weights import (
     COUNT,
     SHARE,
@@ -179,7 +179,7 @@ class Rewiring(Changing):
             layout = kept[weight.name]
             more = layout.n_blocks if self.candidates is None else self.candidates
             drawn = absent_blocks(layout, more, self._generator(step, nth))
-            wider.append(layout_of(layout.shape, layout.flat_indices, drawn))
+            wider.append(changed(layout, np.ones(layout.n_blocks, bool), drawn))
         set_layouts(weights, self.remap, wider)
         self._kept = kept
 
@@ -192,10 +192,9 @@ class Rewiring(Changing):
             if layout is not weight.data.layout:
                 own = own[layout.positions_in(weight.data.layout)]
             stay, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
-            left = layout.flat_indices[stay]
             if self._kept:  # what candidates hold goes too
-                fewer.append(layout_of(layout.shape, left))
-            other.append(layout_of(layout.shape, left, new))
+                fewer.append(layout.select(stay))
+            other.append(changed(layout, stay, new))
         set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
 

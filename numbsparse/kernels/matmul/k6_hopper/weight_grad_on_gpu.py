@@ -94,7 +94,7 @@ def tables_of(
 
 
 class Drafts(NamedTuple):
-    """Of each block of threads; see `weight_grad_shares.Shares`."""
+    """Of each block of threads; see `weight_grad_shares.tables_of`."""
 
     counts: DeviceArray  # (n, 2): its copies, and panels that arrive
     loads: DeviceArray
