@@ -18,7 +18,7 @@ def absent_blocks(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarra
     found = own[:0]
     while found.size < n:  # of those drawn at least every other is new
         drawn = rng.integers(total, size=2 * n)
-        found = np.sort(np.concatenate([found, drawn[layout.find(0, drawn) < 0]]))
+        found = np.sort(np.concatenate([found, drawn[positions_among(own, drawn) < 0]]))
         found = found[np.diff(found, prepend=-1) > 0]
     return rng.choice(found, n, replace=False)
 
