@@ -205,7 +205,7 @@ class Layout:
         return _read_only(self._block_rows.astype(np.int64) * self.shape[1] + self.indices)
 
     def find(self, block_rows: Any, block_columns: Any) -> np.ndarray:
-        """Where in the stored order these blocks are, int64; -1 where they are not, as off the grid.
+        """Where in the stored order these blocks are, int64; -1 for others, off the grid too.
 
         >>> import numbsparse as ns
         >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1, 0], [1, 2, 1, 4])

@@ -143,7 +143,9 @@ def test_blocks_off_the_grid_are_found_nowhere(pattern, rng):
     layout = Layout(pattern)
     rows, columns = rng.integers(-2, [n + 2 for n in pattern.shape], size=(200, 2)).T
     stored = {tuple(block): i for i, block in enumerate(np.argwhere(pattern).tolist())}
-    expected = [stored.get(block, -1) for block in zip(rows.tolist(), columns.tolist())]
+    expected = [
+        stored.get(block, -1) for block in zip(rows.tolist(), columns.tolist(), strict=True)
+    ]
     np.testing.assert_array_equal(layout.find(rows, columns), expected)
 
 
