@@ -261,14 +261,26 @@ def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
     return {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
 
 
-def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:
+def loaded(weights: list[Weight], state: Any, argument: str = "layouts") -> dict[str, Layout]:
     """The layouts of `saved`, in the order of the weights."""
+    argument = f"state[{argument!r}]"
+    check_names(argument, state, weights)
+    return {w.name: _loaded(f"{argument}[{w.name!r}]", state[w.name], w) for w in weights}
+
+
+def check_names(argument: str, state: Any, weights: list[Weight]) -> None:
+    """Refuse all but a dict with a value for each weight."""
     names = [weight.name for weight in weights]
     if not isinstance(state, Mapping) or set(names) != set(state):
-        raise ValueError(f"state['layouts'] takes those of {names}, got {list(state)}")
-    return {
-        w.name: Layout.from_arrays(
-            state[w.name]["indptr"], state[w.name]["indices"], w.data.layout.shape
-        )
-        for w in weights
-    }
+        got = list(state) if isinstance(state, Mapping) else type_name(state)
+        raise ValueError(f"{argument} takes those of {names}, got {got}")
+
+
+def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
+    if not isinstance(arrays, Mapping) or set(arrays) != {"indptr", "indices"}:
+        raise ValueError(f"{argument} takes indptr and indices, got {arrays!r}")
+    try:
+        return Layout.from_arrays(**arrays, shape=weight.data.layout.shape)
+    except (TypeError, ValueError) as error:
+        error.args = (f"{argument}: {error.args[0]}",)
+        raise
