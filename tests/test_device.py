@@ -73,6 +73,14 @@ def test_drawn_shapes_are_those_of_numpy(rng):
             assert array.reshape(asked).shape == array.reshape(*asked).shape == expected
 
 
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">i4", ">i8", ">u2", ">c8"])
+def test_values_arrive_in_the_byte_order_of_the_gpu(dtype):
+    host = np.arange(6).reshape(2, 3).astype(dtype)
+    array = ns.to_device(host)
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(array.numpy(), host)
+
+
 @pytest.mark.parametrize("host", [None, [None, 1.0], np.array([{}])], ids=str)
 def test_objects_are_not_sent(host):
     with pytest.raises(TypeError, match="host takes numbers, got object"):

@@ -314,6 +314,7 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
 def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU in use, or another: "cuda:1".
 
+    Of another byte order than the GPU's, as files have, the values arrive in the GPU's.
     Raises ValueError where there is no such GPU, TypeError for Python's objects.
 
     >>> import numbsparse as ns
@@ -323,7 +324,8 @@ def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     host = as_array(host, "host")
     if host.dtype.hasobject:  # addresses of Python's objects, which nobody there would own
         raise TypeError(f"host takes numbers, got {host.dtype}")
-    host = np.ascontiguousarray(host).reshape(host.shape)
+    native = host.dtype if host.dtype.isnative else host.dtype.newbyteorder("=")
+    host = np.ascontiguousarray(host, native).reshape(host.shape)
     if place == "cpu":
         raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
     if place != "cuda":
