@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.patterns import as_pattern
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, pair
 
 MOST = 2**31 - 1  # lines, or blocks, that int32 counts
 SPREAD = 32  # blocks of a grid for each that is kept
@@ -348,9 +348,8 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """(in_blocks, out_blocks), that int32 can count."""
-    if len(shape) != 2:
-        raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")
-    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in shape)
+    sides = pair("shape", "(in_blocks, out_blocks)", shape)
+    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in sides)
     return in_blocks, out_blocks
 
 

@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_930,
+    "numbsparse": 2_935,
     "numbsparse/autograd": 695,
     "numbsparse/bench": 2_850,
     "numbsparse/compat": 405,
-    "numbsparse/device": 3_765,
+    "numbsparse/device": 3_770,
     "numbsparse/distributed": 2_065,
     "numbsparse/jax": 725,
     "numbsparse/kernels": 3_350,
@@ -22,10 +22,10 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_200,
     "numbsparse/kernels/ptx": 2_430,
     "numbsparse/machine_code": 345,
-    "numbsparse/nn": 7_480,
+    "numbsparse/nn": 7_505,
     "numbsparse/ops": 5_570,
     "numbsparse/pages": 1_730,
-    "numbsparse/patterns": 960,
+    "numbsparse/patterns": 970,
     "numbsparse/puzzles": 440,
     "numbsparse/simulator": 2_445,
     "numbsparse/torch": 1_810,

@@ -9,6 +9,7 @@ import numpy as np
 from numbsparse.device import empty
 from numbsparse.ops.operands import alike, check_statistic, on_gpu
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import number
 
 
 def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
@@ -32,8 +33,7 @@ def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
     """
     gpu = on_gpu(x, "x")
     _check_width(x, "x")
-    if not eps >= 0:
-        raise ValueError(f"eps takes a number of at least 0, got {eps}")
+    number("eps", eps)
     rows, width = _rows(x), x.shape[-1]
     if gpu:
         from numbsparse.kernels import normalize as kernels

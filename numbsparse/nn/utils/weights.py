@@ -198,7 +198,8 @@ def checked_scope(scope: str) -> str:
 
 
 def followers_of(remap: Any) -> list[Any]:
-    followers = [remap] if hasattr(remap, "remap") else list(remap)
+    is_one = hasattr(remap, "remap") or not hasattr(remap, "__iter__")
+    followers = [remap] if is_one else list(remap)
     for follower in followers:
         if not callable(getattr(follower, "remap", None)) or not hasattr(follower, "__dict__"):
             raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
