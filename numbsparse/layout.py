@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.patterns import as_pattern
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, pair
 
 MOST = 2**31 - 1  # lines, or blocks, that int32 counts
 SPREAD = 32  # blocks of a grid for each that is kept
@@ -209,13 +209,15 @@ class Layout:
         return _read_only(self._block_rows.astype(np.int64) * self.shape[1] + self.indices)
 
     def find(self, block_rows: Any, block_columns: Any) -> np.ndarray:
-        """Where in the stored order these blocks of the grid are, int64; -1 where they are not.
+        """Where in the stored order these blocks are, int64; -1 for others, off the grid too.
 
         >>> import numbsparse as ns
-        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1], [1, 2, 1])
-        array([-1,  1,  2])
+        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1, 0], [1, 2, 1, 4])
+        array([-1,  1,  2, -1])
         """
-        return self._positions(np.asarray(block_rows, np.int64) * self.shape[1] + block_columns)
+        rows, columns = np.asarray(block_rows, np.int64), np.asarray(block_columns, np.int64)
+        on_grid = (columns >= 0) & (columns < self.shape[1])  # else another row's block is found
+        return self._positions(np.where(on_grid, rows * self.shape[1] + columns, -1))
 
     def positions_in(self, other: Layout) -> np.ndarray:
         """Where in the stored order of `other` each block of this layout is; -1 where it is not.
@@ -223,9 +225,10 @@ class Layout:
         Those of the last one are kept: moments follow a change of layout after their weight.
         """
         self._check_shape(other, "positions_in")
-        if self._met is None or self._met[0]() is not other:
-            self._met = ref(other), _read_only(other._positions(self.flat_indices))
-        return self._met[1]
+        met = self._met  # of which another thread may make one of another layout meanwhile
+        if met is None or met[0]() is not other:
+            met = self._met = ref(other), _read_only(other._positions(self.flat_indices))
+        return met[1]
 
     def _positions(self, flat: np.ndarray) -> np.ndarray:
         return positions_among(self.flat_indices, flat)
@@ -359,9 +362,8 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """(in_blocks, out_blocks), that int32 can count."""
-    if len(shape) != 2:
-        raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")
-    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in shape)
+    sides = pair("shape", "(in_blocks, out_blocks)", shape)
+    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in sides)
     return in_blocks, out_blocks
 
 

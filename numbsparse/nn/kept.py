@@ -7,6 +7,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, moved
+from numbsparse.dtypes import refuse_masked
 from numbsparse.layout import Layout
 
 
@@ -97,6 +98,7 @@ def loaded(name: str, value: Any, data: Any) -> Any:
         if own.layout != got.layout and data.layout != value.layout:
             raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
         value = value.to("cpu").stored_as(data, name).values
+    refuse_masked(value, name)
     if not isinstance(value, np.ndarray):
         takes = "a BlockSparse" if isinstance(data, BlockSparse) else "an array"
         raise ValueError(f"{name} takes {takes}, got {type(value).__name__}")

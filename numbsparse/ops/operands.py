@@ -169,7 +169,7 @@ def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:
 def check_range(indices: np.ndarray, n: int, argument: str) -> None:
     """Refuse integers outside 0 to n - 1."""
     # As unsigned numbers the negative ones are the largest: one comparison finds both.
-    unsigned = indices.view(f"u{indices.itemsize}")
+    unsigned = indices.view(indices.dtype.str.replace("i", "u"))
     if indices.size and np.maximum.reduce(unsigned, axis=None) >= n:
         raise ValueError(
             f"{argument} takes integers from 0 to {n - 1}, got {indices.min()} to {indices.max()}"

@@ -28,7 +28,7 @@ def absent_blocks(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarra
             seen[own] = False
             found = np.flatnonzero(seen)
         else:
-            found = np.unique(np.concatenate([found, drawn[layout.find(0, drawn) < 0]]))
+            found = np.unique(np.concatenate([found, drawn[positions_among(own, drawn) < 0]]))
     return np.sort(rng.choice(found, n, replace=False))
 
 

@@ -17,6 +17,7 @@ from numbsparse.nn.utils.weights import (
     Changing,
     Weight,
     check_density,
+    check_names,
     followers_of,
     largest,
     loaded,
@@ -240,8 +241,12 @@ class Rewiring(Changing):
         return super().state_dict() | {"kept": saved(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
-        weights, found = weights_of(self.model), dict(state)
-        without = found.pop("kept", {})  # a file keeps no empty dict
-        kept = loaded(weights, without) if without else {}
-        super().load_state_dict(found, remap=remap)
+        weights, kept = weights_of(self.model), dict[str, Layout]()
+        if isinstance(state, Mapping):
+            state = {"kept": {}, **state}  # a file keeps no empty dict
+            without = state.pop("kept")
+            if "first" in state:
+                check_names("state['first']", state["first"], weights)
+            kept = {} if without == {} else loaded(weights, without, "kept")
+        super().load_state_dict(state, remap=remap)
         self._kept = kept
