@@ -224,7 +224,7 @@ def work(place, case):
         space, across = (window.small, 2) if case["call"] == "conv" else (window.big, 1)
         threads = batch * prod(space) * pattern.shape[across] * size
         outputs = max(outputs, batch * prod(space) // prod(window.stride))
-    return max(outputs * kept * max(size, 16) ** 2, 4 * threads)
+    return max(outputs * kept * max(size, 16) ** 2, 4 * threads, kept * size**2)
 
 
 def numbers(rng, kind, dtype, shape):

@@ -139,8 +139,8 @@ def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
         for of, touch in zip(places, of_home, strict=True):
             if written.isdisjoint(of):  # what nobody writes
                 continue
-            access = touch.access
-            at = id(access.moment), access.site, access.unit, access.writes, access.atomic
+            site, atomic, _, writes, _, _, _, unit, moment = touch.access
+            at = id(moment), site, unit, writes, atomic
             for place in of:
                 touches[place].setdefault(at, touch)
         for each in touches.values():
