@@ -270,8 +270,8 @@ def _multiply(
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
     known = gate is None and kernel == "auto"
-    if known and out is None and type(dense) is type(w.values) is np.ndarray and not feature_major:
-        return _of_arrays(dense, w, precision)
+    if known and type(dense) is type(w.values) is np.ndarray and not feature_major:
+        return _of_arrays(dense, w, out, precision)
     if known and w.place == "cuda" and not runtime.several_devices:
         y = _memory_beside(dense, w, feature_major) if out is None else out
         if y is not None:
@@ -282,17 +282,18 @@ def _multiply(
     return _in_order(dense, w, gate, feature_major, out, kernel, precision)
 
 
-def _of_arrays(x: np.ndarray, w: BlockSparse, precision: str) -> np.ndarray:
+def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
     """x @ w of NumPy arrays: what follows from their shapes and dtype is worked out once."""
     values, index = w.values, w.stored_layout.index
     case = x.shape, w.shape, w.is_transposed, values.shape, x.dtype
     runs = x.flags.c_contiguous and values.flags.c_contiguous and x.dtype is values.dtype
     usual = runs and x.flags.aligned and values.flags.aligned
     if usual and (known := index.calls.get(case)):
-        y = np.empty(known[0], x.dtype)
-        known[1](x, values, y)
-        return y
-    y = _in_order(x, w, None, False, None, "auto", precision)
+        shape, compute = known
+        y = np.empty(shape, x.dtype) if out is None else _checked_out(out, shape, x, w)
+        compute(x, values, y)
+        return y if out is None else out
+    y = _in_order(x, w, None, False, out, "auto", precision)
     if usual:
         if len(index.calls) >= choice.MOST:
             index.calls.clear()
