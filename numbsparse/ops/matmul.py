@@ -24,7 +24,7 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of, takes_gates
+from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
@@ -264,8 +264,10 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    known = gate is None and kernel == "auto" and w.place == "cuda"
-    if known and not runtime.several_devices:
+    known = gate is None and kernel == "auto"
+    if known and type(dense) is type(w.values) is np.ndarray and not feature_major:
+        return _of_arrays(dense, w, out, precision)
+    if known and w.place == "cuda" and not runtime.several_devices:
         y = _memory_beside(dense, w, feature_major) if out is None else out
         if y is not None:
             what = feature_major, w.is_transposed, w.shape, precision
@@ -273,6 +275,32 @@ def _multiply(
             replayed(w.stored_layout, what, (dense, w.values, y), partial(_in_order, *of))
             return y
     return _in_order(dense, w, gate, feature_major, out, kernel, precision)
+
+
+def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
+    """x @ w of NumPy arrays: what follows from their shapes and dtype is worked out once."""
+    values, index = w.values, w.stored_layout.index
+    case = x.shape, w.shape, w.is_transposed, values.shape, x.dtype
+    runs = x.flags.c_contiguous and values.flags.c_contiguous and x.dtype is values.dtype
+    usual = runs and x.flags.aligned and values.flags.aligned
+    if usual and (known := index.calls.get(case)):
+        shape, compute = known
+        y = np.empty(shape, x.dtype) if out is None else _checked_out(out, shape, x, w)
+        compute(x, values, y)
+        return y if out is None else out
+    y = _in_order(x, w, None, False, out, "auto", precision)
+    if usual:
+        if len(index.calls) >= choice.MOST:
+            index.calls.clear()
+        batch = prod(x.shape[:-1])
+        compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
+        index.calls[case] = y.shape, compute if x.ndim == 2 else _of_rows(batch, compute)
+    return y
+
+
+def _of_rows(batch: int, compute: Callable[..., None]) -> Callable[..., None]:
+    """The same of arrays with any number of axes before the features."""
+    return lambda x, values, y: compute(x.reshape(batch, -1), values, y.reshape(batch, -1))
 
 
 def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
