@@ -12,7 +12,7 @@ from numbsparse.device import DeviceArray, as_device_array, is_device_operand, m
 from numbsparse.dtypes import as_array, as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.npz import open_npz, write_npz
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, pair
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
@@ -54,6 +54,13 @@ class Blocks:
     def block_size(self) -> int:
         size: int = self.values.shape[-1]
         return size
+
+    def own_size(self, block_size: int | None) -> int:
+        """The block size, of a matrix that is the `layout` of a product; another is refused."""
+        if block_size not in (None, self.block_size):
+            takes = f"that of layout, {self.block_size}"
+            raise ValueError(f"block_size takes {takes}, got {block_size}")
+        return self.block_size
 
     def __repr__(self) -> str:
         blocks = self.stored_layout.counted(f" of {self.block_size} x {self.block_size}")
@@ -458,13 +465,10 @@ def checked_shape(
     full = grid[0] * block_size, grid[1] * block_size
     if shape is None:
         return full
-    sides = [integer(f"{argument}[{i}]", n) for i, n in enumerate(shape)]
-    if len(sides) != 2 or any(
-        not whole - block_size < n <= whole for n, whole in zip(sides, full, strict=True)
-    ):
-        raise ValueError(
-            f"{argument} takes at most {full} and less than a block under it, got {tuple(shape)}"
-        )
+    takes = f"at most {full} and less than a block under it"
+    sides = [integer(f"{argument}[{i}]", n) for i, n in enumerate(pair(argument, takes, shape))]
+    if any(not whole - block_size < n <= whole for n, whole in zip(sides, full, strict=True)):
+        raise ValueError(f"{argument} takes {takes}, got {tuple(shape)}")
     return sides[0], sides[1]
 
 

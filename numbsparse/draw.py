@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbsparse.files import write_bytes
-from numbsparse.patterns import as_pattern
+from numbsparse.patterns.checks import as_pattern, integer
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,14 +67,10 @@ def draw(pattern: Any, *, max_width: int = 80) -> Drawing:
     each row keeps 4 to 6, each column 2 to 3
     >>> ns.draw(ns.patterns.watts_strogatz(64, 3, 0.1, seed=0)).save("layout.png")  # doctest: +SKIP
     """
-    takes = "max_width takes an integer of at least 8"
-    if isinstance(max_width, bool) or not isinstance(max_width, (int, np.integer)):
-        raise TypeError(f"{takes}, got {max_width!r}")
-    if max_width < 8:
-        raise ValueError(f"{takes}, got {max_width}")
+    width = integer("max_width", max_width, least=8)
     layout = getattr(pattern, "layout", None)
     owner = layout if hasattr(layout, "pattern") else pattern
-    return Drawing(as_pattern(getattr(owner, "pattern", owner)).copy(), int(max_width))
+    return Drawing(as_pattern(getattr(owner, "pattern", owner)).copy(), width)
 
 
 class Drawing:

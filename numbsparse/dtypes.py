@@ -6,17 +6,24 @@ an array that has the dtype comes from those who loaded it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """`numpy.dtype(dtype)`, to which "bfloat16" is a name too.
+    """`numpy.dtype(dtype)`, to which "bfloat16" is a name too, and None is none.
 
-    Raises ImportError, which says what to install, for "bfloat16" where ml_dtypes is missing.
+    Raises ImportError, which says what to install, for "bfloat16" where ml_dtypes is missing;
+    TypeError for what is no dtype.
     """
-    return bfloat16() if isinstance(dtype, str) and dtype == "bfloat16" else np.dtype(dtype)
+    if isinstance(dtype, str) and dtype == "bfloat16":
+        return bfloat16()
+    with suppress(TypeError):
+        if dtype is not None:  # of which NumPy makes float64
+            return np.dtype(dtype)
+    raise TypeError(f'dtype takes a dtype of NumPy, or its name, as "float32", got {dtype!r}')
 
 
 def bfloat16() -> np.dtype:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import update_wrapper
 from typing import Any
 
@@ -13,6 +13,7 @@ from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, DeviceArray
 from numbsparse.ops.precision import checked_precision
+from numbsparse.trees import mapped
 
 MOST_GRAPHS = 16
 """Of one step; calls beyond that many sorts of arguments run as they are, uncaptured."""
@@ -135,8 +136,9 @@ class Recording:
         return self._given(results)
 
     def _run(self, step: Callable[..., Any], arguments: Any) -> Any:
-        args, kwargs = _with(arguments, iter(self._inputs))
-        return _mapped(step(*args, **kwargs), _device_array)
+        inputs = iter(self._inputs)
+        args, kwargs = mapped(arguments, lambda value: _with(value, inputs))
+        return mapped(step(*args, **kwargs), lambda value: _given(value, _device_array))
 
     def _captured(self, step: Callable[..., Any], arguments: Any) -> Any:
         capture, self._generation = Capture(), device.generation()
@@ -160,7 +162,7 @@ class Recording:
             shared = device.is_of_a_graph(array) or id(array.owner) in inputs
             return device.copy_of(array) if shared else array
 
-        return _mapped(results, own)
+        return mapped(results, lambda value: _given(value, own))
 
 
 def _sort(value: Any, arrays: list[Any]) -> Hashable:
@@ -205,33 +207,17 @@ def _with(value: Any, inputs: Iterator[DeviceArray]) -> Any:
         return Tensor(_with(value.data, inputs))
     if isinstance(value, BlockSparse) and value.place == "cuda":
         return value.with_values(next(inputs))
-    if isinstance(value, np.ndarray) or device.is_device_operand(value):
-        return next(inputs)
-    if isinstance(value, list | tuple):
-        return _alike(value, (_with(item, inputs) for item in value))
-    if isinstance(value, dict):
-        return {key: _with(item, inputs) for key, item in value.items()}
-    return value
+    is_array = isinstance(value, np.ndarray) or device.is_device_operand(value)
+    return next(inputs) if is_array else value
 
 
-def _mapped(value: Any, function: Callable[[Any], DeviceArray]) -> Any:
-    """The results of a step with `function` of their arrays; Tensors without their way back."""
-    if value is None:
-        return None
+def _given(value: Any, function: Callable[[Any], DeviceArray]) -> Any:
+    """A result of a step with `function` of its array; a Tensor without its way back."""
     if isinstance(value, Tensor):
-        return Tensor(_mapped(value.data, function))
+        return Tensor(_given(value.data, function))
     if isinstance(value, BlockSparse):
         return value.with_values(function(value.values))
-    if isinstance(value, list | tuple):
-        return _alike(value, (_mapped(item, function) for item in value))
-    if isinstance(value, dict):
-        return {key: _mapped(item, function) for key, item in value.items()}
-    return function(value)
-
-
-def _alike(value: Any, items: Iterable[Any]) -> Any:
-    """Items in a list, a tuple or a named tuple like `value`."""
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return None if value is None else function(value)
 
 
 def _array(source: Any) -> Any:

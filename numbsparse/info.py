@@ -1,7 +1,5 @@
 """What runs where on this machine, what is missing for more, what was kept: in words or JSON."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

@@ -12,7 +12,7 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.patterns import as_pattern
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, pair
 
 MOST = 2**31 - 1  # lines, or blocks, that int32 counts
 SPREAD = 32  # blocks of a grid for each that is kept
@@ -146,16 +146,20 @@ class Layout:
     def _set(
         self, shape: tuple[int, ...], block_rows: np.ndarray, block_columns: np.ndarray
     ) -> None:
-        self.shape = grid_of(shape)
+        in_blocks, _ = grid = grid_of(shape)
         if block_rows.size > MOST:
             raise ValueError(
                 f"pattern keeps {block_rows.size} blocks; a layout takes up to 2^31 - 1"
             )
-        indptr = np.zeros(self.shape[0] + 1, np.int32)
-        np.cumsum(np.bincount(block_rows, minlength=self.shape[0]), out=indptr[1:])
+        indptr = np.zeros(in_blocks + 1, np.int32)
+        np.cumsum(np.bincount(block_rows, minlength=in_blocks), out=indptr[1:])
+        self._walk(grid, indptr, block_rows.astype(np.int32), block_columns.astype(np.int32))
+
+    def _walk(self, grid: tuple[int, int], indptr: Any, block_rows: Any, columns: Any) -> None:
         everything = np.arange(block_rows.size, dtype=np.int32)
-        self._rows = Walk(_read_only(indptr), _int32(block_columns), _read_only(everything))
-        self._block_rows = _int32(block_rows)
+        self.shape = grid
+        self._rows = Walk(*map(_read_only, (indptr, columns, everything)))
+        self._block_rows = _read_only(block_rows)
 
     @cached_property
     def index(self) -> Index:
@@ -205,13 +209,15 @@ class Layout:
         return _read_only(self._block_rows.astype(np.int64) * self.shape[1] + self.indices)
 
     def find(self, block_rows: Any, block_columns: Any) -> np.ndarray:
-        """Where in the stored order these blocks of the grid are, int64; -1 where they are not.
+        """Where in the stored order these blocks are, int64; -1 for others, off the grid too.
 
         >>> import numbsparse as ns
-        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1], [1, 2, 1])
-        array([-1,  1,  2])
+        >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1, 0], [1, 2, 1, 4])
+        array([-1,  1,  2, -1])
         """
-        return self._positions(np.asarray(block_rows, np.int64) * self.shape[1] + block_columns)
+        rows, columns = np.asarray(block_rows, np.int64), np.asarray(block_columns, np.int64)
+        on_grid = (columns >= 0) & (columns < self.shape[1])  # else another row's block is found
+        return self._positions(np.where(on_grid, rows * self.shape[1] + columns, -1))
 
     def positions_in(self, other: Layout) -> np.ndarray:
         """Where in the stored order of `other` each block of this layout is; -1 where it is not.
@@ -219,9 +225,10 @@ class Layout:
         Those of the last one are kept: moments follow a change of layout after their weight.
         """
         self._check_shape(other, "positions_in")
-        if self._met is None or self._met[0]() is not other:
-            self._met = ref(other), _read_only(other._positions(self.flat_indices))
-        return self._met[1]
+        met = self._met  # of which another thread may make one of another layout meanwhile
+        if met is None or met[0]() is not other:
+            met = self._met = ref(other), _read_only(other._positions(self.flat_indices))
+        return met[1]
 
     def _positions(self, flat: np.ndarray) -> np.ndarray:
         return positions_among(self.flat_indices, flat)
@@ -323,10 +330,20 @@ def layout_of(shape: tuple[int, int], *flat: np.ndarray) -> Layout:
     """The layout of these blocks, each given once by its flat index, int64; not checked."""
     together = np.concatenate(flat)
     together.sort(kind="stable")  # which merges what is sorted already
-    layout = Layout.__new__(Layout)
-    layout._set(shape, *np.divmod(together, shape[1]))
+    layout, rows = Layout.__new__(Layout), together // shape[1]  # a third of the time of divmod
+    layout._set(shape, rows, together - rows * shape[1])
     layout.__dict__["flat_indices"] = _read_only(together)
     return layout
+
+
+def edited(layout: Layout, flat: np.ndarray, positions: np.ndarray, *walk: np.ndarray) -> Layout:
+    """Another layout of such a grid: its flat indices, `positions_in` this one, and int32 indptr,
+    block rows and columns."""
+    other = Layout.__new__(Layout)
+    other._walk(layout.shape, *walk)
+    other._met = ref(layout), _read_only(positions)
+    other.__dict__["flat_indices"] = _read_only(flat)
+    return other
 
 
 def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -345,9 +362,8 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """(in_blocks, out_blocks), that int32 can count."""
-    if len(shape) != 2:
-        raise ValueError(f"shape takes (in_blocks, out_blocks), got {shape}")
-    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in shape)
+    sides = pair("shape", "(in_blocks, out_blocks)", shape)
+    in_blocks, out_blocks = (integer("shape", n, most=MOST) for n in sides)
     return in_blocks, out_blocks
 
 
@@ -356,10 +372,6 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{argument} takes integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)
-
-
-def _int32(array: np.ndarray) -> np.ndarray:
-    return _read_only(array.astype(np.int32))
 
 
 def _read_only(array: np.ndarray) -> np.ndarray:

@@ -1,7 +1,5 @@
 """This machine: its name, and which rungs compute what on it."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterable

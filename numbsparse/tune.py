@@ -14,6 +14,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, to_device
 from numbsparse.device.waits import shown
 from numbsparse.ops import choice, tuned
+from numbsparse.patterns.checks import integer
 
 SECONDS = 5e-3  # of work in a sample
 CALLS = (10, 100)  # at least and at most, in a sample
@@ -57,8 +58,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     """
     if not isinstance(w, BlockSparse) or w.place != "cuda":
         raise ValueError("w takes a BlockSparse on the GPU: see BlockSparse.to")
-    if batch < 1:
-        raise ValueError(f"batch takes an integer of at least 1, got {batch}")
+    integer("batch", batch)
     if w.values.device_id != device.runtime.current_id():
         with device.on(w.device):
             return tune(w, batch, precision=precision)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from runpy import run_path
+from unittest.mock import patch
 from zlib import crc32
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more threads only wait
@@ -176,7 +177,7 @@ def turns_and_holes(request):
         device.runtime.make_current(0)  # an earlier test's JAX may have left another GPU current
     number = crc32(request.node.nodeid.encode()) if device.SIMULATED else 0
     falling = testing.in_turns("falling") if number % 2 else nullcontext()
-    with falling, memory.holes_of(memory.HOLES[number // 2 % 2]):
+    with falling, patch.object(memory, "_hole", memory.HOLES[number // 2 % 2]):
         yield
 
 

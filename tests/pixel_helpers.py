@@ -5,7 +5,7 @@ from argparse import Namespace
 import numpy as np
 
 SMALL = ["--filters", "8", "--blocks", "1", "--block-size", "4", "--mixtures", "2", "--batch", "4"]
-SMALL += ["--device", "cpu", "--samples", "0", "--mark-every", "2", "--stages", "2"]
+SMALL += ["--device", "cpu", "--samples", "0", "--mark-every", "2", "--stages", "1"]
 
 
 def options(**others):

@@ -10,6 +10,7 @@ import pytest
 from conftest import HALVES
 from conv_helpers import ConvCase, ConvProblem
 
+import numbsparse as ns
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, rung
@@ -290,11 +291,11 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
     assert re.search(f"^k4_wgmma .*{says}$", why_not("k4_wgmma", product, case, dtype))
     p, how = ConvProblem(case, dtype), case.sizes
     call = {
-        "forward": lambda **which: ops.conv(p.x, p.w.to("cuda"), **how, **which),
-        "input_grad": lambda **which: ops.conv_transpose(
+        "forward": lambda **which: ns.conv(p.x, p.w.to("cuda"), **how, **which),
+        "input_grad": lambda **which: ns.conv_transpose(
             p.dy, p.w.to("cuda"), out_features=case.in_features, **how, **which
         ),
-        "weight_grad": lambda **which: ops.conv_weight_grad(
+        "weight_grad": lambda **which: ns.conv_weight_grad(
             device.to_device(p.x), device.to_device(p.dy), p.w, **how, **which
         ).values.numpy(),
     }[product]

@@ -64,7 +64,7 @@ def weight_grad():
 
 
 def lstm():
-    size, batch = 48, 8
+    size, batch = 48, 16
     layout = ns.Layout(np.ones((3, 12)))
     x, h, c = (np.ones((*steps, batch, size), np.float32) for steps in ((3,), (), ()))
     weights = [ns.nn.init.uniform(layout, 16, seed=seed) for seed in range(2)]

@@ -58,6 +58,35 @@ def test_transpose_and_reshape():
         array.reshape(7)
 
 
+def test_drawn_shapes_are_those_of_numpy(rng):
+    for _ in range(300):
+        shape = tuple(rng.integers(0, 4, rng.integers(0, 4)))
+        host, asked = np.zeros(shape, np.int8), rng.integers(-1, 5, rng.integers(0, 4)).tolist()
+        array = ns.to_device(host)
+        assert array.reshape(-1).shape == host.reshape(-1).shape  # after which views are kept
+        try:
+            expected = host.reshape(asked).shape
+        except ValueError:
+            with pytest.raises(ValueError, match="cannot take the shape"):
+                array.reshape(asked)
+        else:
+            assert array.reshape(asked).shape == array.reshape(*asked).shape == expected
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">i4", ">i8", ">u2", ">c8"])
+def test_values_arrive_in_the_byte_order_of_the_gpu(dtype):
+    host = np.arange(6).reshape(2, 3).astype(dtype)
+    array = ns.to_device(host)
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(array.numpy(), host)
+
+
+@pytest.mark.parametrize("host", [None, [None, 1.0], np.array([{}])], ids=str)
+def test_objects_are_not_sent(host):
+    with pytest.raises(TypeError, match="host takes numbers, got object"):
+        ns.to_device(host)
+
+
 DTYPES = [*HALVES, "float32", "float64", "int32", "int64", "uint8", "bool"]
 
 

@@ -21,7 +21,7 @@ from examples_helpers import SMALL, imported, write_text
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import device, nn
-from numbsparse.distributed import environment, links
+from numbsparse.distributed import environment, links, on_host
 from numbsparse.distributed.buckets import buckets_of
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
@@ -99,6 +99,17 @@ def of(ranks, name):
 @pytest.mark.parametrize("size", [2, 3])
 def test_collectives_are_numpy_s(size, pair, three):
     assert all(values(of(pair if size == 2 else three, "collectives")))
+
+
+@pytest.mark.parametrize("op", on_host.OPERATIONS)
+@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", ">f8"])
+def test_arrays_are_combined_in_their_byte_order(dtype, shape, op, rng):
+    parts = rng.integers(-9, 10, (3, *shape)).astype(dtype)
+    total = on_host.combined([parts[i, ...] for i in range(3)], op)
+    assert total.dtype == parts.dtype
+    expected = getattr(parts.astype(float), op)(axis=0)
+    np.testing.assert_allclose(on_host.as_bytes(total).view(dtype).reshape(shape), expected, 1e-6)
 
 
 def test_all_ranks_get_the_same_bits(three):

@@ -225,7 +225,7 @@ def work(place, case):
         space, across = (window.small, 2) if case["call"] == "conv" else (window.big, 1)
         threads = batch * prod(space) * pattern.shape[across] * size
         outputs = max(outputs, batch * prod(space) // prod(window.stride))
-    return max(outputs * kept * max(size, 16) ** 2, 4 * threads)
+    return max(outputs * kept * max(size, 16) ** 2, 4 * threads, kept * size**2)
 
 
 def numbers(rng, kind, dtype, shape):
@@ -274,7 +274,7 @@ def prepare(patch, place, parts):
         full = np.full(shape, np.nan, like.dtype)
         return device.to_device(full) if isinstance(like, DeviceArray) else full
 
-    patch.setattr(import_module("numbsparse.ops.conv"), "empty_like", blank)
+    patch.setattr(import_module("numbsparse.ops.conv"), "empty_beside", blank)
     if parts == "many" and place == "cpu":
         for name in ("lines", "weight_grad"):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)
@@ -282,7 +282,8 @@ def prepare(patch, place, parts):
         module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
         patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
         regions = import_module("numbsparse.kernels.matmul.k7_small_blocks.regions")
-        patch.setattr(regions, "pieces_for", lambda *of: (2, of[-1]))
+        shared = lambda index, B, widths, batch, of, *times: (of[0]._replace(CLUSTER=2), 1)  # noqa: E731
+        patch.setattr(regions, "region_for", shared)
         for name, most in (("IN_CACHE", 1), ("IN_MEMORY", 1), ("ROWS", 16)):
             patch.setattr(import_module("numbsparse.kernels.conv.k2_unfolded"), name, most)
 

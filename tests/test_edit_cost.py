@@ -8,6 +8,7 @@ import pytest
 import numbsparse as ns
 from numbsparse import nn
 from numbsparse.nn import optim
+from numbsparse.nn.utils.drawn import changed
 from numbsparse.nn.utils.weights import largest
 
 
@@ -92,6 +93,22 @@ def test_the_largest_are_those_that_a_stable_sort_has_first(rng):
             right = np.zeros(size, bool)
             right[np.argsort(-norms, kind="stable")[: max(n, 0)]] = True
             np.testing.assert_array_equal(largest(norms, n), right)
+
+
+def test_an_edited_layout_is_that_of_its_pattern(rng):
+    for _ in range(60):
+        pattern = rng.random(rng.integers(1, 9, 2)) < rng.random()
+        layout, others = ns.Layout(pattern), (rng.random(pattern.shape) < 0.4) & ~pattern
+        stay = rng.random(layout.n_blocks) < rng.random()
+        edited = changed(layout, stay, np.flatnonzero(others))
+        left = np.zeros_like(pattern)
+        left.flat[layout.flat_indices[stay]] = True
+        made = ns.Layout(left | others)
+        for name in ("indptr", "indices", "flat_indices"):
+            np.testing.assert_array_equal(getattr(edited, name), getattr(made, name))
+        np.testing.assert_array_equal(edited.positions_in(layout), made.positions_in(layout))
+        assert edited.pattern.shape == made.pattern.shape
+        assert (edited.pattern == made.pattern).all()
 
 
 def test_what_was_met_is_forgotten_with_another(rng):

@@ -28,8 +28,8 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     taken = []
     monkeypatch.setattr(
         k0_cpu,
-        "multiply_few",
-        lambda *args, **how: taken.append(len(args[0])) or few_rows.multiply_few(*args, **how),
+        "few_product",
+        lambda batch, *of: taken.append(batch) or few_rows.few_product(batch, *of),
     )
     few = few_rows.few(np.dtype(dtype))
     batches = range(rows, min(2 * rows if rows < few_rows.MOST_ROWS else few + 1, few + 1))
@@ -61,3 +61,35 @@ def test_infinity_beyond_the_edge_is_not_read():
     w = ns.BlockSparse(values, layout, shape=(5, 6))
     np.testing.assert_array_equal(ns.matmul(np.ones((2, 5), np.float32), w), np.full((2, 6), 5.0))
     np.testing.assert_array_equal(ns.matmul(np.ones((2, 6), np.float32), w.T), np.full((2, 5), 6.0))
+
+
+@pytest.mark.parametrize("batch", [1, 24])
+def test_a_product_of_known_shapes_reads_what_is_there_now(rng, batch):
+    w = matrix(rng, ns.Layout(ns.patterns.random(5, 4, 0.5, seed=0)), 8, np.float32, (37, 30))
+    x = rng.standard_normal((batch, 37)).astype(np.float32)
+    packed = np.zeros(batch, "i1, (37,)f4")["f1"]  # rows begin at odd addresses
+
+    def check(x, w):
+        exact = x.astype(np.float64) @ w.toarray().astype(np.float64)
+        for _ in range(2):
+            y = x @ w
+            np.testing.assert_allclose(y, exact, rtol=0, atol=1e-4)
+            assert (y.dtype, y.shape) == (x.dtype, exact.shape)
+
+    check(x, w)
+    x[...], w.data[...] = 1 - x, 1 - w.data
+    packed[...] = x
+    check(x, w)
+    for other in (packed, np.asfortranarray(x), x[::-1], x[0], x[None], x[:0], x.astype(np.float64)):
+        check(other, w.astype(other.dtype))
+    check(x[:1], w.with_values(np.asfortranarray(w.values[::-1])))
+    check(x[:, :30].copy(), w.T)
+    check(x, matrix(rng, ns.Layout(ns.patterns.random(5, 4, 0.5, seed=1)), 8, np.float32, (37, 30)))
+    for wrong, error in ((x.astype(np.float64), TypeError), (x[:, :30], ValueError)):
+        with pytest.raises(error, match="x "):
+            wrong @ w
+    for how in ({"kernel": "k9"}, {"precision": "low"}):
+        with pytest.raises(ValueError, match="takes"):
+            ns.matmul(x, w, **how)
+    with pytest.raises(TypeError, match="masked"):
+        ns.matmul(np.ma.masked_array(x), w)

@@ -5,13 +5,13 @@ import pytest
 from numba import cuda, float32, int64
 from ptx_helpers import needs_ampere, run
 
-from numbsparse.kernels.matmul.k5_tensor_core.lines import storing
+from numbsparse.kernels.parts.store_tile import rows_from, store_tile
 
 TA = 2
 
 
 def storing_kernel(TB, wide, rows, columns):
-    store, ACC = storing("highest", TA, TB, wide), (TA, TB, 4)
+    store, ACC = store_tile("highest", TA, TB, wide, rows_from("highest", TA)), (TA, TB, 4)
 
     @cuda.jit
     def kernel(sums, y):

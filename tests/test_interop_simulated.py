@@ -79,7 +79,7 @@ def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "jax", jax)
     waits = []
-    monkeypatch.setattr(streams, "synchronize", lambda: waits.append(True))
+    monkeypatch.setattr(streams, "finish", lambda: waits.append(True))
     w = W.to("cuda")
     for product in (lambda: ns.matmul(Array(X), w), lambda: w.T @ Array(X.T.copy())):
         y = product()

@@ -137,3 +137,25 @@ def test_blocks_are_found_by_a_table_or_by_a_search(spread, rng):
     found = positions_among(rising, wanted)
     np.testing.assert_array_equal(found, [places.get(number, -1) for number in wanted])
     assert found.dtype == np.int64
+
+
+def test_blocks_off_the_grid_are_found_nowhere(pattern, rng):
+    layout = Layout(pattern)
+    rows, columns = rng.integers(-2, [n + 2 for n in pattern.shape], size=(200, 2)).T
+    stored = {tuple(block): i for i, block in enumerate(np.argwhere(pattern).tolist())}
+    expected = [
+        stored.get(block, -1) for block in zip(rows.tolist(), columns.tolist(), strict=True)
+    ]
+    np.testing.assert_array_equal(layout.find(rows, columns), expected)
+
+
+def test_positions_are_right_while_another_thread_asks_for_others():
+    layout, one, other = Layout([[1, 1, 1]]), Layout([[1, 0, 1]]), Layout([[0, 1, 1]])
+
+    def meanwhile():
+        layout._met = None
+        layout.positions_in(other)
+        return one
+
+    layout._met = meanwhile, one._positions(layout.flat_indices)
+    np.testing.assert_array_equal(layout.positions_in(one), [0, -1, 1])

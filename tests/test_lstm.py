@@ -301,5 +301,5 @@ def test_the_function_refuses_by_name(rng, change, error, says):
 
 def test_the_function_refuses_an_eps_below_zero(rng):
     arguments, _ = draw(rng, "float64", 16, 8, 3, False, False)
-    with pytest.raises(ValueError, match="eps takes a number from 0 on, got -1"):
+    with pytest.raises(ValueError, match="eps takes a number of at least 0, got -1"):
         F.lstm(*arguments, eps=-1.0)

@@ -12,6 +12,7 @@ import numbsparse as ns
 from numbsparse import ops
 from numbsparse.kernels import cores
 from numbsparse.kernels.lstm import cpu_steps
+from numbsparse.kernels.matmul import few_rows
 
 STEPS = 4
 lstm_ops = import_module("numbsparse.ops.lstm")
@@ -37,10 +38,10 @@ def operands(units, block_size, batch, dtype, dropout, rng):
 @pytest.mark.parametrize(
     ("units", "block_size", "batch", "dtype", "dropout"),
     [
-        (64, 16, 5, "float32", True),
+        (64, 16, 9, "float32", True),
         (100, 16, 40, "float32", True),
         (50, 8, 16, "float64", False),
-        (13, 4, 1, "float64", True),
+        (13, 4, 5, "float64", True),
         (96, 32, 48, "float32", False),
     ],
 )
@@ -75,8 +76,8 @@ def test_steps_at_once(units, block_size, batch, dtype, dropout, n_cores, monkey
 
 def test_what_is_not_served():
     weight = np.zeros((1, 32, 32), np.float32)
-    assert not cpu_steps.serves(weight, 0, 32)
-    assert not cpu_steps.serves(weight, 1 << 15, 32)
+    for batch in (0, 1, few_rows.few(weight.dtype), 1 << 15):
+        assert not cpu_steps.serves(weight, batch, 32)
     assert not cpu_steps.serves(weight.astype(np.float16), 32, 32)
 
 

@@ -86,6 +86,11 @@ def test_wrong_coordinates_are_told_and_do_no_harm(
         layout.check()
     with pytest.raises(ValueError, match="take"):
         layout.to_host()
+    ns.synchronize()  # was told
+    Layout.on_device(*of, (2, 3), capacity=capacity)  # and is gone
+    with pytest.raises(ValueError, match=r"check\(\) of each layout"):
+        ns.synchronize()
+    ns.synchronize()
     inside = {(i, j) for i, j in zip(rows, columns, strict=True) if 0 <= i < 2 and 0 <= j < 3}
     index, kept = layout.device_index, sorted(inside) if len(inside) <= capacity else []
     for walk, lines in ((index.rows, 2), (index.columns, 3)):
@@ -277,6 +282,9 @@ def test_a_captured_step_makes_it_anew(rng):
         w = ns.BlockSparse(values[: kept.sum()].astype(np.float64), kept)
         close(y, x.astype(np.float64), w.toarray(), "float16")
     assert graph.captures == (not device.SIMULATED)
+    graph(np.array([1, 1, -1]), np.array([2, 2, 0]), x, values)  # by a replay
+    with pytest.raises(ValueError, match="1 blocks a second time, 0 from outside"):
+        ns.synchronize()
 
 
 def test_what_it_refuses(rng, place, put):

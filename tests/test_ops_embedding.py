@@ -65,9 +65,22 @@ def test_out_of_range_on_a_gpu(rng):
     np.testing.assert_array_equal(summed, home.rounded([dy[0], [0, 0], dy[4]]))
 
 
+ORDERS = [f"{order}{kind}{size}" for order in "<>" for kind in "iu" for size in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize("dtype", ORDERS)
+def test_integers_of_any_size_and_byte_order(dtype, rng):
+    table, indices = rng.standard_normal((5, 3)), rng.integers(0, 5, 8)
+    np.testing.assert_array_equal(ops.take_rows(table, indices.astype(dtype)), table[indices])
+    expected = ops.cross_entropy(table[:, [0, 1, 2, 0, 1]], indices[:5])
+    got = ops.cross_entropy(table[:, [0, 1, 2, 0, 1]], indices[:5].astype(dtype))
+    np.testing.assert_array_equal(got[0], expected[0])
+
+
+@pytest.mark.parametrize("dtype", ["<i8", ">i2"])
 @pytest.mark.parametrize("indices", [[0, 3], [-1, 0]], ids=str)
-def test_out_of_range_on_the_cpu(indices):
-    indices = np.array(indices)
+def test_out_of_range_on_the_cpu(indices, dtype):
+    indices = np.array(indices, dtype)
     with pytest.raises(ValueError, match="indices takes integers from 0 to 2, got"):
         ops.take_rows(np.ones((3, 2)), indices)
     with pytest.raises(ValueError, match="indices takes integers from 0 to 2, got"):

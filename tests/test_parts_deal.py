@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from numbsparse.kernels.parts.deal import dealt, in_order, in_turn
+from numbsparse.kernels.parts.deal import dealt, in_turn
 
 
 def test_pieces_go_where_it_is_free_first():
@@ -45,9 +45,3 @@ def test_equal_times_go_to_the_first_place(places, rng):
     found, end = dealt(costs, places)
     assert found.tolist() == owners
     assert end == max(free)[0]
-
-
-def test_the_last_key_comes_first(rng):
-    keys = rng.integers(0, [[3], [9], [200]], (3, 500))
-    np.testing.assert_array_equal(in_order(*keys), np.lexsort(keys))
-    assert in_order(*keys[:, :0]).size == 0

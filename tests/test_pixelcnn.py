@@ -26,7 +26,7 @@ def arguments(tmp_path):
 
 def test_pixelcnn_learns_and_leaves_its_results(pixelcnn, arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["pixel_sample"], "SIZE", 4)
-    few = ["--steps", "8", "--mark-every", "4", "--lr", "0.02"]
+    few = ["--steps", "8", "--mark-every", "4", "--lr", "0.02", "--stages", "2"]
     rows = pixelcnn.main([*arguments, *few, "--compare", "--samples", "3"])
     assert [row["kind"] for row in rows] == ["sparse", "dense"]
     assert rows[0]["parameters"] == pytest.approx(rows[1]["parameters"], rel=0.02)
@@ -56,7 +56,7 @@ def test_each_seed_has_its_weights_and_each_kind_the_same_images(
         return at(training, batch)
 
     monkeypatch.setattr(sys.modules["pixel_images"].Batches, "at", noted)
-    small = ["--stages", "1", "--steps", "1", "--compare", "--seeds", "2", "--no-checkpoints"]
+    small = ["--steps", "1", "--compare", "--seeds", "2", "--no-checkpoints"]
     rows = pixelcnn.main([*arguments, *small])
     assert not list((tmp_path / "out").glob("*.npz"))
     assert [row["seeds"] for row in rows] == [2, 2]
@@ -93,8 +93,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(pixelcnn, arguments, tmp_pa
             raise KeyboardInterrupt
         return train_step(self)
 
-    arguments = [*arguments, "--stages", "1", "--dropout", "0.3"]
-    arguments += ["--steps", "2", "--mark-every", "1"]
+    arguments += ["--dropout", "0.3", "--steps", "2", "--mark-every", "1"]
     elsewhere = [*arguments, "--out", str(tmp_path / "stopped")]
     monkeypatch.setattr(training, "train_step", interrupted)
     with pytest.raises(SystemExit, match="--resume goes on"):
@@ -107,7 +106,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(pixelcnn, arguments, tmp_pa
     same_arrays(file, tmp_path / "out" / "sparse_0.npz")
 
 
-OTHERS = [("filters", "16"), ("stages", "1"), ("mixtures", "3"), ("batch", "2"), ("average", "0")]
+OTHERS = [("filters", "16"), ("stages", "2"), ("mixtures", "3"), ("batch", "2"), ("average", "0")]
 
 
 @pytest.mark.parametrize(("name", "value"), OTHERS, ids=[name for name, _ in OTHERS])

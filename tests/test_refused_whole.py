@@ -159,6 +159,55 @@ def test_a_bad_average_state_changes_nothing(state):
     assert_unchanged([average], before)
 
 
+def trained():
+    """All that has a state, after a step: a rewiring with candidates among it."""
+    layer = nn.Linear(8, 8, layout=PATTERN, block_size=4, seed=0)
+    model = nn.Sequential(layer, nn.Dropout(0.5, seed=3))
+    optimizer = optim.Adam(model.parameters())
+    average = optim.ExponentialMovingAverage(model.parameters())
+    rewiring = nn.utils.Rewiring(model, every=2, remap=[optimizer, average], seed=0)
+    parts = model, optimizer, average, rewiring, optim.LossScaler()
+    nn.functional.sum(model(np.ones((2, 8), np.float32))).backward()
+    rewiring.step()
+    optimizer.step()
+    average.step()
+    return (*parts, optim.LambdaLR(optimizer, lambda step: 1.0))
+
+
+def bad_ones(value):
+    yield from (None, "a", {"a": 1}, [], 3 if isinstance(value, dict) else np.float64("nan"))
+    array = value.values if isinstance(value, ns.BlockSparse) else value
+    if isinstance(array, np.ndarray):
+        yield np.ma.masked_array(array, False)
+
+
+@pytest.mark.parametrize("part", range(6))
+def test_whatever_is_bad_in_a_state_is_named_and_changes_nothing(part):
+    parts = trained()
+    one, before = parts[part], [part.state_dict() for part in parts]
+    for bad in (None, 3, "abc", []):
+        with pytest.raises((TypeError, ValueError), match=r"^state takes"):
+            one.load_state_dict(bad)
+    for key, value in before[part].items():
+        for bad in bad_ones(value):
+            with pytest.raises((TypeError, ValueError), match=rf"state\['{key}'\]"):
+                one.load_state_dict(before[part] | {key: bad})
+            for other, state in zip(parts, before, strict=True):
+                assert_same(other.state_dict(), state)
+
+
+def assert_same(got, expected):
+    if isinstance(expected, dict):
+        assert got.keys() == expected.keys()
+        for key, value in expected.items():
+            assert_same(got[key], value)
+    elif isinstance(expected, ns.BlockSparse):
+        assert got.layout == expected.layout
+        np.testing.assert_array_equal(got.values, expected.values)
+    else:
+        np.testing.assert_array_equal(got, expected)
+
+
 class Model(nn.Module):
     def __init__(self):
         super().__init__()

@@ -13,6 +13,7 @@ from numbsparse.device import Capture
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
 from numbsparse.nn.utils import HardConcrete, PruneAndGrow, Rewiring, absent_norms, prune
+from numbsparse.nn.utils import drawn as drawn_blocks
 
 pytestmark = pytest.mark.usefixtures("cheap_products")
 
@@ -194,6 +195,17 @@ def test_all_absent_blocks_come_equally_often():
     assert (counts[~absent] == 0).all()
     expected = 800 * 8 / 56
     assert (abs(counts[absent] - expected) < 6 * np.sqrt(expected)).all()
+
+
+def test_what_is_drawn_does_not_depend_on_how_it_is_found(rng, monkeypatch):
+    layout = ns.Layout(rng.random((30, 40)) < 0.2)
+    by_table = drawn_blocks.absent_blocks(layout, 300, np.random.default_rng(5))
+    monkeypatch.setattr(drawn_blocks, "SPREAD", 0)
+    by_sort = drawn_blocks.absent_blocks(layout, 300, np.random.default_rng(5))
+    np.testing.assert_array_equal(by_table, by_sort)
+    assert by_table.size == 300
+    assert (np.diff(by_table) > 0).all()
+    assert not np.isin(by_table, layout.flat_indices).any()
 
 
 def test_swaps_keep_the_degrees_of_rows_and_columns():

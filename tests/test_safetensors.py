@@ -46,7 +46,8 @@ def drawn_state(rng, depth=0):
         lambda: matrix(rng, rng.choice([d for d in DTYPES if "float" in d])),
         lambda: int(rng.integers(-(2**62), 2**62)) * int(rng.choice([1, 2**40])),
         lambda: float(rng.choice([0.1, 1e300, -0.0, np.inf, np.nan])),
-        lambda: str(rng.choice(["", "ä \u2028", '"\\', "tensor"])),
+        lambda: str(rng.choice(["", "ä \u2028", '"\\', "\ud800"])),
+        lambda: str(rng.choice(["a", "", "\0b", "ä"])) + "\0" * int(rng.integers(3)),
         lambda: bool(rng.random() < 0.5),
         lambda: None,
         lambda: drawn_state(rng, depth + 1),
@@ -75,9 +76,10 @@ def is_view(value):
     return isinstance(value, ns.BlockSparse) and value.is_transposed
 
 
-def test_drawn_states_come_back(tmp_path):
-    path = tmp_path / "state.safetensors"
-    for draw in range(100 * DRAWS):
+@pytest.mark.parametrize(("ending", "draws"), [("safetensors", 70), ("npz", 30)])
+def test_drawn_states_come_back(tmp_path, ending, draws):
+    path = tmp_path / f"state.{ending}"
+    for draw in range(draws * DRAWS):
         rng = np.random.default_rng([SEED, draw])
         state = drawn_state(rng)
         with named(draw):
@@ -253,6 +255,7 @@ def test_refused(tmp_path, content, says):
         ({"__metadata__": np.zeros(2)}, "two things that a file calls '__metadata__'"),
         ({"w": STATE["model"]["weight"], "w_pattern": np.zeros(2)}, "calls 'w_pattern'"),
         ({"w_pattern": np.zeros(2), "w": STATE["model"]["weight"]}, "calls 'w_pattern'"),
+        ({"a": [np.complex64(1)]}, r"state\['a/0'\].*no complex64"),
         ({"a": object()}, r"state\['a'\] cannot be saved"),
     ],
 )

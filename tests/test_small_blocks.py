@@ -42,8 +42,8 @@ if device.SIMULATED:  # where strips are narrower
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
-    def widest(sizes, *_):
-        return strip_plan.warps_for(sizes[2], 2), 1
+    def widest(sizes, B, item, *_):
+        return strip_plan.warps_for(sizes[2], item), 1, 64
 
     monkeypatch.setattr(strip_plan, "shared_out", widest)
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
@@ -62,13 +62,16 @@ def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize(("warps", "split"), [(4, 2), (2, 4), (1, 2)])
+@pytest.mark.parametrize(("warps", "split", "rows"), [(4, 2, 64), (2, 4, 48), (1, 2, 80)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float32", 8)])
-def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, split, monkeypatch):
+def test_sums_that_a_cluster_shares(
+    dtype, B, feature_major, product, warps, split, rows, monkeypatch
+):
+    rows = rows if dtype != "float32" and not feature_major else 64
     """A part may have no stage at all, and the last rows and columns are not there."""
-    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split))
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split, rows))
     batch = 70 if warps == 4 else 9
     case = Case(batch, in_features=157, out_features=45, block_size=B, density=0.4)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda", feature_major=feature_major)
@@ -77,7 +80,7 @@ def test_sums_that_a_cluster_shares(dtype, B, feature_major, product, warps, spl
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
-    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2))
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 2, 64))
     case = Case(9, in_features=130, out_features=30, block_size=8, density=0.7)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, dtype, "cuda")
     assert races(run) == []
@@ -108,8 +111,10 @@ def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
         batch, features, columns = (int(2 ** rng.uniform(*of)) for of in ((0, 14), *2 * [(4, 15)]))
         n_blocks = int(rng.uniform() * features * columns / B**2) + 1
         sizes = batch, features, columns
-        warps, split = strip_plan.shared_out(sizes, B, item, n_blocks)
-        tiles = -(-columns // (32 * warps)) * -(-batch // 64)
+        even = item == 2 and batch % 2 > 0
+        warps, split, rows = strip_plan.shared_out(sizes, B, item, n_blocks, even)
+        assert rows == 64 or (even and batch <= 192 and rows % 16 == 0 and rows <= 96)
+        tiles = -(-columns // (32 * warps)) * -(-batch // rows)
         assert split == 1 or tiles * split <= (132 if split == 2 else 99)
         assert tiles <= 8 * 132 or warps == strip_plan.warps_for(columns, item)
         shared += split > 1
@@ -293,40 +298,60 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     assert sorted(found) == sorted(kept)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "B", "how"),
-    [
-        *(("bfloat16", 8, (2, together)) for together in (False, True)),
-        *(("float16", 16, how) for how in ((2, False), (4, True))),
-        ("float32", 8, (2, False)),
-    ],
-)
-def test_sums_of_regions_that_are_cut(dtype, B, how, monkeypatch):
-    left = []
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 
-    def halves(n, places, *of):
-        left.append(n % places or how[1])
-        return how
+    def halves(index, B, widths, batch, regions, places, *times):
+        return regions[0], 2
 
-    monkeypatch.setattr(regions, "pieces_for", halves)
+    cut_of = []
+    monkeypatch.setattr(regions, "region_for", halves)
+    monkeypatch.setattr(
+        regions, "cut_regions", lambda *of: cut_of.append(cut_regions(*of)) or cut_of[-1]
+    )
     case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
     check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
-    assert any(left)
+    assert any(cut.size for _, cut in cut_of)
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
+    def shared(index, B, widths, batch, regions, *times):
+        return regions[0]._replace(SLOTS=slots, CLUSTER=4), 1
+
+    monkeypatch.setattr(regions, "region_for", shared)
+    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
 
 
 def test_regions_are_cut_where_that_pays():
-    pieces = partial(region_plan.pieces_for, depth=16, row=0.05, sums=0.05)
-    assert pieces(50, 132, 64)[0] == 1
-    assert pieces(50, 132, 2048)[0] > 1
-    assert pieces(132, 132, 8192)[0] == 1
-    assert pieces(1, 132, 40)[0] <= 3  # a stage each
-    assert pieces(9, 132, 512, clusters=True) == (8, True)
-    assert not pieces(50, 132, 64, clusters=True)[1]
+    def times(n, batch):
+        return [region_plan.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
+
+    assert np.argmin(times(50, 64)) == 0
+    assert np.argmin(times(50, 2048)) > 0
+    assert np.argmin(times(132, 8192)) == 0
 
 
-@pytest.mark.parametrize(("n", "pieces"), [(11, 3), (11, 1), (8, 3), (2, 5)])
-def test_regions_that_places_lack_are_cut(n, pieces):
-    segments, cut = cut_regions(None, n, 4, pieces)
+@pytest.mark.parametrize(
+    ("batch", "places", "blocks"), [(64, 132, 1), (1024, 132, 8), (1024, 108, 4), (64, 4, 0)]
+)
+def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blocks, monkeypatch):
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
+    sizes = regions.region_of(8, 2, 0.1, False), regions.fitted(regions.SMALLER[2, 8])
+    where = index, 8, (1024, 1024), batch, sizes, places
+    region, pieces = region_plan.region_for(*where, 0.046, 0.05)
+    assert region == (sizes[1]._replace(CLUSTER=blocks) if blocks else sizes[0])
+    assert pieces == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "pieces", "blocks"), [(11, 3, 1), (11, 1, 1), (8, 3, 1), (2, 5, 1), (3, 1, 4)]
+)
+def test_regions_that_places_lack_are_cut(n, pieces, blocks):
+    segments, cut = cut_regions(None, n, 4, pieces, blocks)
     segments = segments.reshape(-1, 4)
     assert cut.size == (n % 4 if pieces > 1 else 0)
     parts = np.zeros(n)

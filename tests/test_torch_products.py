@@ -226,6 +226,7 @@ X, W = drawn(2, 12), matrix()
         (lambda: nst.matmul(X, W, precision="low"), ValueError, "precision takes one of"),
         (lambda: nst.sddmm(X, X, LAYOUT), ValueError, r"take the shapes \(in_features, batch\)"),
         (lambda: nst.sddmm(X.T, X.float(), LAYOUT), TypeError, "a and b take one dtype"),
+        (lambda: nst.sddmm(X.T, X, W, block_size=8), ValueError, "block_size takes that of layout"),
     ],
 )
 def test_refusals(call, error, says):

@@ -5,13 +5,7 @@ import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
-    Shares,
-    cut_of,
-    plan,
-    rows_of_blocks,
-    shares_of,
-)
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, tables_of, ways_of
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
@@ -129,15 +123,20 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
         assert ends == STEPS
 
 
-def shares_in_regions(layout, tile, most):
-    return shares_of(layout.index, tile, regions.regions(layout.index, tile.SLOTS, tile.PAIR, most))
+def tables_in_regions(layout, tile, most):
+    """(panels that arrive, places, outs) of each block of threads."""
+    (items,) = regions.regions(layout.index, tile.SLOTS, tile.PAIR, [most])
+    order, edges = np.arange(items.lines.size), ((1 << 20, False),) * 2
+    heads, _, places, outs = tables_of(layout.index, tile, items, order, edges)
+    np.testing.assert_array_equal(heads[:, 1], items.lines)  # as `cut_of` expects
+    return heads[:, 1], places, outs
 
 
 def test_rows_with_the_same_columns_share_their_tiles():
     banded, rng = patterns.banded(128, 128, width=8), np.random.default_rng(0)
     shuffled = banded[rng.permutation(128)]
     read, read_shuffled, read_random = (
-        shares_in_regions(Layout(pattern), LARGE, 26).arriving.sum()
+        tables_in_regions(Layout(pattern), LARGE, 26)[0].sum()
         for pattern in (banded, shuffled, rng.permuted(banded, axis=1))
     )
     assert read_shuffled < 1.15 * read
@@ -151,9 +150,9 @@ def test_rows_with_the_same_columns_share_their_tiles():
 )
 def test_regions_share_more_than_rows(tile, share, rng):
     layout, most = Layout(rng.random((128, 128)) < 0.1), tile.GROUPS * tile.UNITS
-    shares = shares_in_regions(layout, tile, most)
-    products = shares.places[..., 0].sum(1)
-    assert shares.arriving.sum() < share * layout.n_blocks
+    arriving, places, _ = tables_in_regions(layout, tile, most)
+    products = places[..., 0].sum(1)
+    assert arriving.sum() < share * layout.n_blocks
     assert products.max() <= most
     assert layout.n_blocks <= products.sum() * tile.PAIR < 1.1 * layout.n_blocks
 
@@ -164,8 +163,7 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
     pattern = rng.random((40, 8)) < 0.2
     pattern[14:21] = False  # a part without blocks
     layout = Layout(np.hstack([pattern, rng.random((40, 22)) < 0.2]))
-    shares = shares_in_regions(layout, LARGE, 26)
-    outs = shares.outs
+    _, _, outs = tables_in_regions(layout, LARGE, 26)
     assert sorted(outs[outs >= 0]) == list(range(layout.n_blocks))
     down, across = (regions.parts_of(n) for n in (40, 30))
     assert (np.diff(down).max(), np.diff(across).max()) == (7, 6)
@@ -179,19 +177,21 @@ def test_regions_of_many_lines_are_found_part_by_part(rng, monkeypatch):
 def test_cut_fills_the_places():
     tile, steps = TILES[-2], 256
     index = Layout(np.ones((1, 26), bool)).index
-    shares = shares_of(index, tile, rows_of_blocks(index, tile))
+    (items,) = ways_of(index, tile, 8)
 
-    def times_over(n):
-        return Shares(*(np.concatenate([a[:1]] * n) for a in shares))
+    def cut_of_copies(n, steps):
+        each, lines = items.starts[1], items.lines[:1].repeat(n)
+        of = regions.Items(np.arange(n * each), np.arange(n + 1) * each, lines)
+        return cut_of(of, 27, 8, steps, tile)[1:3]
 
-    assert cut_of(times_over(8), 8, steps, tile)[1:3] == (8, 1)
-    _, whole, pieces, _ = cut_of(times_over(9), 8, steps, tile)
+    assert cut_of_copies(8, steps) == (8, 1)
+    whole, pieces = cut_of_copies(9, steps)
     assert whole == 8
     assert pieces > 1
-    _, whole, pieces, _ = cut_of(times_over(3), 8, steps, tile)
+    whole, pieces = cut_of_copies(3, steps)
     assert whole == 0
     assert pieces > 1
-    assert cut_of(times_over(3), 8, 2, tile)[2] == 1  # too short
+    assert cut_of_copies(3, 2)[1] == 1  # too short
 
 
 @pytest.mark.parametrize("items", [3, 8, 21])
@@ -253,12 +253,14 @@ def test_rows_are_cut_into_even_pieces(most, rng):
     pattern = layout.pattern.copy()
     pattern[4] = False
     index = Layout(pattern).index
-    found = regions.pieces_of_rows(index, most)
-    assert (np.diff(found) >= 0).all()
-    sizes = np.bincount(found)
+    order, starts, lines = regions.pieces_of_rows(index, most)
+    np.testing.assert_array_equal(order, np.arange(index.block_rows.size))
+    sizes, rows = np.diff(starts), index.block_rows[starts[:-1]]
+    np.testing.assert_array_equal(index.block_rows, rows.repeat(sizes))
+    np.testing.assert_array_equal(lines, 1 + sizes)
     assert 0 < sizes.min() <= sizes.max() <= most
     for row in range(9):
-        own = np.bincount(found[index.block_rows == row] - found.min())
-        own = own[own > 0]
+        own = sizes[rows == row]
         assert own.size == -(-own.sum() // most)
+        assert (np.diff(own) <= 0).all()
         assert own.size == 0 or own.max() - own.min() <= 1

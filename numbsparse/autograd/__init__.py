@@ -8,34 +8,10 @@ differentiated: gradients of gradients need nothing else.
 After D. Maclaurin, D. Duvenaud, R. P. Adams, "Autograd: Effortless gradients in NumPy", 2015.
 """
 
-from numbsparse.autograd.contexts import Vjp, is_recording, no_grad, noting, recording, unwatched
-from numbsparse.autograd.tape import (
-    differentiable_grads,
-    grad,
-    grads_at,
-    once,
-    record,
-    refuse_again,
-)
-from numbsparse.autograd.tensor import Tensor, as_data, as_tensor, unread
+from numbsparse.autograd.contexts import Vjp, is_recording, noting, recording, unwatched
+from numbsparse.autograd.contexts import no_grad as no_grad
+from numbsparse.autograd.tape import differentiable_grads, grads_at, once, record, refuse_again
+from numbsparse.autograd.tape import grad as grad
+from numbsparse.autograd.tensor import Tensor as Tensor
+from numbsparse.autograd.tensor import as_data, as_tensor, unread
 from numbsparse.autograd.watch import unchanged
-
-__all__ = [
-    "Tensor",
-    "Vjp",
-    "as_data",
-    "as_tensor",
-    "differentiable_grads",
-    "grad",
-    "grads_at",
-    "is_recording",
-    "no_grad",
-    "noting",
-    "once",
-    "record",
-    "recording",
-    "refuse_again",
-    "unchanged",
-    "unread",
-    "unwatched",
-]

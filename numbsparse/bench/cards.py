@@ -1,7 +1,5 @@
 """Work spread over this machine's GPUs, a process each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress

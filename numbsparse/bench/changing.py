@@ -1,7 +1,5 @@
 """What it costs that a layout changes: gates, layouts made on the GPU, and plans of new ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +21,7 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (8192, 32, 64, "float32"),
     (8192, 8, 64, "float16"),
     (8192, 32, 8192, "float16"),
+    (8192, 64, 8192, "float16"),
     (8192, 128, 8192, "float16"),
     (8192, 8, 8192, "float16"),
     (32768, 32, 4096, "float16"),

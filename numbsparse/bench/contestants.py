@@ -138,9 +138,9 @@ def of_images(problem: Problem, product: str, kernel: str = "auto") -> Contestan
     x, dy, w = problem.x.device, problem.dy.device, problem.w
     window, how = problem.window, (kernel, problem.precision)
     compute = {
-        "forward": lambda: ops.conv_in(x, w, window, *how),
-        "input_grad": lambda: ops.conv_transpose_in(dy, w, window, 2, problem.in_features, *how),
-        "weight_grad": lambda: ops.conv_weight_grad_in(x, dy, w, window, *how).values,
+        "forward": lambda: ops.conv(x, w, window, *how),
+        "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, problem.in_features, *how),
+        "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, *how).values,
     }[product]
     return Contestant(compute, rows_of)
 

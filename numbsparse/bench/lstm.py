@@ -170,8 +170,10 @@ def _measured(
             contestant.run()
             synchronize()
             got = contestant.outputs(), contestant.gradient()
-            error = float(np.max([_relative(*both) for both in zip(got, exact, strict=True)]))
-            row["errors"][name] = error
+            norm, both = np.linalg.norm, zip(got, exact, strict=True)
+            error = row["errors"][name] = float(
+                np.max([norm(a - b) / (norm(b) or 1.0) for a, b in both])
+            )
             if not error <= ALLOWED[sequence.dtype]:
                 raise Wrong(f"relative error {error:.1e}")
             once = {name: Graph(contestant.run, 1, contestant.run)}
@@ -179,10 +181,6 @@ def _measured(
             row["bytes"][name] = contestant.nbytes()
         contestant = None  # its memory is for the next one
     return row | {"seconds": seconds, "step": _step(sequence, options)}
-
-
-def _relative(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0))
 
 
 def _step(sequence: Sequence, options: Options) -> dict[str, float]:

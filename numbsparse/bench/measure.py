@@ -1,7 +1,5 @@
 """One product of one problem: everybody's result is checked, and what is right is timed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -90,7 +88,10 @@ def measure(
             if fault is not None:
                 raise Wrong(fault)
             if problem.side and name == OURS:
-                row["workspace"] = _workspace(contestant.call) - contestant.out.nbytes
+                capture = Capture()
+                with capture.under_way():
+                    contestant.call()
+                row["workspace"] = capture.arena.nbytes - contestant.out.nbytes
             graphs[name] = graph
     if problem.place == "cuda":
         return row | {"seconds": seconds_of(graphs, seconds)}
@@ -135,14 +136,6 @@ def fault_of(
     if fault is None and unwritten:
         fault = lacks
     return error_of(parts, picked), fault
-
-
-def _workspace(call: Call) -> int:
-    """Bytes that a call takes, its result counted."""
-    capture = Capture()
-    with capture.under_way():
-        call()
-    return capture.arena.nbytes
 
 
 def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:

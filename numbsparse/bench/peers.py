@@ -179,9 +179,6 @@ def _cudnn(problem: Problem, product: str) -> Contestant:
         found = torch.ops.aten.convolution_backward(dy, x, w, None, *strides, wanted)
         return found[0] if product == "input_grad" else found[1]
 
-    def as_it_lies() -> Any:
-        return compute().permute(0, 2, 3, 1)
-
     def pick(out: Any, picked: np.ndarray) -> np.ndarray:
         result = torch.as_tensor(out, device="cuda")
         if product != "weight_grad":
@@ -190,7 +187,7 @@ def _cudnn(problem: Problem, product: str) -> Contestant:
         dw = result.view(n, size, k, k, n, size).permute(2, 3, 4, 0, 5, 1)
         return _host(dw.reshape(-1, size, size)[_places(picked)])
 
-    return Contestant(as_it_lies, pick, record_torch)
+    return Contestant(lambda: compute().permute(0, 2, 3, 1), pick, record_torch)
 
 
 def _numpy(problem: Problem, product: str) -> Contestant:

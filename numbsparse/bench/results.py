@@ -4,8 +4,6 @@ Each section of a GPU's file stands with the machine and the command that it was
 may be run one at a time: what a file holds of the others is kept.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

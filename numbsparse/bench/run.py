@@ -1,7 +1,5 @@
 """Run sections of the benchmark, print them, and keep them as JSON and as a picture."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable, Iterator

@@ -4,8 +4,6 @@ A section of CASES is a function of the options that yields cases: each is a row
 measures for itself, and yields rows. All shapes have B = 32 unless said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product as every

@@ -1,6 +1,6 @@
 """Results as text: a line a row while they are measured, and tables of Markdown."""
 
-from __future__ import annotations
+from collections.abc import Callable
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, CUDNN
@@ -97,10 +97,14 @@ def _gain(row: Row, rows: list[Row], name: str) -> str:
 
 def _times_ours(row: Row, rows: list[Row], name: str) -> str:
     """On the CPU: GFLOP/s of the first, which is ours; how many times as long another takes."""
-    own, *_ = row["seconds"].values()
+    own = _first(row)
     if name == next(iter(row["seconds"])):
         return f" {row['flops'] / own / 1e9:.0f} GFLOP/s"
     return f" ({row['seconds'][name] / own:.1f}x)"
+
+
+def _first(row: Row) -> float:
+    return next(iter(row["seconds"].values()))
 
 
 def _memory(row: Row, rows: list[Row], name: str) -> str:
@@ -112,20 +116,12 @@ def _memory(row: Row, rows: list[Row], name: str) -> str:
     return f"{text} ({seconds[name] / seconds[OURS]:.1f}x, {nbytes[name] / nbytes[OURS]:.1f}x)"
 
 
-def _times_the_first(row: Row, rows: list[Row], name: str) -> str:
-    seconds = row["seconds"]
-    first, *_ = seconds.values()
-    return f" ({seconds[name] / first:.2f})"
-
-
-REMARKS = {
-    **{
-        "changing": _times_the_first,
-        "ladder": _gain,
-        "steps": _gain,
-        "cpu": _times_ours,
-        "lstm": _memory,
-    },
+REMARKS: dict[str, Callable[[Row, list[Row], str], str]] = {
+    "changing": lambda row, rows, name: f" ({row['seconds'][name] / _first(row):.2f})",
+    "ladder": _gain,
+    "steps": _gain,
+    "cpu": _times_ours,
+    "lstm": _memory,
     "host": lambda row, rows, name: "",
 }
 """What a section says of a contestant, behind its time; the others TFLOP/s."""

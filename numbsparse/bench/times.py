@@ -3,8 +3,6 @@
 What the choice costs at other points is drawn and measured by `held_out`.
 """
 
-from __future__ import annotations
-
 import json
 from itertools import product as every
 from math import inf
@@ -89,15 +87,13 @@ def grid(
         "densities": densities,
         "batches": batches,
         "microseconds": {
-            case: {name: _in_microseconds(array) for name, array in of_rung.items()}
+            case: {  # three digits of each
+                name: [None if s != s else float(f"{s * 1e6:.3g}") for s in array.ravel().tolist()]
+                for name, array in of_rung.items()
+            }
             for case, of_rung in found.items()
         },
     }
-
-
-def _in_microseconds(array: np.ndarray) -> list[float | None]:
-    """In one list, three digits of each."""
-    return [None if s != s else float(f"{s * 1e6:.3g}") for s in array.ravel().tolist()]
 
 
 def timed(problem: Problem, product: str, only: str | None = None) -> Row:

@@ -8,7 +8,9 @@ import sys
 from types import ModuleType
 
 from numbsparse.device import replay
-from numbsparse.device.array import DeviceArray, copy_of, empty, moved, refill, simulated, to_device
+from numbsparse.device.array import DeviceArray as DeviceArray
+from numbsparse.device.array import copy_of, empty, moved, refill, simulated
+from numbsparse.device.array import to_device as to_device
 from numbsparse.device.capture import (
     Arena,
     Capture,
@@ -32,7 +34,8 @@ from numbsparse.device.interop import (
     one_gpu,
     read_quickly,
 )
-from numbsparse.device.places import device, id_of, on
+from numbsparse.device.places import device as device
+from numbsparse.device.places import id_of, on
 from numbsparse.device.runtime import (
     CPU_THREADS,
     SIMULATED,
@@ -46,59 +49,11 @@ from numbsparse.device.runtime import (
     require,
     why_unavailable,
 )
-from numbsparse.device.streams import Stream, beside, joined, order, stream, synchronize
+from numbsparse.device.streams import Stream as Stream
+from numbsparse.device.streams import beside, joined, order
 from numbsparse.device.streams import current as current_stream
-
-__all__ = [
-    "CPU_THREADS",
-    "SIMULATED",
-    "Arena",
-    "Capture",
-    "DeviceArray",
-    "Stream",
-    "as_device_array",
-    "beside",
-    "card",
-    "compute_capability",
-    "copy_of",
-    "current_stream",
-    "describe",
-    "device",
-    "empty",
-    "empty_in_library_of",
-    "empty_quickly",
-    "forget_captures",
-    "generation",
-    "id_of",
-    "in_library_of",
-    "in_order_with",
-    "in_use",
-    "is_available",
-    "is_capturing",
-    "is_device_operand",
-    "is_of_a_graph",
-    "is_own",
-    "joined",
-    "live",
-    "moved",
-    "multiprocessors",
-    "n_devices",
-    "on",
-    "one_gpu",
-    "order",
-    "outside_capture",
-    "read_quickly",
-    "refill",
-    "replay",
-    "require",
-    "simulated",
-    "source_text",
-    "stream",
-    "synchronize",
-    "to_device",
-    "why_unavailable",
-    "working_stream",
-]
+from numbsparse.device.streams import stream as stream
+from numbsparse.device.streams import synchronize as synchronize
 
 
 class Room(ModuleType):

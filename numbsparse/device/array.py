@@ -152,17 +152,16 @@ class DeviceArray:
 
     def reshape(self, *shape: Any) -> DeviceArray:
         """A view with another shape; of a C-contiguous array only."""
+        if len(shape) == 1 and not isinstance(shape[0], int | np.integer):
+            shape = tuple(shape[0])
         if self._views is not None and (known := self._views.get(shape)) is not None:
             return known
         asked = shape
-        if len(shape) == 1 and not isinstance(shape[0], int | np.integer):
-            shape = tuple(shape[0])
         shape = tuple(map(index, shape))  # of NumPy's whole numbers too
         if shape == self.shape and self.is_contiguous:
             return self
-        if -1 in shape:
-            rest = prod(n for n in shape if n != -1)
-            shape = tuple(self.size // max(rest, 1) if n == -1 else n for n in shape)
+        if shape.count(-1) == 1 and (rest := -prod(shape)):  # else it would fit more than once
+            shape = tuple(self.size // rest if n == -1 else n for n in shape)
         if prod(shape) != self.size or min(shape, default=0) < 0:
             raise ValueError(f"an array of shape {self.shape} cannot take the shape {shape}")
         if not self.is_contiguous:
@@ -315,14 +314,18 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
 def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU in use, or another: "cuda:1".
 
-    Raises ValueError where there is no such GPU.
+    Of another byte order than the GPU's, as files have, the values arrive in the GPU's.
+    Raises ValueError where there is no such GPU, TypeError for Python's objects.
 
     >>> import numbsparse as ns
     >>> ns.to_device([1.0, 2.0]).numpy()
     array([1., 2.])
     """
     host = as_array(host, "host")
-    host = np.ascontiguousarray(host).reshape(host.shape)
+    if host.dtype.hasobject:  # addresses of Python's objects, which nobody there would own
+        raise TypeError(f"host takes numbers, got {host.dtype}")
+    native = host.dtype if host.dtype.isnative else host.dtype.newbyteorder("=")
+    host = np.ascontiguousarray(host, native).reshape(host.shape)
     if place == "cpu":
         raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
     if place != "cuda":

@@ -7,8 +7,6 @@ be launched any number of times: the same kernels on the same addresses, for the
 In the simulator nothing is recorded: the work runs at once, and the refusals are the same.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@ linker optimizes (LTO-IR). Here only the latter is made, by `cuda.compile`: the 
 three quarters of the time. A kernel that this does not take is left to Numba.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """CPU kernels kept on disk: what Numba compiled, in files named by its fingerprint; see `kept`."""
 
-from __future__ import annotations
-
 import pickle
 from contextlib import ExitStack, suppress
 from typing import Any

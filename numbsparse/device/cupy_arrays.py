@@ -3,8 +3,6 @@
 As in `torch_tensors`, the protocols see to the rest: other GPUs, and CuPy on another stream.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What DLPack's structs in memory say, where the runtime cannot write it."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

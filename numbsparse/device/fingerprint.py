@@ -7,8 +7,6 @@ closes over; all else by the text of this library: all of it on a GPU, on the CP
 function's file imports, and those that they import. What cannot be followed gets no fingerprint.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

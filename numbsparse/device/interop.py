@@ -1,7 +1,5 @@
 """Arrays of other GPU libraries in, and results back in the caller's library."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,7 +50,7 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
 @contextmanager
 def _done_at_the_end() -> Iterator[None]:
     yield
-    streams.synchronize()
+    streams.finish()
 
 
 def _library_of(x: Any) -> str:
@@ -154,7 +152,7 @@ def in_library_of(x: Any, result: Any) -> Any:
         return result
     if library == "jaxlib":  # which may drop what is lent while its work on it still waits
         jax = sys.modules["jax"]
-        streams.synchronize()
+        streams.finish()
         lent = jax.dlpack.from_dlpack(result)
         copied = jax.block_until_ready(jax.numpy.array(lent, copy=True))
         lent.delete()  # here, and not in a thread of XLA's

@@ -7,8 +7,6 @@ which others can write. It is `kernels` in NUMBSPARSE_CACHE_DIR, or else in the 
 under `numbsparse`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import warnings

@@ -3,8 +3,6 @@
 A file holds a kernel's machine code for a GPU, and is named by its fingerprint; see `kept`.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -221,25 +221,24 @@ def _launcher() -> tuple[Any, Any]:
         config.blockDimX, config.blockDimY, config.blockDimZ = (*block, *ones)[:3]
         config.sharedMemBytes, config.hStream = shared_bytes, driver.CUstream(stream)
         attributes = []
+
+        def attribute(name: str) -> Any:
+            """The value of one more."""
+            attributes.append(driver.CUlaunchAttribute())
+            ids = driver.CUlaunchAttributeID
+            attributes[-1].id = getattr(ids, f"CU_LAUNCH_ATTRIBUTE_{name}")
+            return attributes[-1].value
+
         if cluster is not None:
             if any(n % c for n, c in zip(grid, cluster, strict=True)):
                 raise ValueError(f"grid takes a multiple of the cluster {cluster}, got {grid}")
-            size = driver.CUlaunchAttribute()
-            size.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            along = size.value.clusterDim
+            along = attribute("CLUSTER_DIMENSION").clusterDim
             along.x, along.y, along.z = (*cluster, *ones)[:3]
-            attributes.append(size)
         if overlap:
-            early = driver.CUlaunchAttribute()
-            ids = driver.CUlaunchAttributeID
-            early.id = ids.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            early.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(early)
+            early = attribute("PROGRAMMATIC_STREAM_SERIALIZATION")
+            early.programmaticStreamSerializationAllowed = 1
         if together:
-            all_or_none = driver.CUlaunchAttribute()
-            all_or_none.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
-            all_or_none.value.cooperative = 1
-            attributes.append(all_or_none)
+            attribute("COOPERATIVE").cooperative = 1
         if attributes:
             config.attrs = attributes
         config.numAttrs = len(attributes)
@@ -264,17 +263,14 @@ def _pack(array: DeviceArray) -> tuple[int, bytes]:
 def _numba_type(arg: Any) -> types.Type:
     if isinstance(arg, DeviceArray):
         layout = "C" if arg.is_contiguous else "A"
-        return types.Array(_numba_dtype(arg.dtype), arg.ndim, layout)
+        # Kernels see bfloat16, which Numba does not know everywhere, as its 16 bits.
+        of = types.uint16 if arg.dtype.name == "bfloat16" else _NUMBA_TYPES[arg.dtype]
+        return types.Array(of, arg.ndim, layout)
     if type(arg) is tuple:
         return types.UniTuple(types.int64, len(arg))
     if isinstance(arg, tuple):
         return types.NamedTuple(list(map(_numba_type, arg)), type(arg))
     return types.float32 if isinstance(arg, FLOATS) else types.int64
-
-
-def _numba_dtype(dtype: np.dtype) -> types.Type:
-    """Kernels see bfloat16, which Numba does not know everywhere, as its 16 bits."""
-    return types.uint16 if dtype.name == "bfloat16" else _NUMBA_TYPES[dtype]
 
 
 def _compile(kernel: Any, args: tuple[Any, ...]) -> Any:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import atexit
 import ctypes
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from functools import cache
 from math import prod
 from typing import Any
@@ -252,17 +252,6 @@ def hole(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.full(prod(shape) * dtype.itemsize, _hole, np.uint8).view(dtype).reshape(shape)
 
 
-@contextmanager
-def holes_of(byte: int) -> Iterator[None]:
-    """Fill uninitialised simulated memory with this byte: see HOLES."""
-    global _hole
-    before, _hole = _hole, byte
-    try:
-        yield
-    finally:
-        _hole = before
-
-
 def take(nbytes: int) -> Any:
     """A buffer of CUDA's own pool; what is kept here is given up before memory runs out."""
     try:
@@ -359,7 +348,7 @@ def copy_out(host: np.ndarray, address: int) -> None:
                 host.ctypes.data, address, host.nbytes, stream.handle
             )
             runtime.checked(error, "copying to the host")
-            streams.synchronize()
+            streams.finish()
 
 
 def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:

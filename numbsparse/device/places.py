@@ -4,8 +4,6 @@ A GPU is named by its default stream: within `with device(1)` new arrays, stream
 GPU 1. An operation runs where its arrays are, whichever GPU is current.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 

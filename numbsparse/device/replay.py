@@ -5,8 +5,6 @@ kernel and to work out its arguments. All that follows from where the operands a
 shapes, and training goes over the same memory step after step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any

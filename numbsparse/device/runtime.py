@@ -4,8 +4,6 @@ Without a GPU, kernels can run in numba-cuda's simulator: set NUMBA_ENABLE_CUDAS
 is imported. The simulator's device memory is host memory; everything else is the same code.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Memory of one process that others of its host open too, by the driver's interprocess handles."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

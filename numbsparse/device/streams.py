@@ -336,13 +336,25 @@ def refuse_in_capture(what: str, instead: str) -> None:
         raise RuntimeError(f"{what} cannot be part of a captured step: {instead}")
 
 
+after_waiting: list[Callable[[], None]] = []  # each raises if the GPU found that input was wrong
+
+
 def synchronize() -> None:
     """Wait until the GPU has done all that was asked of it, on the stream in use: see `stream`.
+
+    Raises ValueError where the GPU found the coordinates of a `Layout.on_device` wrong.
 
     >>> import numpy as np, numbsparse as ns
     >>> x = ns.to_device(np.ones(4, np.float32))
     >>> ns.synchronize()
     """
+    finish()
+    for told in after_waiting:
+        told()
+
+
+def finish() -> None:
+    """`synchronize`, and nothing is told: for copies to the host, of which telling is one."""
     refuse_in_capture("synchronize()", "nothing runs before the step is captured; wait after it")
     if not runtime.SIMULATED:
         runtime.require()

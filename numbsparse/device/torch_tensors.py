@@ -4,8 +4,6 @@ The protocols take three times as long to lend a tensor, and five times as long 
 They still see to the rest: other types, dtypes and GPUs, and torch working on another stream.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import cache, lru_cache

@@ -1,7 +1,5 @@
 """What to say on a terminal of what takes longer than two seconds: compiling, or many steps."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Start several ranks of a program on this host, where there is no torchrun and no mpirun."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

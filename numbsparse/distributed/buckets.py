@@ -1,7 +1,5 @@
 """Which gradients are reduced together, and where: small ones side by side in one array."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Which rank this process is: what torchrun, MPI and our own launcher say in the environment."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """What ranks that split a layer exchange, by collectives or by memory that others write."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

@@ -1,7 +1,5 @@
 """Collectives on DeviceArrays by NCCL, on the current stream: captured there in graphs too."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

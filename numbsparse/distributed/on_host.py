@@ -29,7 +29,7 @@ def widened(x: np.ndarray) -> np.ndarray:
 
 def finished(total: np.ndarray, op: str, size: int, dtype: np.dtype) -> np.ndarray:
     total = total / total.dtype.type(size) if op == "mean" else total
-    return total.astype(dtype, copy=False)
+    return np.asarray(total, dtype)  # of what has no axes, which NumPy makes a scalar, too
 
 
 def as_bytes(x: np.ndarray) -> np.ndarray:

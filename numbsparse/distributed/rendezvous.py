@@ -1,7 +1,5 @@
 """How ranks find each other: all others connect to rank 0, which sees that they fit together."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable
@@ -63,7 +61,9 @@ def gathered(listener: socket.socket, hello: dict[str, Any], size: int, timeout:
             try:
                 head, _ = receive(link)
                 rank, theirs = head["rank"], head["hello"]
-                refused = refused or _unlike(rank, theirs, hello) or _unwanted(rank, size, found)
+                refused = refused or _unlike(rank, theirs, hello)
+                if rank in found or not 0 < rank < size:
+                    refused = refused or f"two processes say they are rank {rank} of {size}"
             except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
                 link.close()  # something else that knocked
                 continue
@@ -125,10 +125,4 @@ def _unlike(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     for key, value in ours.items():
         if theirs.get(key) != value:
             return f"rank {rank} has {key} {theirs.get(key)}, where rank 0 has {value}"
-    return ""
-
-
-def _unwanted(rank: Any, size: int, known: dict[int, Any]) -> str:
-    if rank in known or not 0 < rank < size:
-        return f"two processes say they are rank {rank} of {size}"
     return ""

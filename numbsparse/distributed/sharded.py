@@ -1,7 +1,5 @@
 """Optimizers whose state is divided among the ranks; checkpoints that one rank writes for all."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping
 from copy import copy
@@ -137,7 +135,7 @@ class ShardedOptimizer(Optimizer):
                 key, data = f"{i}.{name}", cut.parameter.data
                 values = [state[key]] * len(cut.parts)
                 if name != "steps":
-                    whole = kept.loaded(f"state[{key!r}]", values[0], data, kept.wide_dtype(data))
+                    whole = kept.loaded(f"state[{key!r}]", values[0], data)
                     values = cut.of(kept.on_cpu(whole))
                 inner |= {f"{first + j}.{name}": value for j, value in enumerate(values)}
             first += len(cut.parts)

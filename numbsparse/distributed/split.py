@@ -9,8 +9,6 @@ After M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language
 Parallelism", 2019, section 3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

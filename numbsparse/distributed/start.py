@@ -74,7 +74,8 @@ def init(backend: str = "auto", timeout: float = 10.0) -> Group:
 def _joined(own: Process, backend: str, timeout: float) -> Group:
     if own.size == 1:
         return Group(0, 1, 0, None, None, None)
-    _choose_card(own.local_rank)
+    if not device.SIMULATED and device.is_available():  # of one, where a launcher shows one
+        device.device(own.local_rank % device.n_devices()).use()
     with_nccl = backend in ("auto", "nccl") and _can_use_nccl(required=backend == "nccl")
     mpi = world_of_mpi() if own.is_mpi or backend == "mpi" else None
     by_mpi = mpi is not None and backend != "sockets"
@@ -93,12 +94,6 @@ def _joined(own: Process, backend: str, timeout: float) -> Group:
         found.close(f"failed: {error}")
         raise
     return Group(own.rank, own.size, own.local_rank, found, host, nccl)
-
-
-def _choose_card(local_rank: int) -> None:
-    """Work on the card of this host's rank."""
-    if not device.SIMULATED and device.is_available():
-        device.device(local_rank % device.n_devices()).use()  # of one, where a launcher shows one
 
 
 def _can_use_nccl(required: bool) -> bool:

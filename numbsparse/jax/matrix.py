@@ -240,13 +240,10 @@ def sddmm(
         raise TypeError(f"a and b take one of {', '.join(DTYPES)}, got {a.dtype}")
     ops.check_factors(a, b)
     if isinstance(layout, BlockSparse):
-        if block_size not in (None, layout.block_size):
-            raise ValueError(
-                f"block_size takes that of layout, {layout.block_size}, got {block_size}"
-            )
+        block_size = layout.own_size(block_size)
         if layout.is_transposed:  # keep the order of the stored blocks
             return sddmm(b.T, a.T, layout.T, precision=precision).T
-        layout, block_size = layout.stored_layout, layout.block_size
+        layout = layout.stored_layout
     layout, shape = as_layout(layout), (a.shape[0], b.shape[1])
     if block_size is None:
         block_size = max(1, shape[0] // layout.shape[0])

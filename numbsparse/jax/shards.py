@@ -47,11 +47,7 @@ def dealt_by_rows(call: Callable[..., Any], rule: str) -> Any:
     return dealt
 
 
-def _asking() -> Any:
-    same = custom_partitioning(lambda x: x)
-    same.def_partition(None, None)
-    return jax.make_jaxpr(same)(0.0)
-
-
-ASKS = _asking()
+_same: Any = custom_partitioning(lambda x: x)
+_same.def_partition(None, None)
+ASKS = jax.make_jaxpr(_same)(0.0)
 """JAX tells a primitive with this parameter, as it does this function, which devices there are."""

@@ -13,13 +13,23 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, current_stream, empty, is_capturing, replay
+from numbsparse.device import (
+    SIMULATED,
+    DeviceArray,
+    current_stream,
+    empty,
+    is_capturing,
+    outside_capture,
+    replay,
+    to_device,
+)
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks, fill
 from numbsparse.kernels.ptx import shfl_idx
 from numbsparse.layout import Index, Walk
 
 KEPT, TWICE, OUTSIDE, DISTINCT = range(4)  # of the numbers that are counted
+WRONG: dict[int, DeviceArray] = {}  # of each GPU: the most of these since they were last told
 CLEARING = 512  # blocks of threads that write zeros
 LINES = 32 if SIMULATED else 1024  # threads that sum up lines
 
@@ -77,9 +87,18 @@ def _write(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
     fill(made.cleared, 0)
     launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], made.found)
     launch(count_along_lines(), sum(a.size - 1 for a in starts), 32, *tables, *starts)
-    launch(sum_lines(), 2, LINES, *starts, capacity, made.found)
+    launch(sum_lines(), 2, LINES, *starts, capacity, made.found, wrong_here())
     grid = blocks(max(words, capacity))
     launch(write_blocks, grid, THREADS, *tables, *starts, made.found, *arrays)
+
+
+def wrong_here() -> DeviceArray:
+    """(4,) int32 of the GPU in use, that all its layouts write to, and captured graphs for ever."""
+    device = current_stream().device
+    if device not in WRONG:
+        with outside_capture():
+            WRONG[device] = to_device(np.zeros(4, np.int32))
+    return WRONG[device]
 
 
 def write_again(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
@@ -195,11 +214,16 @@ def sum_lines() -> Any:
     sum_up = summing()
 
     @cuda.jit
-    def kernel(row_starts, column_starts, capacity, found):
+    def kernel(row_starts, column_starts, capacity, found, wrong):
         total = sum_up(column_starts if cuda.blockIdx.x else row_starts, capacity)
         if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
             found[DISTINCT] = total
             found[KEPT] = total if total <= capacity else 0
+            if total > capacity:
+                cuda.atomic.max(wrong, DISTINCT, total)
+            for k in range(TWICE, DISTINCT):
+                if found[k] != 0:
+                    cuda.atomic.max(wrong, k, found[k])
 
     return kernel
 

@@ -1,8 +1,7 @@
 """Functions between a row and its halves, in float32.
 
-Rows of n values become rows of 2n, or the other way; all arrays are C-contiguous and flat. A warp
-walks along a row, so that no thread divides to find its place; each of its threads has the values
-of several rows in flight at a time, as many as it takes to keep memory busy.
+Rows of n values become rows of 2n, or the other way; all arrays are C-contiguous and flat. Threads
+take several rows of a column at once, as in `several`.
 """
 
 from __future__ import annotations
@@ -11,14 +10,20 @@ import math
 
 from numba import cuda, uint64
 
-from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels import elementwise
 from numbsparse.kernels.elementwise import ONE, ZERO
-from numbsparse.kernels.floats import rounded, widened
-
-ALONG, ROWS = (2, 2) if SIMULATED else (32, 8)  # threads of a block
-DEEP = 4  # rows of a thread
+from numbsparse.kernels.floats import rounded
+from numbsparse.kernels.several import (
+    ALONG,
+    DEEP,
+    ROWS,
+    WIDEST,
+    in_column,
+    own_rows,
+    read,
+    table_grid,
+)
 
 _sigmoid = cuda.jit(device=True)(elementwise.sigmoid)
 
@@ -44,87 +49,67 @@ def glu_grad(n, x, dy, dx):
 
 
 def _start(kernel, n, rows, *arrays):
-    launch(kernel, -(-rows // (ROWS * DEEP)), (ALONG, ROWS), n, rows, *arrays)
+    for begin in range(0, n, WIDEST):
+        launch(kernel, *table_grid(rows, min(n - begin, WIDEST)), n, rows, begin, *arrays)
 
 
 @cuda.jit(device=True)
-def places(width, rows):
-    """Where the thread's rows begin, and how many there are; the last one stands in for others."""
-    first, last = uint64(cuda.blockIdx.x * (ROWS * DEEP) + cuda.threadIdx.y), uint64(rows - 1)
-    number = (last + uint64(ROWS) - min(first, last + uint64(1))) // uint64(ROWS)
-    width, step = uint64(width), uint64(ROWS)
-    second, third, fourth = first + step, first + step + step, first + step + step + step
-    begins = (
-        min(first, last) * width,
-        min(second, last) * width,
-        min(third, last) * width,
-        min(fourth, last) * width,
-    )
-    return begins, number
-
-
-@cuda.jit(device=True)
-def read(a, begins, j):
-    """A column's values in the thread's rows."""
-    return (
-        widened(a[begins[0] + j]),
-        widened(a[begins[1] + j]),
-        widened(a[begins[2] + j]),
-        widened(a[begins[3] + j]),
-    )
+def own_column(begin):
+    return begin + cuda.blockIdx.y * ALONG + cuda.threadIdx.x
 
 
 @cuda.jit
-def concat_elu_kernel(n, rows, x, y):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values = read(x, half, j)
+def concat_elu_kernel(n, rows, begin, x, y):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
+        values = read(x, in_column(own, n, j))
+        upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 value = values[k]
                 low = math.expm1(-abs(value))
-                y[whole[k] + j] = rounded(value if value > ZERO else low, y)
-                y[whole[k] + second] = rounded(low if value > ZERO else -value, y)
+                y[upper[k]] = rounded(value if value > ZERO else low, y)
+                y[lower[k]] = rounded(low if value > ZERO else -value, y)
 
 
 @cuda.jit
-def concat_elu_grad_kernel(n, rows, x, dy, dx):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, upper, lower = read(x, half, j), read(dy, whole, j), read(dy, whole, second)
+def concat_elu_grad_kernel(n, rows, begin, x, dy, dx):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
+        places = in_column(own, n, j)
+        values = read(x, places)
+        upper, lower = read(dy, in_column(own, 2 * n, j)), read(dy, in_column(own, 2 * n, j + n))
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 e = math.exp(-abs(values[k]))
                 up = values[k] > ZERO
                 slope = upper[k] - lower[k] * e if up else upper[k] * e - lower[k]
-                dx[half[k] + j] = rounded(slope, dx)
+                dx[places[k]] = rounded(slope, dx)
 
 
 @cuda.jit
-def glu_kernel(n, rows, x, y):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, gates = read(x, whole, j), read(x, whole, second)
+def glu_kernel(n, rows, begin, x, y):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
+        values, gates = read(x, in_column(own, 2 * n, j)), read(x, in_column(own, 2 * n, j + n))
+        places = in_column(own, n, j)
         for k in range(DEEP):
-            if k < number:
-                y[half[k] + j] = rounded(values[k] * _sigmoid(gates[k]), y)
+            if first + uint64(k * ROWS) <= last:
+                y[places[k]] = rounded(values[k] * _sigmoid(gates[k]), y)
 
 
 @cuda.jit
-def glu_grad_kernel(n, rows, x, dy, dx):
-    whole, number = places(2 * n, rows)
-    half, _ = places(n, rows)
-    for column in range(cuda.threadIdx.x, n, ALONG):
-        j, second = uint64(column), uint64(column + n)
-        values, gates, slopes = read(x, whole, j), read(x, whole, second), read(dy, half, j)
+def glu_grad_kernel(n, rows, begin, x, dy, dx):
+    j = own_column(begin)
+    if j < n:
+        own, first, last = own_rows(rows)
+        upper, lower = in_column(own, 2 * n, j), in_column(own, 2 * n, j + n)
+        values, gates, slopes = read(x, upper), read(x, lower), read(dy, in_column(own, n, j))
         for k in range(DEEP):
-            if k < number:
+            if first + uint64(k * ROWS) <= last:
                 gate = _sigmoid(gates[k])
-                dx[whole[k] + j] = rounded(slopes[k] * gate, dx)
-                dx[whole[k] + second] = rounded(slopes[k] * values[k] * gate * (ONE - gate), dx)
+                dx[upper[k]] = rounded(slopes[k] * gate, dx)
+                dx[lower[k]] = rounded(slopes[k] * values[k] * gate * (ONE - gate), dx)

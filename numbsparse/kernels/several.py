@@ -1,7 +1,8 @@
 """A function of two arrays with several values under way in each thread, to keep the memory busy.
 
 For the two usual cases of large arrays: both alike and without gaps, and a row added to, or
-multiplied with, each row of a table. No place needs a division.
+multiplied with, each row of a table. No place needs a division: of a table a thread takes DEEP rows
+of a column.
 """
 
 from __future__ import annotations
@@ -42,6 +43,21 @@ def read(a, places):
     )
 
 
+@cuda.jit(device=True)
+def own_rows(rows):
+    """(DEEP rows of a table that a thread takes, the first one, the last one of all)."""
+    first = uint64(cuda.blockIdx.x) * uint64(ROWS * DEEP) + uint64(cuda.threadIdx.y)
+    last = uint64(rows - 1)
+    return four(first, uint64(ROWS), last), first, last
+
+
+@cuda.jit(device=True)
+def in_column(rows, width, column):
+    """Where the values of a column are in these rows."""
+    n, j = uint64(width), uint64(column)
+    return rows[0] * n + j, rows[1] * n + j, rows[2] * n + j, rows[3] * n + j
+
+
 def of_arrays(function):
     """out[i] = function(a[i], b[i])."""
 
@@ -67,18 +83,11 @@ def of_array_and_row(function):
         j = cuda.blockIdx.y * ALONG + cuda.threadIdx.x
         if j >= width:
             return
-        first = uint64(cuda.blockIdx.x) * uint64(ROWS * DEEP) + uint64(cuda.threadIdx.y)
-        last, step, n = uint64(rows - 1), uint64(ROWS), uint64(width)
-        lines, column = four(first, step, last), uint64(j)
-        places = (
-            lines[0] * n + column,
-            lines[1] * n + column,
-            lines[2] * n + column,
-            lines[3] * n + column,
-        )
-        x, y = read(a, places), widened(b[column])
+        own, first, last = own_rows(rows)
+        places = in_column(own, width, j)
+        x, y = read(a, places), widened(b[uint64(j)])
         for k in range(DEEP):
-            if first + uint64(k) * step <= last:
+            if first + uint64(k * ROWS) <= last:
                 out[places[k]] = rounded(function(x[k], y), out)
 
     return table_kernel

@@ -1,7 +1,5 @@
 """Activations as modules, for Sequential."""
 
-from __future__ import annotations
-
 from numbsparse.autograd import Tensor
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module

@@ -1,7 +1,5 @@
 """The moving average of weights, which is what a trained model is often used with."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -162,8 +160,7 @@ class ExponentialMovingAverage:
         steps = integer("state['steps']", state["steps"], least=0)
         averages = []
         for name, p in zip(expected, self.parameters, strict=False):
-            dtype = kept.wide_dtype(p.data)
-            averages.append(kept.loaded(f"state[{name!r}]", state[name], p.data, dtype))
+            averages.append(kept.loaded(f"state[{name!r}]", state[name], p.data))
             if isinstance(p.data, BlockSparse) and not isinstance(state[name], BlockSparse):
                 message = f"state[{name!r}] says no layout: taken by its shape only"
                 warnings.warn(message, stacklevel=2)

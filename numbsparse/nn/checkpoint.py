@@ -1,7 +1,5 @@
 """State dicts in files: whole or not at all, and readable by `numpy.load`, or by safetensors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +12,7 @@ from numbsparse.npz import open_npz, write_npz
 
 _PART = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
 _LISTS = {"list": list, "tuple": tuple}  # h@list is how many items h/0, h/1, ... there are
+_LEAVES = ("", "none", "int", "str")  # a value as NumPy has it, and what NumPy has no form for
 _TAKEN = ("file", "allow_pickle")  # numpy.savez has them for itself
 
 
@@ -111,6 +110,8 @@ def _flatten(value: Any, name: str, members: dict[str, Any]) -> None:
         members[f"{name}{_PART}none"] = np.zeros(0)
     elif isinstance(value, int) and not -(2**63) <= value < 2**64:  # as in a generator's state
         members[f"{name}{_PART}int"] = np.array(str(value))
+    elif isinstance(value, str) and value.endswith("\0"):  # which NumPy's strings drop
+        members[f"{name}{_PART}str"] = np.array(value + ".")
     elif _is_plain(value):
         members[name] = value
     else:
@@ -146,7 +147,7 @@ def _nested(members: Mapping[str, Any]) -> Any:
     lists: dict[int, tuple[str, str, int]] = {}  # by the id of the dict with its items
     for name, of in parts.items():
         part, member = next(iter(of.items()))
-        if len(of) > 1 and (_LISTS.keys() | {"", "none", "int"}) & of.keys():
+        if len(of) > 1 and {*_LISTS, *_LEAVES} & of.keys():
             raise ValueError(f"{name!r} is there twice")
         if part in _LISTS:
             if member.shape or member.dtype.kind not in "iu":
@@ -154,7 +155,7 @@ def _nested(members: Mapping[str, Any]) -> Any:
             lists[id(_dict_at(state, name))] = name, part, int(np.asarray(member))
         elif part == "" and name.endswith("/"):
             _set(state, name[:-1], {})
-        elif part in ("", "none", "int"):
+        elif part in _LEAVES:
             _set(state, name, _Leaf(part, member))
         else:
             _set(state, name, BlockSparse.from_arrays(of))
@@ -173,7 +174,10 @@ def _read(value: Any, lists: Mapping[int, tuple[str, str, int]]) -> Any:
     if isinstance(value, _Leaf):
         if value.part == "none":
             return None
-        return int(np.asarray(value.member).item()) if value.part == "int" else _leaf(value.member)
+        leaf = _leaf(value.member)
+        if value.part == "int":
+            return int(leaf)
+        return leaf[:-1] if value.part == "str" else leaf
     if not isinstance(value, dict):
         return value
     inside = {key: _read(inner, lists) for key, inner in value.items()}

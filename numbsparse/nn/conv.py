@@ -1,7 +1,5 @@
 """Convolutions: a sparse one is a convolution with a layout."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 
@@ -12,7 +10,7 @@ from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
-from numbsparse.nn import functional
+from numbsparse.nn import functional, init
 from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
@@ -57,15 +55,23 @@ class _Conv(Module):
         height, width = in_channels, out_channels
         if self.transposed:
             height, width = width, height
+            inputs = init.column_fan_in(joined.T, block_size, width)  # of each tap
+            inputs = inputs.reshape(prod(self.kernel_size), -1).sum(0)
+            outputs = joined.index.block_rows % inputs.size
+        else:
+            inputs = init.column_fan_in(joined, block_size, height)
+            outputs = joined.index.block_columns
         self.tap_features = height
-        values, bound = _drawn(
-            joined, prod(self.kernel_size), height, width, block_size, self.transposed, rng
-        )
+        bound = 1 / np.sqrt(np.maximum(inputs, 1))  # of each block of outputs
+        values = rng.uniform(-1, 1, (joined.n_blocks, block_size, block_size))
+        values *= bound[outputs][:, None, None]
         shape = (joined.shape[0] * block_size, width)
-        self.weight = MatrixParameter(BlockSparse(values.astype(dtype), joined, shape=shape))
+        weight = BlockSparse(values.astype(dtype), joined, shape=shape)
+        self.weight = MatrixParameter(weight.with_values(ops.inside(weight, height)))
         self.bias = None
         if bias:
-            self.bias = Parameter((rng.uniform(-1, 1, out_channels) * bound).astype(dtype))
+            first = rng.uniform(-1, 1, out_channels) * np.repeat(bound, block_size)[:out_channels]
+            self.bias = Parameter(first.astype(dtype))
 
     def _layout(self, layout: Any, taps: Any, block_size: int) -> Layout:
         """The layout of the weight: (taps * in_blocks, out_blocks), or of its transpose."""
@@ -88,7 +94,11 @@ class _Conv(Module):
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
-        _check_images(x, self.axes, self.in_channels)
+        if x.ndim != self.axes + 2 or x.shape[-1] != self.in_channels:
+            raise ValueError(
+                f"x takes {self.axes + 2} axes, (batch, *space, channels), {self.axes} of space "
+                f"and {self.in_channels} channels, got {x.shape}"
+            )
         check_features((self.out_channels,), bias=self.bias)
         y = self._convolved(
             x,
@@ -253,32 +263,3 @@ class ConvTranspose3d(_ConvTranspose):
     """
 
     axes = 3
-
-
-def _check_images(x: Tensor, axes: int, channels: int) -> None:
-    if x.ndim != axes + 2 or x.shape[-1] != channels:
-        raise ValueError(
-            f"x takes {axes + 2} axes, (batch, *space, channels), {axes} of space and {channels} "
-            f"channels, got {x.shape}"
-        )
-
-
-def _drawn(
-    layout: Layout, taps: int, height: int, width: int, size: int, transposed: bool, rng: Any
-) -> tuple[np.ndarray, np.ndarray]:
-    """(values, the bound of each output feature): uniform within 1 / sqrt(fan-in).
-
-    The rows of a tap end after `height` features; what is beyond an edge is zero.
-    """
-    row = layout.index.block_rows % (layout.shape[0] // taps)
-    column = layout.index.block_columns
-    rows_in = np.minimum(size, height - row * size)
-    columns_in = np.minimum(size, width - column * size)
-    line, inputs = (row, columns_in) if transposed else (column, rows_in)
-    outputs = height if transposed else width
-    fan_in = np.bincount(line, weights=inputs, minlength=-(-outputs // size))
-    bound = 1 / np.sqrt(np.maximum(fan_in, 1))
-    values = rng.uniform(-1, 1, (layout.n_blocks, size, size)) * bound[line][:, None, None]
-    values *= (np.arange(size) < rows_in[:, None])[:, :, None]
-    values *= (np.arange(size) < columns_in[:, None])[:, None, :]
-    return values, np.repeat(bound, size)[:outputs]

@@ -1,7 +1,5 @@
 """Dropout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -9,7 +7,7 @@ import numpy as np
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, number
 
 
 class Dropout(Module):
@@ -32,10 +30,11 @@ class Dropout(Module):
 
     def __init__(self, p: float = 0.5, *, seed: int | None = None):
         super().__init__()
-        if not 0 <= p < 1:
+        if number("p", p) >= 1:
             raise ValueError(f"p takes a probability from 0 to below 1, got {p}")
         self.p = p
-        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else int(seed)
+        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
+        self.check_saved("seed", self.seed, "seed")
         self.calls = 0
 
     def forward(self, x: Any) -> Tensor:

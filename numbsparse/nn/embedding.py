@@ -10,6 +10,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import integer
 
 
 class Embedding(Module):
@@ -27,10 +28,11 @@ class Embedding(Module):
         self, num_embeddings: int, embedding_dim: int, *, dtype: Any = np.float32, seed: Any = None
     ):
         super().__init__()
-        for name, value in (("num_embeddings", num_embeddings), ("embedding_dim", embedding_dim)):
-            if value < 1:
-                raise ValueError(f"{name} takes a whole number from 1 on, got {value}")
-        table = np.random.default_rng(seed).standard_normal((num_embeddings, embedding_dim))
+        n, width = (
+            integer("num_embeddings", num_embeddings),
+            integer("embedding_dim", embedding_dim),
+        )
+        table = np.random.default_rng(seed).standard_normal((n, width))
         self.weight = Parameter(table.astype(as_dtype(dtype)))
 
     def forward(self, indices: Any) -> Tensor:

@@ -1,7 +1,5 @@
 """What an object holds of some kinds, in attributes, and in lists, tuples and dicts of them."""
 
-from __future__ import annotations
-
 from collections import UserList, deque
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import fields, is_dataclass

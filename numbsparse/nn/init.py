@@ -1,7 +1,6 @@
 """First values of block-sparse weights. A unit's fan-in counts only the kept blocks."""
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,10 +58,8 @@ def uniform(
     >>> w, bool(abs(w.values).max() <= 0.5)  # the second block column has 4 inputs
     (BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75), True)
     """
-    layout, rng = as_layout(layout), np.random.default_rng(seed)
-    block_size = integer("block_size", block_size)
-    values = rng.uniform(-gain, gain, (layout.n_blocks, block_size, block_size))
-    return _scaled(values, layout, block_size, shape, dtype)
+    rng = np.random.default_rng(seed)
+    return _scaled(partial(rng.uniform, -gain, gain), layout, block_size, shape, dtype)
 
 
 def normal(
@@ -84,10 +81,8 @@ def normal(
     >>> round(float(w.values.std() * np.sqrt(1024)), 2)
     2.0
     """
-    layout, rng = as_layout(layout), np.random.default_rng(seed)
-    block_size = integer("block_size", block_size)
-    values = rng.standard_normal((layout.n_blocks, block_size, block_size)) * gain
-    return _scaled(values, layout, block_size, shape, dtype)
+    rng = np.random.default_rng(seed)
+    return _scaled(partial(rng.normal, 0, gain), layout, block_size, shape, dtype)
 
 
 def identity(
@@ -116,7 +111,8 @@ def identity(
     on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
     values = np.zeros((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     values[on_diagonal] = scale * np.eye(block_size)
-    return _zero_beyond_the_edge(BlockSparse(values, layout, shape=shape))
+    w = BlockSparse(values, layout, shape=shape)
+    return w.with_values(ops.inside(w))
 
 
 def orthogonal(
@@ -151,17 +147,14 @@ def orthogonal(
     return BlockSparse(values, layout)
 
 
-def _scaled(
-    values: np.ndarray, layout: Layout, block_size: int, shape: Any, dtype: Any
-) -> BlockSparse:
-    """Values over the square root of their block column's fan-in."""
+def _scaled(draw: Any, layout: Any, block_size: int, shape: Any, dtype: Any) -> BlockSparse:
+    """Drawn values over the square root of their block column's fan-in."""
+    layout, block_size = as_layout(layout), integer("block_size", block_size)
+    values = draw((layout.n_blocks, block_size, block_size))
     in_features = layout.shape[0] * block_size if shape is None else shape[0]
     inputs = np.maximum(column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
-    return _zero_beyond_the_edge(BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape))
-
-
-def _zero_beyond_the_edge(w: BlockSparse) -> BlockSparse:
+    w = BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape)
     return w.with_values(ops.inside(w))
 
 

@@ -1,7 +1,5 @@
 """Arrays kept with parameters (moments, masters, averages), and the layout they belong to."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +7,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, moved
+from numbsparse.dtypes import refuse_masked
 from numbsparse.layout import Layout
 
 
@@ -60,12 +59,7 @@ def form_of(data: Any) -> Form:
 
 def like(values: Any) -> Any:
     """Zeros to keep with these values, in float32 at least."""
-    return ops.zeros(values.shape, wide_dtype(values), values.device)
-
-
-def wide_dtype(values: Any) -> np.dtype:
-    """What is kept for a parameter is float32 at least."""
-    return np.dtype(np.float32) if values.dtype.itemsize == 2 else values.dtype
+    return ops.zeros(values.shape, ops.state_dtype(values.dtype), values.device)
 
 
 def on_cpu(array: Any) -> np.ndarray:
@@ -93,7 +87,7 @@ def saved(array: Any, form: Form) -> Any:
     return host if form.layout is None else form.matrix(host)
 
 
-def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
+def loaded(name: str, value: Any, data: Any) -> Any:
     """An array of a state dict as it is kept with `data`.
 
     A plain array where `data` is a BlockSparse is of a version that wrote no layouts. Raises
@@ -104,10 +98,11 @@ def loaded(name: str, value: Any, data: Any, dtype: np.dtype) -> Any:
         if own.layout != got.layout and data.layout != value.layout:
             raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
         value = value.to("cpu").stored_as(data, name).values
+    refuse_masked(value, name)
     if not isinstance(value, np.ndarray):
         takes = "a BlockSparse" if isinstance(data, BlockSparse) else "an array"
         raise ValueError(f"{name} takes {takes}, got {type(value).__name__}")
-    shape = form_of(data).shape
+    shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
     if value.shape != shape or value.dtype != dtype:
         raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
     return value.copy() if data.device == "cpu" else moved(value, data.device)

@@ -1,7 +1,5 @@
 """Linear: a sparse one is a Linear with a layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
-from numbsparse.patterns.checks import BLOCK_SIZES
+from numbsparse.patterns.checks import BLOCK_SIZES, integer
 
 
 class Linear(Module):
@@ -105,13 +103,9 @@ def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
 
 def layout_for(in_features: int, out_features: int, layout: Any, block_size: int) -> Layout:
     """The given layout, checked against the features; the dense one for None."""
-    for name, value in (
-        ("in_features", in_features),
-        ("out_features", out_features),
-        ("block_size", block_size),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name} takes a whole number from 1 on, got {value!r}")
+    integer("in_features", in_features)
+    integer("out_features", out_features)
+    integer("block_size", block_size)
     check_block_size(block_size)
     grid = (-(-in_features // block_size), -(-out_features // block_size))
     layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout).to_host()

@@ -12,7 +12,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
-from numbsparse.nn import init
+from numbsparse.nn import init, recurrent
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
@@ -92,19 +92,20 @@ class LSTM(Module):
         super().__init__()
         if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
             raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
+        recurrent.check(input_size, hidden_size, forget_bias, update_dropout=update_dropout)
         rng = np.random.default_rng(seed)
         takes = f"takes a layout for each of {num_layers} layers"
-        recurrent = layout_of_each(layout, num_layers, f"layout {takes}")
+        between = layout_of_each(layout, num_layers, f"layout {takes}")
         if is_list_of_layouts(input_layout):
             inputs = layout_of_each(input_layout, num_layers, f"input_layout {takes}")
         else:
-            inputs = [input_layout, *recurrent[1:]]
+            inputs = [input_layout, *between[1:]]
         self.hidden_size = hidden_size
         self.layers = [
             LSTMLayer(
                 hidden_size if i else input_size,
                 hidden_size,
-                layout=recurrent[i],
+                layout=between[i],
                 input_layout=inputs[i],
                 block_size=block_size,
                 layer_norm=layer_norm,

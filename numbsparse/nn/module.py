@@ -11,7 +11,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, id_of, moved
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
@@ -347,6 +347,8 @@ class Module:
         Raises ValueError or TypeError that names what is missing, left over, or of another shape,
         dtype or layout, and a saved number of another kind.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
         tensors = self._saved_tensors()
         numbers = {
             prefix + name: (module, name)
@@ -410,6 +412,7 @@ def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
     own: Any = own_tensor.data
     if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
         raise ValueError(f"state[{name!r}] takes a {type(own).__name__}, got {value!r}")
+    refuse_masked(value, f"state[{name!r}]")
     if not isinstance(value, np.ndarray | BlockSparse):
         raise ValueError(f"state[{name!r}] takes an array, got {type(value).__name__}")
     if value.shape != own.shape or value.dtype != own.dtype:

@@ -13,11 +13,12 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
-from numbsparse.nn import init
+from numbsparse.nn import init, recurrent
 from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import check_block_size, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
+from numbsparse.patterns.checks import number
 
 
 class MultiplicativeLSTM(Module):
@@ -99,6 +100,7 @@ class MultiplicativeLSTM(Module):
             raise ValueError(
                 f"internal_steps takes a whole number from 2 on, got {internal_steps!r}"
             )
+        recurrent.check(input_size, hidden_size, forget_bias, dropout=dropout)
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         n = internal_steps + 1
         takes = f"layout takes {n} layouts, one for each internal step and one for the gates"
@@ -211,8 +213,7 @@ class NormalizedProduct(Module):
         precision: str | None = None,
     ):
         super().__init__()
-        if not eps >= 0:
-            raise ValueError(f"eps takes a number from 0 on, got {eps}")
+        eps = number("eps", eps)
         check_block_size(weight.block_size)
         features = weight.shape[1] if features is None else features
         shape = (features,) if groups == 1 else (groups, features)

@@ -10,6 +10,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.patterns.checks import integer, number
 
 
 class LayerNorm(Module):
@@ -24,11 +25,10 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, *, eps: float = 1e-5, dtype: Any = np.float32):
         super().__init__()
-        if features < 1:
-            raise ValueError(f"features takes a whole number from 1 on, got {features}")
-        self.eps = eps
-        self.weight = Parameter(np.ones(features, as_dtype(dtype)))
-        self.bias = Parameter(np.zeros(features, as_dtype(dtype)))
+        features, dtype = integer("features", features), as_dtype(dtype)
+        self.eps = number("eps", eps)
+        self.weight = Parameter(np.ones(features, dtype))
+        self.bias = Parameter(np.zeros(features, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.layer_norm(x, self.weight, self.bias, self.eps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
@@ -18,6 +18,7 @@ from numbsparse.autograd import (
 )
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.repeated import Terms, jointly
+from numbsparse.trees import mapped
 
 
 def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
@@ -65,7 +66,7 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         return function(*inputs, **named)
     with noting() as used, ops.draws_noted() as draws:
         results = function(*inputs, **named)
-    outputs = list(_tensors(results))
+    outputs = _tensors(results)
     used.update((id(y), y) for y in outputs if y.requires_grad)  # an input that is returned
     leaves = list(used.values())
     if not leaves or not outputs:
@@ -76,44 +77,30 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     def gradients(terms: Any, y: Tensor) -> list[Any]:
         unchanged(*leaves, *given)
         with recording(), unwatched(), ops.draws_repeated(draws):
-            again = list(_tensors(function(*inputs, **named)))
+            again = _tensors(function(*inputs, **named))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")
         found = grads_at([(again[i], dy) for i, dy in terms], leaves)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
-    given = list(_tensors((inputs, named)))
+    given = _tensors((inputs, named))
     hidden = record(outputs[0].data, *jointly(gradients, *leaves), held=given)
     numbered = enumerate(outputs)
 
-    def on_tape(y: Tensor) -> Tensor:
+    def on_tape(y: Any) -> Any:
+        if not isinstance(y, Tensor):
+            return y
         i, _ = next(numbered)
         return record(y.data, (hidden, lambda dy, y: Terms([(i, dy)])))  # type: ignore[arg-type,return-value]
 
-    return _mapped(results, on_tape)
+    return mapped(results, on_tape)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in a result, in the order of `_mapped`."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))
-
-
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A result with `function` of its tensors."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, list | tuple):
-        items = [_mapped(item, function) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, dict):
-        return {key: _mapped(item, function) for key, item in value.items()}
-    return value
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in a result, in order."""
+    found: list[Any] = []
+    mapped(value, found.append)
+    return [item for item in found if isinstance(item, Tensor)]
 
 
 def _zeros(a: Tensor) -> Tensor:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn.linear import is_list_of_layouts
+from numbsparse.patterns.checks import integer, number
 
 State = tuple[Tensor, Tensor]
+
+
+def check(input_size: Any, hidden_size: Any, forget_bias: Any, **dropout: Any) -> None:
+    """Refuse what no recurrent layer can be made of."""
+    integer("input_size", input_size)
+    integer("hidden_size", hidden_size)
+    number("forget_bias", forget_bias, least=-inf)
+    for name, p in dropout.items():
+        number(name, p)
 
 
 def checked_steps(x: Any, features: int) -> Tensor:

@@ -7,8 +7,6 @@ numbers and strings, and where a matrix ends within its last blocks; with it a c
 which the format itself lacks.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,11 +56,11 @@ def write_tensors(path: Any, members: Mapping[str, Any]) -> None:
         elif isinstance(member, np.ndarray) and not _is_mark(name):
             given, described[name] = {name: member}, TENSOR
         else:
-            given, described[name] = {}, {VALUE: np.asarray(member).tolist()}
+            given, described[name] = {}, {VALUE: _plain(name, np.asarray(member))}
         if taken := {*given} & {"__metadata__", *tensors}:
             raise TypeError(f"state has two things that a file calls {taken.pop()!r}")
         tensors |= {key: _storable(key, array) for key, array in given.items()}
-    text = json.dumps(described, ensure_ascii=False)
+    text = json.dumps(described)
     metadata = f"{START}{_checksum(text, tensors)} {text}"
     write_bytes(path, package.numpy.save(tensors, {KEY: metadata}))
 
@@ -113,12 +111,22 @@ def _is_mark(name: str) -> bool:
 def _storable(name: str, array: np.ndarray) -> np.ndarray:
     """The array as the package takes it, which does not look: C-contiguous, little-endian."""
     if array.dtype.name not in DTYPES.values():
-        raise TypeError(
-            f"state[{name!r}] cannot be saved in a {ENDING} file, which has no {array.dtype}: "
-            "use .npz"
-        )
+        raise _lacking(name, array.dtype)
     native = array.dtype.newbyteorder("=") if array.dtype.byteorder == ">" else array.dtype
     return np.asarray(array, native, order="C")
+
+
+def _plain(name: str, value: np.ndarray) -> Any:
+    """A number, a string or an empty mark, as JSON has them."""
+    plain = value.tolist()
+    if not isinstance(plain, bool | int | float | str | list):
+        raise _lacking(name, value.dtype)
+    return plain
+
+
+def _lacking(name: str, dtype: np.dtype) -> TypeError:
+    where = f"a {ENDING} file, which has no {dtype}"
+    return TypeError(f"state[{name!r}] cannot be saved in {where}: use .npz")
 
 
 def _array(name: str, stored: Any) -> np.ndarray:

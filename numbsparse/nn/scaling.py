@@ -11,6 +11,7 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.nn import functional as F
+from numbsparse.patterns.checks import BOOL, REAL, integer
 
 if TYPE_CHECKING:
     from numbsparse.nn.optim import Optimizer
@@ -59,7 +60,7 @@ class LossScaler:
         ):
             raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval!r}")
         self.interval = interval
-        self._state: Any = _checked_state(scale, 0)
+        self._state: Any = _state_of("scale", scale)
 
     def scale(self, loss: Tensor) -> Tensor:
         """loss * scale, in float32 for a loss of 16 bits."""
@@ -96,21 +97,20 @@ class LossScaler:
         return {"scale": float(state[0]), "good_steps": int(state[1])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave; raises ValueError where it did not."""
-        if set(state) != {"scale", "good_steps"}:
-            raise ValueError(f"state takes scale and good_steps, got {sorted(state)}")
-        values = _checked_state(**state)
+        """Take what `state_dict()` gave; raises TypeError or ValueError where it did not."""
+        if not isinstance(state, Mapping) or set(state) != {"scale", "good_steps"}:
+            raise ValueError(f"state takes scale and good_steps, got {state!r}")
+        values = _state_of("state['scale']", state["scale"])
+        values[1] = integer("state['good_steps']", state["good_steps"], least=0)
         if isinstance(self._state, DeviceArray):
             refill(self._state, values)
         else:
             self._state = values
 
 
-def _checked_state(scale: float, good_steps: int) -> np.ndarray:
+def _state_of(argument: str, scale: Any) -> np.ndarray:
     """The scale, and the good steps since it last changed."""
     least, most = ops.LEAST_SCALE, ops.MOST_SCALE
-    if not least <= scale <= most:
-        raise ValueError(f"scale takes a number from {least:g} to {most:g}, got {scale}")
-    if not good_steps >= 0:
-        raise ValueError(f"good_steps takes a number from 0 on, got {good_steps}")
-    return np.array([scale, good_steps], np.float32)
+    if isinstance(scale, BOOL) or not isinstance(scale, REAL) or not least <= scale <= most:
+        raise ValueError(f"{argument} takes a number from {least:g} to {most:g}, got {scale!r}")
+    return np.array([scale, 0], np.float32)

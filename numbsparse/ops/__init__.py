@@ -6,6 +6,7 @@ one where its arrays are.
 """
 
 from types import FunctionType as _FunctionType
+from types import ModuleType as _ModuleType
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import (
@@ -25,14 +26,7 @@ from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
 from numbsparse.ops.average import average_step
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
-from numbsparse.ops.conv import (
-    conv,
-    conv_in,
-    conv_transpose,
-    conv_transpose_in,
-    conv_weight_grad,
-    conv_weight_grad_in,
-)
+from numbsparse.ops.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.ops.conv_operands import space_of
 from numbsparse.ops.conv_window import conv_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
@@ -78,7 +72,7 @@ from numbsparse.ops.loss_scale import (
     guarded_sgd_numbers,
     judge,
 )
-from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps, state_dtype
+from numbsparse.ops.lstm import LSTMTrace, lstm, lstm_grad, lstm_steps
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import (
     GRADIENTS,
@@ -92,7 +86,7 @@ from numbsparse.ops.matmul import (
     started,
 )
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
-from numbsparse.ops.operands import HalfOnCPU, is_half, operand
+from numbsparse.ops.operands import HalfOnCPU, is_half, operand, state_dtype
 from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (
     ADAM_NUMBERS,
@@ -100,14 +94,13 @@ from numbsparse.ops.optimizer import (
     TAKEN,
     adam_numbers,
     adam_step,
-    adam_step_with,
     check_step,
     global_norm,
     scale_to_norm,
     sgd_step,
-    sgd_step_with,
 )
-from numbsparse.ops.precision import checked_precision, own_precision, set_precision
+from numbsparse.ops.precision import checked_precision, own_precision
+from numbsparse.ops.precision import set_precision as set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
 from numbsparse.ops.sddmm_parts import sddmm_in_parts
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
@@ -121,147 +114,14 @@ from numbsparse.ops.softmax import (
     softmax_grad,
 )
 
-__all__ = [
-    "ADAM_NUMBERS",
-    "GATES",
-    "GRADIENTS",
-    "LEAST_SCALE",
-    "MOST_SCALE",
-    "NUMBERS",
-    "SGD_NUMBERS",
-    "TAKEN",
-    "HalfOnCPU",
-    "LSTMTrace",
-    "adam_numbers",
-    "adam_step",
-    "adam_step_with",
-    "add",
-    "affine_norm",
-    "affine_norm_grad",
-    "affine_norm_sums",
-    "all_blocks",
-    "average_step",
-    "block_dots",
-    "block_norms",
-    "broadcast_to",
-    "cast",
-    "cell",
-    "cell_grad",
-    "check_factors",
-    "check_step",
-    "checked_norm",
-    "checked_precision",
-    "column_dots",
-    "concat_elu",
-    "concat_elu_grad",
-    "concatenate",
-    "conv",
-    "conv_in",
-    "conv_transpose",
-    "conv_transpose_in",
-    "conv_weight_grad",
-    "conv_weight_grad_in",
-    "conv_window",
-    "copy",
-    "copy_into",
-    "cross_entropy",
-    "cross_entropy_grad",
-    "divide",
-    "draws_noted",
-    "draws_repeated",
-    "dropout_mask",
-    "elu",
-    "elu_grad",
-    "exp",
-    "expm1",
-    "full",
-    "full_like",
-    "gate_dtype",
-    "gate_numbers",
-    "gated",
-    "gelu",
-    "gelu_grad",
-    "gelu_tanh",
-    "gelu_tanh_grad",
-    "getitem",
-    "global_norm",
-    "glu",
-    "glu_grad",
-    "guarded_adam_numbers",
-    "guarded_sgd_numbers",
-    "in_layout",
-    "in_order",
-    "index_beside",
-    "inside",
-    "is_half",
-    "judge",
-    "layer_norm",
-    "layer_norm_grad",
-    "log",
-    "log_softmax",
-    "log_softmax_grad",
-    "logistic_noise",
-    "logsumexp",
-    "lstm",
-    "lstm_grad",
-    "lstm_steps",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "multiplies_gates",
-    "multiply",
-    "negative",
-    "on_device",
-    "operand",
-    "own_precision",
-    "power",
-    "put",
-    "relu",
-    "relu_grad",
-    "remap",
-    "repeated",
-    "replayed",
-    "reshape",
-    "scale_blocks",
-    "scale_columns",
-    "scale_to_norm",
-    "sddmm",
-    "sddmm_in_parts",
-    "sddmm_into",
-    "select_gated",
-    "set_precision",
-    "sgd_step",
-    "sgd_step_with",
-    "sigmoid",
-    "softmax",
-    "softmax_grad",
-    "softplus",
-    "space_of",
-    "sqrt",
-    "stack",
-    "started",
-    "state_dtype",
-    "subtract",
-    "sum",
-    "sum_rows",
-    "sum_to",
-    "take_rows",
-    "tanh",
-    "transpose",
-    "transpose_window",
-    "ungated",
-    "zeros",
-    "zeros_like",
-]
-
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
-    "matmul", "sddmm", "conv", "conv_transpose", "conv_weight_grad", "check_factors", "check_step",
-    "checked_norm", "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside",
-    "is_half", "operand", "own_precision", "repeated", "space_of", "started", "state_dtype",
-    "transpose", "transpose_window",
+    "matmul", "sddmm", "check_factors", "check_step", "checked_norm", "checked_precision",
+    "conv_window", "gate_dtype", "getitem", "index_beside", "is_half", "operand", "own_precision",
+    "repeated", "space_of", "started", "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip
+
+__all__ = [n for n, of in globals().items() if n[0] != "_" and not isinstance(of, _ModuleType)]
 
 for _name in set(__all__) - _ANYWHERE:
     if isinstance(_value := globals()[_name], _FunctionType):

@@ -14,8 +14,6 @@ are (width,) or (groups, width). On a GPU a kernel each way. Ba, Kiros and Hinto
 Normalization", 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +26,7 @@ from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import together
 from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.ops.shape import adjoining, reshape
+from numbsparse.patterns.checks import number
 
 KINDS = ("plain", "relu", "times", "plus_relu")
 
@@ -164,8 +163,7 @@ def _lines(*of_gain: Any) -> list[Any]:
 def _check(kind: str, x: Any, gain: Any, bias: Any, eps: float, other: Any) -> bool:
     if kind not in KINDS:
         raise ValueError(f"kind takes one of {', '.join(KINDS)}, got {kind!r}")
-    if not eps >= 0:
-        raise ValueError(f"eps takes a number of at least 0, got {eps}")
+    number("eps", eps)
     if (other is None) != (kind in ("plain", "relu")):
         raise ValueError(f"other takes an array for the kinds times and plus_relu, kind is {kind}")
     arrays = {"x": x, "gain": gain, "bias": bias} | ({} if other is None else {"other": other})

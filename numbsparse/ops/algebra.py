@@ -106,13 +106,12 @@ def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
 
 
 def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    if values.dtype != np.float32:
-        values = elementwise.cast(values, "float32")
-    if not values.size:
-        return zeros((0,), values.dtype, "cuda")
-    if by == "l2":
-        return elementwise.sqrt(reduce.sum(elementwise.multiply(values, values), 1))
-    return (reduce.sum if by == "l1" else reduce.max)(_absolute(values), 1)
+    from numbsparse.kernels.block_norms import block_norms  # which loads numba.cuda
+
+    norms = empty((values.shape[0],), np.float32)
+    if values.size:
+        block_norms(by, values, norms)
+    return norms
 
 
 def sum(w: BlockSparse, axis: int | None = None) -> Any:

@@ -1,13 +1,9 @@
 """Moving averages of weights, in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import numpy as np
-
 from numbsparse.device import DeviceArray
-from numbsparse.ops.operands import on_gpu, places_differ
+from numbsparse.ops.operands import check_beside, on_gpu, places_differ, state_dtype
 
 
 def average_step(average: Any, p: Any, share: Any) -> None:
@@ -27,13 +23,9 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     array([2., 2.], dtype=float32)
     """
     gpu = on_gpu(p, "p")
-    if on_gpu(average, "average") != gpu or isinstance(share, DeviceArray) != gpu:
-        raise ValueError(places_differ("average, share", "p"))
-    wide = np.dtype(np.float32) if p.dtype.itemsize == 2 else p.dtype
-    if average.dtype != wide:
-        raise TypeError(f"average takes {wide} with a p of {p.dtype}, got {average.dtype}")
-    if average.shape != p.shape:
-        raise ValueError(f"average takes the shape {p.shape} of p, got {average.shape}")
+    if isinstance(share, DeviceArray) != gpu:
+        raise ValueError(places_differ("p", "share"))
+    check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
     for name, array in (("average", average), ("p", p)):
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
             raise ValueError(f"{name} takes a C-contiguous array")

@@ -8,8 +8,6 @@ Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997. `kept` is dropout on
 Semeniuta, Severyn and Barth, "Recurrent Dropout without Memory Loss", 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +17,7 @@ from numbsparse.device import empty
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.ops.activations import sigmoid
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.lstm import state_dtype
-from numbsparse.ops.operands import on_gpu, places_differ
+from numbsparse.ops.operands import check_beside, on_gpu, state_dtype
 
 
 def cell(
@@ -86,13 +83,7 @@ def _check(z: Any, **of_units: Any) -> bool:
     if z.ndim != 3 or z.shape[1] != GATES:
         raise ValueError(f"z takes the shape (batch, {GATES}, units), got {z.shape}")
     for name, array in of_units.items():
-        if array is None:
-            continue
-        if on_gpu(array, name) != gpu:
-            raise ValueError(places_differ("z", name))
-        if array.shape != z.shape[::2]:
-            raise ValueError(f"{name} takes the shape {z.shape[::2]} here, got {array.shape}")
         dtype = z.dtype if name in ("kept", "dh") else wide
-        if array.dtype != dtype:
-            raise TypeError(f"{name} takes {dtype} here, got {array.dtype}")
+        if array is not None:
+            check_beside(name, array, z.shape[::2], dtype, "z", z)
     return gpu

@@ -1,7 +1,5 @@
 """Which rung of the ladder computes a product."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 
@@ -50,21 +48,16 @@ def choose(
     if name is None:
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
         if kernel == "auto" and isinstance(x, DeviceArray):
-            names = _by_speed(names, product, block_size, x.dtype, batch, precision, layout)
+            of = product, block_size, x.dtype, batch, precision, layout
+            expected, here = times.expected(*of), tuned.fastest(tuned.case(*of))
+            names = sorted(names, key=lambda name: -expected.get(name, inf))
+            names += [here] if here and here.partition("/")[0] in names else []
         made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
         name = _last_that_serves(names, product, block_size, x, batch, precision, made)
         if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
             forget()
         _chosen[case] = name
     return name
-
-
-def _by_speed(names: list[str], *of: Any) -> list[str]:
-    """The fastest last: the rung that was measured here, before it those that were elsewhere."""
-    expected = times.expected(*of)
-    slowest_first = sorted(names, key=lambda name: -expected.get(name, inf))
-    here = tuned.fastest(tuned.case(*of))
-    return [*slowest_first, here] if here and here.partition("/")[0] in names else slowest_first
 
 
 def forget() -> None:

@@ -4,8 +4,6 @@ Matrices are their stored blocks, (n_blocks, B, B), and a layout. What belongs t
 (out_blocks * B,), in float32 with blocks of 16-bit floats.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.layout import Layout
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.operands import state_dtype
 
 
 def column_dots(a: Any, b: Any, layout: Layout) -> Any:
@@ -30,7 +29,7 @@ def column_dots(a: Any, b: Any, layout: Layout) -> Any:
         one, other = (gapless(x).reshape(-1) for x in (a, b))
         kernels.column_dots(size, one, other, index.columns, dots)
         return dots
-    wide = np.dtype(np.float32) if a.dtype.itemsize == 2 else a.dtype
+    wide = state_dtype(a.dtype)
     totals = np.zeros((layout.shape[1], size), wide)
     of_blocks = np.einsum("nck,nck->nk", a.astype(wide, copy=False), b.astype(wide, copy=False))
     np.add.at(totals, index.block_columns, of_blocks)

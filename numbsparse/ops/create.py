@@ -1,7 +1,5 @@
 """New arrays of one value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,11 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
     array = empty(sizes, checked_dtype(dtype, gpu=True))
     kernels.fill(array, float(value))
     return array
+
+
+def empty_beside(shape: tuple[int, ...], like: Any) -> Any:
+    """An array of whatever was in memory, of the dtype of another and in its place."""
+    return (empty if isinstance(like, DeviceArray) else np.empty)(shape, like.dtype)
 
 
 def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:

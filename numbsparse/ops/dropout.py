@@ -15,6 +15,7 @@ from numbsparse.device import empty, id_of, live, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.hashing import MASK, triple32
 from numbsparse.ops.operands import checked_dtype
+from numbsparse.patterns.checks import integer
 
 
 def dropout_mask(
@@ -136,11 +137,8 @@ def _bits(size: int, keys: np.ndarray) -> np.ndarray:
 
 def _keys(seed: int, call: int | Callable[[], int]) -> np.ndarray:
     """64 bits, as two numbers, that depend on every bit of the seed and of the call."""
-    call = call() if callable(call) else call
-    for name, number in (("seed", seed), ("call", call)):
-        if not 0 <= number < 2**64:
-            raise ValueError(f"{name} takes an integer from 0 to below 2**64, got {number}")
-    seed, call = int(seed), int(call)
+    seed = integer("seed", seed, least=0, most=2**64 - 1)
+    call = integer("call", call() if callable(call) else call, least=0, most=2**64 - 1)
     state, keys = 0, []
     for word in (seed & MASK, seed >> 32, call & MASK, call >> 32, 0, 1):
         state = triple32((state + word + 0x9E3779B9) & MASK)

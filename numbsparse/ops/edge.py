@@ -4,8 +4,6 @@ Products skip it. A function of the stored values as they are, a norm or a sum, 
 `inside`; one of each value by itself may take them as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse.block_sparse import BlockSparse

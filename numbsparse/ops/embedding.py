@@ -1,7 +1,5 @@
 """Rows of a table, and the sum back into the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -10,24 +8,15 @@ from scipy.sparse import csc_array
 from numbsparse.device import empty
 from numbsparse.ops.operands import check_integers, check_range, on_gpu
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import integer
 
 
 def take_rows(table: Any, indices: Any) -> Any:
-    """table[indices]: a row for each index.
+    """table[indices]: a row for each index, (*indices.shape, width).
 
-    Parameters
-    ----------
-    table : array, (rows, width)
-    indices : array of integers of any shape, from 0 to rows - 1, on the table's device
-        On the CPU others raise ValueError; on a GPU, where looking would mean a copy to the host,
-        they give a row of NaN.
+    Indices beyond the table raise ValueError on the CPU; on a GPU, where looking would mean a copy
+    to the host, they give a row of NaN.
 
-    Returns
-    -------
-    array, (*indices.shape, width)
-
-    Examples
-    --------
     >>> take_rows(np.float32([[1, 2], [3, 4]]), np.array([1, 1, 0]))
     array([[3., 4.],
            [3., 4.],
@@ -52,16 +41,7 @@ def take_rows(table: Any, indices: Any) -> Any:
 def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
     """dtable[r] = the sum of dy[i] where indices[i] == r, in the order of i: take_rows' gradient.
 
-    Parameters
-    ----------
-    dy : array, (*indices.shape, width)
-    indices : array of integers, from 0 to rows - 1, on dy's device
-        On the CPU others raise ValueError; on a GPU they are left out.
-    rows : int
-
-    Returns
-    -------
-    array, (rows, width); the same bits every time
+    (rows, width), the same bits every time. On a GPU indices beyond the table are left out.
     """
     gpu = on_gpu(dy, "dy")
     check_integers(indices, "indices", "dy", gpu)
@@ -69,12 +49,11 @@ def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
         raise ValueError(
             f"dy takes the shape (*indices.shape, width), got {dy.shape} with {indices.shape}"
         )
-    if not isinstance(rows, int | np.integer) or rows < 0:
-        raise ValueError(f"rows takes an integer of at least 0, got {rows!r}")
+    rows = integer("rows", rows, least=0)
     if gpu:
         from numbsparse.kernels import embedding as kernels
 
-        dtable = empty((int(rows), dy.shape[-1]), dy.dtype)
+        dtable = empty((rows, dy.shape[-1]), dy.dtype)
         flat = reshape(indices, (indices.size,))
         kernels.sum_rows(reshape(dy, (indices.size, dy.shape[-1])), flat, dtable)
         return dtable

@@ -4,8 +4,6 @@
 array([[1., 2.]], dtype=float32)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -28,9 +26,7 @@ def concat_elu(x: Any) -> Any:
     gpu, n = on_gpu(x, "x"), _width(x, "x")
     if gpu:
         return _on_gpu("concat_elu", n, (*x.shape[:-1], 2 * n), x)
-    y = np.empty((*x.shape[:-1], 2 * n), x.dtype)
-    y[..., :n], y[..., n:] = elu(x), elu(-x)
-    return y
+    return np.concatenate([elu(x), elu(-x)], -1)
 
 
 def concat_elu_grad(x: Any, dy: Any) -> Any:
@@ -51,8 +47,7 @@ def glu(x: Any) -> Any:
     gpu, n = on_gpu(x, "x"), _half(x, "x")
     if gpu:
         return _on_gpu("glu", n, (*x.shape[:-1], n), x)
-    gate = sigmoid(x[..., n:])
-    return np.multiply(gate, x[..., :n], out=gate)
+    return sigmoid(x[..., n:]) * x[..., :n]
 
 
 def glu_grad(x: Any, dy: Any) -> Any:
@@ -62,10 +57,9 @@ def glu_grad(x: Any, dy: Any) -> Any:
     _check_shape(dy, "dy", (*x.shape[:-1], n))
     if gpu:
         return _on_gpu("glu_grad", n, x.shape, x, dy)
-    gate, dx = sigmoid(x[..., n:]), np.empty(x.shape, x.dtype)
-    dx[..., :n] = dy * gate
-    dx[..., n:] = dx[..., :n] * x[..., :n] * (1 - gate)
-    return dx
+    gate = sigmoid(x[..., n:])
+    first = dy * gate
+    return np.concatenate([first, first * x[..., :n] * (1 - gate)], -1)
 
 
 def _width(x: Any, argument: str) -> int:

@@ -1,7 +1,5 @@
 """The index arrays of layouts, on the device of what they index."""
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakKeyDictionary
 

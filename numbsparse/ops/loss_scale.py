@@ -4,8 +4,6 @@ On a GPU nothing is copied to the host. After Micikevicius et al., "Mixed Precis
 section 3.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +58,7 @@ def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
 
 
 def guarded_sgd_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
-    """(lr, momentum, weight_decay, unscale, go) for `sgd_step_with`, a row for each parameter.
+    """(lr, momentum, weight_decay, unscale, go) for `sgd_step`, a row for each parameter.
 
     Parameters
     ----------
@@ -80,7 +78,7 @@ def guarded_sgd_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
 
 
 def guarded_adam_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
-    """The numbers for `adam_step_with`, of steps that follow skipped ones; a row each.
+    """The numbers for `adam_step`, of steps that follow skipped ones; a row each.
 
     Parameters
     ----------

@@ -8,22 +8,23 @@ one launch, too, and multiply inputs that have few blocks along the way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.lstm.cell import GATES
-from numbsparse.ops.create import zeros
+from numbsparse.ops.create import empty_beside, zeros
 from numbsparse.ops.elementwise import cast, copy, gapless, write
-from numbsparse.ops.lstm_streamed import streamed
+from numbsparse.ops.lstm_streamed import home, streamed
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import on_gpu, place_of
+from numbsparse.ops.operands import check_beside, on_gpu, place_of, state_dtype
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.reduce import sum as sum_over
+from numbsparse.patterns.checks import number
+
+KERNELS = {"cpu": "on_cpu", "cuda": "on_gpu"}
 
 
 class LSTMTrace(NamedTuple):
@@ -51,12 +52,6 @@ class LSTMGrads(NamedTuple):
     gain: Any = None
 
 
-def state_dtype(dtype: Any) -> np.dtype:
-    """Of c, which is summed over all steps: float32 with 16-bit floats."""
-    dtype = np.dtype(dtype)
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
-
-
 def lstm(
     x: Any,
     weight_ih: BlockSparse,
@@ -77,16 +72,15 @@ def lstm(
     of the units, and h that of all.
     """
     check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept, exchange=exchange)
-    if not eps >= 0:
-        raise ValueError(f"eps takes a number from 0 on, got {eps}")
+    number("eps", eps)
     precision = checked_precision(precision)
-    (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
-    hs = _empty((steps + 1, batch, units), x.dtype, gpu)
-    cs = _empty((steps + 1, *c.shape), c.dtype, gpu)
+    (steps, batch, _), units = x.shape, h.shape[1]
+    hs = empty_beside((steps + 1, batch, units), x)
+    cs = empty_beside((steps + 1, *c.shape), c)
     write(hs[0], h)
     write(cs[0], c)
-    gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
-    scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
+    gates = empty_beside((steps, batch, *bias.shape), x)
+    scales = None if gain is None else empty_beside((steps, batch, GATES), c)
     trace = LSTMTrace(gates, hs, cs, scales)
     how: Any = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
     how["exchange"] = exchange
@@ -124,11 +118,11 @@ def lstm_steps(
         arrays = gates, bias, kept, hs, cs
         return lambda first, last: streams.forward(first, last, *arrays, inputs=inputs)
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
-    kernels, made = _kernels(gates), each_h
+    kernels, made = home(KERNELS[place_of(gates)]), each_h
     if exchange is not None:  # of this rank's units, before they are with the others'
-        own = _empty(cs.shape[1:], hs.dtype, isinstance(gates, DeviceArray))
+        own = empty_beside(cs.shape[1:], hs)
         made = [own] * (steps + 1)
-    recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
+    recurrent = empty_beside(gates.shape[1:], gates)
 
     def run(first: int, last: int) -> None:
         for t in range(first, last):
@@ -172,7 +166,8 @@ def lstm_grad(
     precision = checked_precision(precision)
     bias, gain, kept = map(gapless, (bias, gain, kept))
     gates, hs, cs, scales = trace
-    kernels, gpu, place = _kernels(gates), isinstance(gates, DeviceArray), place_of(gates)
+    place = place_of(gates)
+    kernels = home(KERNELS[place])
     (steps, *_), (_, batch, units), B = gates.shape, cs.shape, weight_hh.block_size
     if exchange is not None:
         dy, dh = (None if d is None else exchange.part(d) for d in (dy, dh))
@@ -180,7 +175,8 @@ def lstm_grad(
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
     apart = gain is not None or not in_place  # on the CPU kernels change gates where they are
-    dgates = gates if not apart else empty(gates.shape, gates.dtype) if gpu else copy(gates)
+    new = copy if place == "cpu" else lambda of: empty_beside(of.shape, of)
+    dgates = new(gates) if apart else gates
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape
@@ -225,8 +221,7 @@ def check(
     exchange: Any = None,
 ) -> None:
     """Refuse what does not fit together, by name."""
-    gpu = on_gpu(x, "x")
-    place = "cuda" if gpu else "cpu"
+    place = "cuda" if on_gpu(x, "x") else "cpu"
     for name, w in (("weight_ih", weight_ih), ("weight_hh", weight_hh)):
         if not isinstance(w, BlockSparse):
             raise TypeError(f"{name} takes a BlockSparse, got {type(w).__name__}")
@@ -257,18 +252,7 @@ def check(
     wanted += [] if gain is None else [("gain", gain, (columns,), x.dtype)]
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]
     for name, a, shape, dtype in wanted:
-        if on_gpu(a, name) != gpu:
-            raise ValueError(f"{name} takes the device of x, {place}, got {place_of(a)}")
-        if a.dtype != dtype:
-            raise TypeError(f"{name} takes {dtype} with an x of {x.dtype}, got {a.dtype}")
-        if a.shape != shape:
-            raise ValueError(f"{name} takes the shape {shape}, got {a.shape}")
-
-
-def _kernels(array: Any) -> ModuleType:
-    """The file for the place of the array; loaded when first needed."""
-    home = "on_gpu" if isinstance(array, DeviceArray) else "on_cpu"
-    return import_module(f"numbsparse.kernels.lstm.{home}")
+        check_beside(name, a, shape, dtype, "x", x)
 
 
 def _each(array: Any, steps: int = 0) -> list[Any]:
@@ -282,10 +266,6 @@ def _each(array: Any, steps: int = 0) -> list[Any]:
         DeviceArray(array.address + t * stride, rest, array.dtype, None, array.owner)
         for t in range(array.shape[0])
     ]
-
-
-def _empty(shape: tuple[int, ...], dtype: Any, gpu: bool) -> Any:
-    return empty(shape, dtype) if gpu else np.empty(shape, dtype)
 
 
 def _summed(parts: Any, dtype: np.dtype) -> Any:

@@ -1,7 +1,5 @@
 """Runs of many LSTM steps by one kernel, where there is one that serves."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -39,12 +37,12 @@ class OnCores:
     def forward(self, first: int, last: int, *arrays: Any, inputs: None = None) -> None:
         """h[first + 1] to h[last]."""
         if first < last:
-            _home("cpu_steps").forward(first, last, *arrays, *self._weight)
+            home("cpu_steps").forward(first, last, *arrays, *self._weight)
 
     def backward(self, first: int, last: int, *arrays: Any) -> None:
         """dgates[first - 2] to dgates[last - 1]."""
         if first > last:
-            _home("cpu_steps").backward(first, last, *arrays, *self._weight)
+            home("cpu_steps").backward(first, last, *arrays, *self._weight)
 
 
 class Streamed:
@@ -52,11 +50,11 @@ class Streamed:
 
     def __init__(self, weight: BlockSparse, index: Any, batch: int):
         self._weight, self._index = weight, index
-        self.parts = WARPS * -(-batch // _home("deal").ROWS)  # of the gradient of the bias
+        self.parts = WARPS * -(-batch // home("deal").ROWS)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, far fewer than of h."""
-        deal = _home("deal")
+        deal = home("deal")
         values, index = weight.values, index_beside(weight.stored_layout, x)
         return (
             not weight.is_transposed
@@ -70,7 +68,7 @@ class Streamed:
         """h[first + 1] to h[last]; `inputs` to be multiplied here are x and its weight."""
         if first >= last:
             return
-        kernels = _home("forward_steps")
+        kernels = home("forward_steps")
         index = self._index
         values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
         arrays = tuple(map(_aligned, arrays))
@@ -86,7 +84,7 @@ class Streamed:
         """dgates[first - 2] to dgates[last - 1]."""
         if first <= last:
             return
-        kernels = _home("backward_steps")
+        kernels = home("backward_steps")
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
         kernels.backward(*arrays, values, self._index, first, last, _counters(first - last))
@@ -102,10 +100,10 @@ def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCo
         return None
     if not isinstance(hs, DeviceArray):
         values, index = weight_hh.values, weight_hh.stored_layout.index
-        return OnCores(values, index) if _home("cpu_steps").serves(values, *hs.shape[1:]) else None
+        return OnCores(values, index) if home("cpu_steps").serves(values, *hs.shape[1:]) else None
     if hs.itemsize == 4 and (precision != "high" or hs.shape[0] <= FEW_STEPS):
         return None
-    deal = _home("deal")
+    deal = home("deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
     serves = deal.serves(values, index, *hs.shape[1:])
     return Streamed(weight_hh, index, hs.shape[1]) if serves else None
@@ -122,10 +120,10 @@ def _as_operands(values: DeviceArray) -> DeviceArray:
     """Blocks as the tensor cores take them: of tf32 those that are transposed."""
     if values.itemsize == 2:
         return values
-    return _home("forward_steps").transposed_blocks(values)
+    return home("forward_steps").transposed_blocks(values)
 
 
-def _home(name: str) -> ModuleType:
+def home(name: str) -> ModuleType:
     """A file of kernels; loaded when first needed."""
     return import_module(f"numbsparse.kernels.lstm.{name}")
 

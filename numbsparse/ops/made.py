@@ -1,7 +1,5 @@
 """Layouts made from block coordinates where these are: on a GPU without a look at them."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import cached_property
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
+from numbsparse.device.streams import after_waiting
 from numbsparse.layout import MOST, Index, Layout, grid_of, layout_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
@@ -69,6 +68,8 @@ class MadeLayout(Layout):
         if isinstance(self._made, Layout):
             return self._made.n_blocks
         kept, twice, outside, distinct = map(int, self._made.made.found.numpy())
+        if twice or outside or distinct > kept:
+            _told()
         if twice or outside:
             raise ValueError(
                 f"rows and columns take each block of the grid {self.shape} once, got {twice} a "
@@ -170,8 +171,8 @@ def on_device(
     ValueError
         If their shapes or places differ; on the CPU, if a block is there twice or not on the
         grid, or if there are more than `capacity`. On a GPU these are counted, and `check`
-        raises: a block is then kept once, what is not on the grid is left out, and of more
-        blocks than `capacity` none is kept.
+        and the next `synchronize` raise: a block is then kept once, what is not on the grid is
+        left out, and of more blocks than `capacity` none is kept.
 
     Notes
     -----
@@ -243,6 +244,34 @@ def _of_host(
     if flat.size > capacity:
         raise ValueError(_too_small(capacity, flat.size))
     return layout_of(shape, flat)
+
+
+def _told() -> list[int]:
+    """The most that was wrong with any layout of this GPU since this was last called."""
+    from numbsparse.kernels.coordinates import WRONG
+    from numbsparse.kernels.elementwise import fill
+
+    if (wrong := WRONG.get(current_stream().device)) is None:
+        return []
+    numbers: list[int] = wrong.numpy().tolist()
+    if any(numbers):
+        fill(wrong, 0)
+    return numbers
+
+
+def _tell() -> None:
+    """Raise ValueError if coordinates were wrong, in captured steps too."""
+    if "numbsparse.kernels.coordinates" in sys.modules and any(numbers := _told()):
+        _, twice, outside, distinct = numbers
+        more = f", or {distinct} blocks, more than its capacity" if distinct else ""
+        raise ValueError(
+            "since the last synchronize(), a Layout.on_device was given up to "
+            f"{twice} blocks a second time, {outside} from outside of its grid{more}: what is too "
+            "much was left out, of too many blocks all; check() of each layout says where"
+        )
+
+
+after_waiting.append(_tell)
 
 
 def _too_small(capacity: int, blocks: int) -> str:

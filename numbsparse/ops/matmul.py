@@ -1,7 +1,5 @@
 """The block-sparse products: check the operands, choose a kernel, allocate, launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from math import prod
@@ -26,10 +24,11 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of, takes_gates
+from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
+from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import clear_rest, taken
@@ -182,17 +181,13 @@ def sddmm(
         if layout.is_transposed:  # keep the order of the stored blocks
             how: Any = {"block_size": block_size, "kernel": kernel, "precision": precision}
             return sddmm(b.T, a.T, layout.T, **how).T
-        if block_size not in (None, layout.block_size):
-            raise ValueError(
-                f"block_size takes that of layout, {layout.block_size}, got {block_size}"
-            )
-        layout, block_size = layout.stored_layout, layout.block_size
+        layout, block_size = layout.stored_layout, layout.own_size(block_size)
     layout = as_layout(layout)
     if block_size is None:
         size = _block_size(shape, layout.shape)
     else:
         size = integer("block_size", block_size)
-    values = _empty((layout.n_blocks, size, size), a)
+    values = empty_beside((layout.n_blocks, size, size), a)
     return sddmm_into(values, a, b, layout, kernel, precision)
 
 
@@ -269,8 +264,10 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    known = gate is None and kernel == "auto" and w.place == "cuda"
-    if known and not runtime.several_devices:
+    known = gate is None and kernel == "auto"
+    if known and type(dense) is type(w.values) is np.ndarray and not feature_major:
+        return _of_arrays(dense, w, out, precision)
+    if known and w.place == "cuda" and not runtime.several_devices:
         y = _memory_beside(dense, w, feature_major) if out is None else out
         if y is not None:
             what = feature_major, w.is_transposed, w.shape, precision
@@ -278,6 +275,32 @@ def _multiply(
             replayed(w.stored_layout, what, (dense, w.values, y), partial(_in_order, *of))
             return y
     return _in_order(dense, w, gate, feature_major, out, kernel, precision)
+
+
+def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
+    """x @ w of NumPy arrays: what follows from their shapes and dtype is worked out once."""
+    values, index = w.values, w.stored_layout.index
+    case = x.shape, w.shape, w.is_transposed, values.shape, x.dtype
+    runs = x.flags.c_contiguous and values.flags.c_contiguous and x.dtype is values.dtype
+    usual = runs and x.flags.aligned and values.flags.aligned
+    if usual and (known := index.calls.get(case)):
+        shape, compute = known
+        y = np.empty(shape, x.dtype) if out is None else _checked_out(out, shape, x, w)
+        compute(x, values, y)
+        return y if out is None else out
+    y = _in_order(x, w, None, False, out, "auto", precision)
+    if usual:
+        if len(index.calls) >= choice.MOST:
+            index.calls.clear()
+        batch = prod(x.shape[:-1])
+        compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
+        index.calls[case] = y.shape, compute if x.ndim == 2 else _of_rows(batch, compute)
+    return y
+
+
+def _of_rows(batch: int, compute: Callable[..., None]) -> Callable[..., None]:
+    """The same of arrays with any number of axes before the features."""
+    return lambda x, values, y: compute(x.reshape(batch, -1), values, y.reshape(batch, -1))
 
 
 def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
@@ -424,12 +447,6 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     return array
 
 
-def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    if isinstance(like, DeviceArray):
-        return empty(shape, like.dtype)
-    return np.empty(shape, like.dtype)
-
-
 def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     """B, where it follows from the features and the layout's blocks."""
     sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
@@ -440,14 +457,6 @@ def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
     return int(size)
 
 
-def _matmul(self: BlockSparse, x: Any) -> Any:
-    return matmul(self, x)
-
-
-def _rmatmul(self: BlockSparse, x: Any) -> Any:
-    return matmul(x, self)
-
-
 # The matrix cannot import the package that multiplies it, so that package adds the operator.
-BlockSparse.__matmul__ = _matmul  # type: ignore[method-assign]
-BlockSparse.__rmatmul__ = _rmatmul  # type: ignore[method-assign]
+BlockSparse.__matmul__ = matmul  # type: ignore[method-assign]
+BlockSparse.__rmatmul__ = lambda self, x: matmul(x, self)  # type: ignore[method-assign]

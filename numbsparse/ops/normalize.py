@@ -1,39 +1,27 @@
 """Layer normalization: Ba, Kiros and Hinton, "Layer Normalization", 2016."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import empty
-from numbsparse.ops.operands import alike, check_statistic, on_gpu
+from numbsparse.ops.operands import alike, check_beside, on_gpu
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import number
 
 
 def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
-    """(x - mean) / sqrt(variance + eps), over the last axis.
+    """(x - mean) / sqrt(variance + eps) over the last axis, and 1 / sqrt(variance + eps), (rows,).
 
-    Parameters
-    ----------
-    x : array, (..., width), width of at least 1
-    eps : float, at least 0
+    The second is float32 for float16.
 
-    Returns
-    -------
-    normalised : array, (..., width)
-    inverse_std : array, (rows,), 1 / sqrt(variance + eps) of each row, float32 for float16
-
-    Examples
-    --------
     >>> normalised, inverse_std = layer_norm(np.float32([[1, 3]]), 0.0)
     >>> normalised
     array([[-1.,  1.]], dtype=float32)
     """
     gpu = on_gpu(x, "x")
     _check_width(x, "x")
-    if not eps >= 0:
-        raise ValueError(f"eps takes a number of at least 0, got {eps}")
+    number("eps", eps)
     rows, width = _rows(x), x.shape[-1]
     if gpu:
         from numbsparse.kernels import normalize as kernels
@@ -63,7 +51,8 @@ def layer_norm_grad(normalised: Any, inverse_std: Any, dnormalised: Any) -> Any:
     gpu = alike(normalised=normalised, dnormalised=dnormalised)
     _check_width(normalised, "normalised")
     rows, width = _rows(normalised), normalised.shape[-1]
-    check_statistic(inverse_std, "inverse_std", normalised, gpu, (rows,))
+    dtype = np.dtype(np.float32) if gpu else normalised.dtype
+    check_beside("inverse_std", inverse_std, (rows,), dtype, "normalised", normalised)
     y, dy = (reshape(a, (rows, width)) for a in (normalised, dnormalised))
     if gpu:
         from numbsparse.kernels import normalize as kernels

@@ -103,6 +103,12 @@ def checked_dtype(dtype: np.dtype, gpu: bool) -> np.dtype:
     return dtype
 
 
+def state_dtype(dtype: Any) -> np.dtype:
+    """Of what is kept beside values of a dtype, and of sums: float32 at least."""
+    dtype = np.dtype(dtype)
+    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+
+
 def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
     """What to raise for a dtype that this package does not take in that place."""
     if not gpu and is_half(dtype):
@@ -136,17 +142,14 @@ def alike(**arrays: Any) -> bool:
     return gpu
 
 
-def check_statistic(
-    array: Any, argument: str, like: Any, gpu: bool, shape: tuple[int, ...]
+def check_beside(
+    argument: str, array: Any, shape: tuple[int, ...], dtype: np.dtype, name: str, other: Any
 ) -> None:
-    """Refuse all but an array of `shape`, on the device of `like`, and in its compute dtype."""
-    if not isinstance(array, np.ndarray | DeviceArray):
-        raise TypeError(not_an_array(array, argument))
-    if isinstance(array, DeviceArray) != gpu:
-        raise ValueError(places_differ("the other arrays", argument))
-    dtype = np.dtype(np.float32) if gpu else like.dtype
+    """Refuse all but an array of that shape and dtype on the device of `other`, called `name`."""
+    if on_gpu(array, argument) != isinstance(other, DeviceArray):
+        raise ValueError(places_differ(name, argument))
     if array.dtype != dtype:
-        raise TypeError(f"{argument} takes {dtype} with {like.dtype}, got {array.dtype}")
+        raise TypeError(f"{argument} takes {dtype} with {name} of {other.dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
 
@@ -166,7 +169,7 @@ def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:
 def check_range(indices: np.ndarray, n: int, argument: str) -> None:
     """Refuse integers outside 0 to n - 1."""
     # As unsigned numbers the negative ones are the largest: one comparison finds both.
-    unsigned = indices.view(f"u{indices.itemsize}")
+    unsigned = indices.view(indices.dtype.str.replace("i", "u"))
     if indices.size and np.maximum.reduce(unsigned, axis=None) >= n:
         raise ValueError(
             f"{argument} takes integers from 0 to {n - 1}, got {indices.min()} to {indices.max()}"

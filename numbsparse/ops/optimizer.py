@@ -18,46 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse import edits
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, live
+from numbsparse.device import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.rates import adam_rates
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import divide, gapless
 from numbsparse.ops.operands import alike, on_gpu, places_differ, together
-
-
-def sgd_step(
-    p: Any,
-    g: Any,
-    velocity: Any,
-    lr: float,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-    master: Any = None,
-) -> None:
-    """One step of gradient descent with momentum, in place.
-
-    g' = g + weight_decay * p;  v = momentum * v + g';  p = p - lr * v,
-    or with Nesterov's momentum p = p - lr * (g' + momentum * v).
-
-    Parameters
-    ----------
-    p, g : array, the parameter and its gradient
-    velocity : array like p, or None without momentum
-        Zeros before the first step.
-    master : float32 array like a 16-bit p, or None
-
-    Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
-    """
-    numbers = _beside(p, np.array([lr, momentum, weight_decay, *TAKEN]))
-    if velocity is None and (momentum or nesterov):
-        raise ValueError("velocity takes an array where there is momentum, got None")
-    sgd_step_with(p, g, velocity, master, numbers, nesterov)
-    edits.note(p, "sgd_step")
-
 
 TAKEN = (1.0, 1.0)
 """The last two numbers of a step as it usually is: what the gradient is multiplied by, and whether
@@ -66,12 +33,21 @@ to step at all. Loss scaling has others there."""
 SGD_NUMBERS = 5
 
 
-def sgd_step_with(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool) -> None:
-    """`sgd_step` with numbers = (lr, momentum, weight_decay, unscale, go).
+def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool) -> None:
+    """One step of `nn.optim.SGD`, in place.
 
-    They are float64, or float32 on the GPU; see `TAKEN`.
+    Parameters
+    ----------
+    p, g : array, the parameter and its gradient
+    velocity : array like p, or None without momentum
+        Zeros before the first step.
+    master : float32 array like a 16-bit p, or None
+    numbers : array, (lr, momentum, weight_decay, unscale, go), float64, or float32 on the GPU
+        See `TAKEN`.
+
+    Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    if _check(p, g, master, velocity=velocity):
+    if check_step(p, g, master=master, velocity=velocity):
         from numbsparse.kernels import optimizer as kernels
 
         kernels.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
@@ -86,43 +62,6 @@ def sgd_step_with(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nest
         velocity += step
         step = step + momentum * velocity if nesterov else velocity
     p -= lr * step
-
-
-def adam_step(
-    p: Any,
-    g: Any,
-    m: Any,
-    v: Any,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    decoupled: bool,
-    step: int,
-    master: Any = None,
-) -> None:
-    """One step of Adam, in place.
-
-    m = beta1 m + (1 - beta1) g;  v = beta2 v + (1 - beta2) g^2;
-    p = p - lr * m / (1 - beta1^step) / (sqrt(v / (1 - beta2^step)) + eps).
-
-    Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015. Weight decay is added to the
-    gradient, or where `decoupled` taken off p, lr * weight_decay * p, as in Loshchilov and Hutter,
-    "Decoupled Weight Decay Regularization", 2019.
-
-    Parameters
-    ----------
-    p, g : array, the parameter and its gradient
-    m, v : array like p, the moments; zeros before the first step
-    step : int, 1 in the first step
-    master : float32 array like a 16-bit p, or None
-
-    Raises ValueError for shapes, places, orders or a step that do not fit, TypeError for dtypes.
-    """
-    numbers = adam_numbers(lr, beta1, beta2, eps, weight_decay, decoupled, step)
-    adam_step_with(p, g, m, v, master, _beside(p, numbers))
-    edits.note(p, "adam_step")
 
 
 ADAM_NUMBERS = 11
@@ -150,9 +89,13 @@ def adam_numbers(
     return np.array([beta1, 1 - beta1, beta2, 1 - beta2, *rates, eps, shrink, added_decay, *TAKEN])
 
 
-def adam_step_with(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None:
-    """`adam_step` with the numbers of `adam_numbers`: float64, or float32 on the GPU."""
-    if _check(p, g, master, m=m, v=v):
+def adam_step(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None:
+    """One step of `nn.optim.Adam`, or of AdamW where the numbers were `decoupled`, in place.
+
+    Parameters as in `sgd_step`; `m` and `v` are arrays like p, zeros before the first step, and
+    `numbers` as `adam_numbers` gives them, in float64, or float32 on the GPU.
+    """
+    if check_step(p, g, master=master, m=m, v=v):
         from numbsparse.kernels import optimizer as kernels
 
         kernels.adam_step(p, gapless(g), m, v, master, numbers)
@@ -248,23 +191,13 @@ def scale_to_norm(
     return norm, [known[id(a)] for a in arrays]
 
 
-def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> None:
-    """Refuse what a step of an optimizer on these would, which then changes nothing.
+def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> bool:
+    """Refuse what a step of an optimizer on these would; else whether they are on the GPU.
 
     >>> check_step(np.ones(3), np.ones(4))
     Traceback (most recent call last):
     ValueError: p and g take one shape, got (3,) and (4,)
     """
-    _check(p, g, master, **state)
-
-
-def _beside(p: Any, numbers: np.ndarray) -> Any:
-    if not isinstance(p, DeviceArray):
-        return numbers
-    return live(lambda: numbers, numbers.size, np.float32)
-
-
-def _check(p: Any, g: Any, master: Any, **state: Any) -> bool:
     gpu = alike(p=p, g=g)
     is_16_bit = p.dtype.itemsize == 2
     if master is None and is_bfloat16(p.dtype):

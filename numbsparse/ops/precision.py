@@ -1,7 +1,5 @@
 """How accurate float32 products are by default: one setting for the whole process."""
 
-from __future__ import annotations
-
 from numbsparse.kernels.matmul import PRECISIONS
 
 _default = "highest"

@@ -5,8 +5,6 @@ float16 and float32, in float64 for float64, in an order that depends only on sh
 same input gives the same bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

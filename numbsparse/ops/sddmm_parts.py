@@ -1,7 +1,5 @@
 """A weight-gradient in parts, so that who sums it over several cards begins before all is there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
@@ -10,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty
 from numbsparse.layout import Layout
+from numbsparse.ops.create import empty_beside
 from numbsparse.ops.made import MadeLayout
 from numbsparse.ops.matmul import sddmm, sddmm_into
 
@@ -40,7 +38,7 @@ def sddmm_in_parts(
         whole: BlockSparse = sddmm(a, b, like, precision=precision)
         done(whole.values, 0, len(whole.values))
         return whole
-    values = (empty if isinstance(a, DeviceArray) else np.empty)(like.values.shape, a.dtype)
+    values = empty_beside(like.values.shape, a)
     for rows, blocks, own in _parts_of(layout, shares):
         own_a = a[rows.start * size : rows.stop * size]
         sddmm_into(values[blocks], own_a, b, own, precision=precision)

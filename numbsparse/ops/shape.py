@@ -1,7 +1,5 @@
 """Views and joins. They take arrays of any dtype, on the CPU or a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

@@ -9,8 +9,6 @@ k7 and k8 gained since was measured forward at some points of the grid, mostly a
 scales the others: the input-gradient has the same, blocks of 128 those of 64.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from itertools import product as every
@@ -53,7 +51,10 @@ def expected(
     times, point = measured(), np.log2([features, values / features**2, rows])
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     corners = list(_corners(times.axes, point))
-    logs = {name: _between(array, corners) for name, array in of_rung.items()}
+    logs = {
+        name: sum(weight * float(array[place]) for place, weight in corners)
+        for name, array in of_rung.items()
+    }
     return {name: 2**log for name, log in logs.items() if log == log}
 
 
@@ -93,7 +94,3 @@ def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
         places, weights = zip(*corner, strict=True)
         if weight := prod(weights):
             yield places, weight
-
-
-def _between(array: np.ndarray, corners: list[tuple[tuple[int, ...], float]]) -> float:
-    return sum(weight * float(array[place]) for place, weight in corners)

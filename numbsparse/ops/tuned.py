@@ -4,8 +4,6 @@ One JSON file a card, in the cache folder. It holds for the library that wrote i
 a file that cannot be read, is as if nothing was measured.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

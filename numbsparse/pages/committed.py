@@ -1,7 +1,5 @@
 """The results that are committed, what they say of a rung, and how pages say it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

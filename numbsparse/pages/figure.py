@@ -3,8 +3,6 @@
 They need matplotlib, which is asked for here alone.
 """
 
-from __future__ import annotations
-
 import json
 from hashlib import sha256
 from itertools import product as every

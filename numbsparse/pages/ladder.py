@@ -1,7 +1,5 @@
 """The rungs and the taught steps: idea, length, reads, speed; the tables of `numbsparse ladder`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from difflib import SequenceMatcher
 from functools import cache, partial

@@ -3,8 +3,6 @@
 Each stands between its markers there, and `python -m numbsparse tables` writes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -4,8 +4,6 @@ A notebook has the lesson's text, what is new since the step before, the code in
 changed, and cells that check the result, count, find races and draw the trace, in the simulator.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -5,8 +5,6 @@ file: through functions, and no further than the package of the rungs. Parts tha
 (`kernels/parts`, `kernels/ptx` and the small files beside them) are not followed.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

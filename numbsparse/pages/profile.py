@@ -5,8 +5,6 @@ often as its counters take, and reads them. The ladder's own shapes say what bou
 small one is that of `counted`, whose requests and sectors are counted in the simulator.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

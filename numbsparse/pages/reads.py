@@ -13,8 +13,6 @@ S. Williams, A. Waterman, D. Patterson, "Roofline: An Insightful Visual Performa
 Multicore Architectures", 2009.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from numbsparse.bench.problem import random

@@ -5,8 +5,6 @@
 picture that it shows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a rung or a taught step does, drawn from the simulator: `python -m numbsparse trace`."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Random patterns in which no row and no column is worse off than another."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.patterns.checks import Pattern, Seed, generator, integer

@@ -1,7 +1,5 @@
 """openai/blocksparse's convolution blocks, as a pattern over blocks of equal size."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from math import gcd
 from typing import Any, NamedTuple

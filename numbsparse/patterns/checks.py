@@ -1,7 +1,5 @@
 """What a pattern is, and the checks of the arguments that makers of patterns take."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias
 
@@ -93,14 +91,24 @@ def integer(argument: str, value: Any, least: int = 1, most: float = math.inf) -
     return int(value)
 
 
-def number(argument: str, value: Any, most: float = math.inf) -> float:
-    """`value` as a float between 0 and `most`; NaN is refused."""
-    takes = "a number of at least 0" if most == math.inf else f"a number from 0 to {most}"
+def number(argument: str, value: Any, most: float = math.inf, least: float = 0) -> float:
+    """`value` as a float between `least` and `most`; NaN is refused."""
+    takes = f"a number of at least {least}" if most == math.inf else f"a number from 0 to {most}"
+    takes = "a number" if least == -math.inf else takes
     if isinstance(value, BOOL) or not isinstance(value, REAL):
         raise TypeError(f"{argument} takes {takes}, got {value!r}")
-    if not 0 <= value <= most:
+    if not least <= value <= most:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
     return float(value)
+
+
+def pair(argument: str, takes: str, value: Any) -> tuple[Any, Any]:
+    """The two of `value`, of any kind; `takes` says what was expected."""
+    try:
+        first, second = value
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{argument} takes {takes}, got {value!r}") from None
+    return first, second
 
 
 def generator(seed: Any) -> np.random.Generator:

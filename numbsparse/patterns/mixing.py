@@ -1,7 +1,5 @@
 """How fast a signal spreads over a pattern that is applied again and again."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

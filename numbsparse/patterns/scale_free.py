@@ -1,7 +1,5 @@
 """Scale-free patterns: few hubs with many blocks, many units with few."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.patterns.checks import Pattern, Seed, generator, integer

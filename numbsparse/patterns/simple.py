@@ -1,7 +1,5 @@
 """Patterns that need no graph: dense, random, block-diagonal, banded."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.patterns.checks import Pattern, Seed, generator, integer, number

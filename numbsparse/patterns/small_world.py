@@ -1,7 +1,5 @@
 """Small worlds: a ring or a grid of neighbours with some connections rewired to far places."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.patterns.checks import Pattern, Seed, generator, integer, number

@@ -1,7 +1,5 @@
 """Patterns of convolution weights: the same features through every tap, or through some."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

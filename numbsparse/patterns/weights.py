@@ -1,7 +1,5 @@
 """A pattern taken from the weights that matter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

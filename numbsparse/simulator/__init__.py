@@ -5,8 +5,6 @@ memory is. `accesses` and `clocks` note what threads touch and what orders it; `
 and `actions` read that; `tracing` and `pictures` draw it.
 """
 
-from __future__ import annotations
-
 from numba import config
 
 SIMULATED = bool(config.ENABLE_CUDASIM)

@@ -6,8 +6,6 @@ for. It takes one step; a copy, `wgmma` and a load that is new to the warp take 
 shows what waits for what, and not the time that a GPU takes.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterator
 from functools import cached_property

@@ -3,8 +3,6 @@
 Local arrays are registers, and note nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -28,9 +26,6 @@ DYNAMIC = "dynamic"
 
 _SEVERAL = {slice, type(...), type(None), list, np.ndarray}
 """What names several items, as an index."""
-
-
-_ONE = {int, np.int32, np.uint32, np.int64}
 
 
 def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
@@ -77,6 +72,11 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     @cached_property
     def address(self) -> int:
         return self.ctypes.data
+
+    @cached_property
+    def steps(self) -> tuple[tuple[int, int], ...]:
+        """(length, stride) of each axis."""
+        return tuple(zip(self.shape, self.strides, strict=True))
 
 
 class Shared(Memory):
@@ -135,18 +135,14 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     """An access to one value, or to those of a slice, one after the other."""
     if accesses.watcher is None:
         return
-    if array.ndim == 1 and type(place) in _ONE:
-        offset = int(place) % len(array) * array.strides[0]  # -1 is the last
-        accesses.note(array.space, writes, array.address + offset, array.itemsize)
-        return
     places = place if type(place) is tuple else (place,)
     if len(places) == array.ndim and _SEVERAL.isdisjoint(map(type, places)):
-        every: Iterable[tuple[Any, ...]] = [places]
+        every: Iterable[tuple[Any, ...]] = (places,)
     else:
         array = np.asarray(array)[place].view(type(array))
         every = np.ndindex(array.shape)
     for places in every:
-        offset = 0
-        for i, length, stride in zip(places, array.shape, array.strides, strict=True):
-            offset += int(i) % length * stride
-        accesses.note(array.space, writes, array.address + offset, array.itemsize)
+        address = array.address
+        for i, (length, stride) in zip(places, array.steps, strict=True):
+            address += int(i) % length * stride  # -1 is the last
+        accesses.note(array.space, writes, address, array.itemsize)

@@ -11,8 +11,6 @@ A request of accesses wider than 4 bytes is served in as many parts. NVIDIA, "CU
 Guide", on global and shared memory; Nsight Compute counts the same sectors and wavefronts.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numba import types
+from numba.cuda.simulator import kernel as simulated
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray, FakeWithinKernelCUDAArray
 from numba.cuda.simulator.kernel import (
     BlockManager,
@@ -22,7 +23,7 @@ from numba.cuda.simulator.kernel import (
     _get_kernel_context,
     swapped_cuda_module,
 )
-from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAShared
+from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
 from numbsparse.simulator import accesses
@@ -180,6 +181,22 @@ def _swap(function: Any) -> None:
         _swap(other)
 
 
+class _Cuda(FakeCUDAModule):  # type: ignore[misc]
+    """`cuda` as a kernel sees it: what it asks for most takes no detour."""
+
+    threadIdx = property(lambda self: current().threadIdx)
+    blockIdx = property(lambda self: current().blockIdx)
+
+    def grid(self, n: int) -> Any:
+        if n != 1:
+            return super().grid(n)
+        thread = current()
+        return thread.blockIdx.x * self.blockDim.x + thread.threadIdx.x
+
+    def syncthreads(self) -> None:
+        current().syncthreads()
+
+
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`cuda.local.array`, whose size is noted."""
 
@@ -222,6 +239,7 @@ def _compiled_place(frame: Any) -> Any:
     return function, kinds, accesses.place_in(frame)
 
 
+simulated.FakeCUDAModule = lru_cache(_Cuda)  # of a grid, a block and its dynamic memory
 BlockManager.run = _run_block
 FakeCUDAShared.array = _shared_array
 FakeCUDALocal.array = _noting(FakeCUDALocal.array)

@@ -1,7 +1,5 @@
 """A trace as an SVG picture, written as text."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from html import escape

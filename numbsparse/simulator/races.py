@@ -7,8 +7,6 @@ lasts until it has waited for it, and `wgmma` and the copy engine see what threa
 a fence. NVIDIA's `compute-sanitizer --tool racecheck` looks for the same on a GPU.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from math import gcd
@@ -141,8 +139,8 @@ def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
         for of, touch in zip(places, of_home, strict=True):
             if written.isdisjoint(of):  # what nobody writes
                 continue
-            access = touch.access
-            at = id(access.moment), access.site, access.unit, access.writes, access.atomic
+            site, atomic, _, writes, _, _, _, unit, moment = touch.access
+            at = id(moment), site, unit, writes, atomic
             for place in of:
                 touches[place].setdefault(at, touch)
         for each in touches.values():

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba.cuda.simulator.kernelapi import Dim3
 
@@ -25,8 +24,8 @@ current: Callable[[], Worker] = stacks.current
 """The simulated thread that runs."""
 accesses.running = current
 
-order: Callable[[Sequence[Any]], list[Any]] = list
-"""Of those that may run next: `Worker` and `Unbegun`."""
+order: Callable[[Sequence[Any]], Sequence[Any]] = list
+"""Of those that may run next: of each `Worker`, or of the numbers of threads to begin."""
 
 
 class Worker(stacks.Stack):  # type: ignore[misc]
@@ -39,18 +38,19 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     own : what instructions keep for this simulated thread
     """
 
-    first: Unbegun  # the thread to become at its next turn
+    turns: Turns
+    first: int  # the thread to become at its next turn
+    _manager = property(lambda self: self.block.manager)
 
     def run(self) -> None:
         while True:
-            following = self.first.block.turns.begin(self)
+            following = self.turns.begin(self)
             stacks.keep(self)
             following.switch()
 
     def become(self, block: Block, number: int) -> None:
-        self.block, self._manager, self.blockIdx = block, block.manager, block.index
-        self.threadIdx = _index(number, *block.shape[:2])
-        self.thread_id = number
+        self.block, self.blockIdx = block, block.index
+        self.threadIdx, self.thread_id = block.places[number], number
         self.own: dict[Any, Any] = {}
 
     def syncthreads(self) -> None:
@@ -71,14 +71,9 @@ class Worker(stacks.Stack):  # type: ignore[misc]
 
 
 @cache
-def _index(number: int, width: int, height: int) -> Dim3:
-    """The place of a thread in a block, from its number."""
-    return Dim3(number % width, number // width % height, number // (width * height))
-
-
-class Unbegun(NamedTuple):
-    block: Block
-    thread_id: int
+def _places(width: int, height: int, depth: int) -> list[Dim3]:
+    """Of a block's threads, by their numbers."""
+    return [Dim3(x, y, z) for z in range(depth) for y in range(height) for x in range(width)]
 
 
 class Block:
@@ -96,8 +91,8 @@ class Block:
 
     def __init__(self, manager: Any, place: Sequence[int], work: Callable[[], None]) -> None:
         self.manager, self.place, self.work = manager, tuple(place), work
-        self.shape, self.index = manager._block_dim, Dim3(*place)
-        self.threads = prod(self.shape)
+        self.index, self.places = Dim3(*place), _places(*manager._block_dim)
+        self.threads = len(self.places)
         self.left = self.threads  # that have not ended
         self.own: dict[Any, Any] = {}
         self._here: list[Worker] = []
@@ -107,7 +102,7 @@ class Block:
         """Wait for all threads of the block that have not ended."""
         self._here.append(worker)
         self._open()
-        worker.wait(lambda: "all threads at cuda.syncthreads()")
+        self.turns.wait(worker, _at_barrier)
 
     def synchronize_cluster(self, worker: Worker) -> None:
         """And of its cluster."""
@@ -118,13 +113,13 @@ class Block:
 
     def leave(self) -> None:
         """The running thread ends: what it did is ordered before later barriers."""
-        if accesses.watcher is not None:
-            accesses.leave(self)
-            accesses.leave(self.cluster[0], "cluster")
+        accesses.leave(self)
+        accesses.leave(self.cluster[0], "cluster")
 
     def end_one(self) -> None:
         self.left -= 1
-        self._open()
+        if self._here or self._of_cluster or len(self.cluster) > 1:
+            self._open()
 
     def _open(self) -> None:
         if self._here and len(self._here) == self.left:
@@ -136,12 +131,16 @@ class Block:
                 self.turns.wake(block._of_cluster)
 
 
+def _at_barrier() -> str:
+    return "all threads at cuda.syncthreads()"
+
+
 class Turns:
     """Who runs, of the threads of blocks that are there at the same time."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        threads = [Unbegun(block, n) for block in blocks for n in range(block.threads)]
-        self._ready: deque[Any] = deque(order(threads))
+        self._blocks, self._threads = blocks, blocks[0].threads
+        self._ready: deque[Any] = deque(order(range(len(blocks) * self._threads)))
         self._waiting: dict[Worker, Callable[[], str]] = {}  # and for what, those of _ready too
         self._polls, self._stuck = 0, ""
         self._error: BaseException | None = None
@@ -194,12 +193,13 @@ class Turns:
         Gives whose turn it is then.
         """
         following: Any = worker.first
-        while isinstance(following, Unbegun):
-            block = following.block
-            worker.become(*following)
+        while type(following) is int:
+            block = self._blocks[following // self._threads]
+            worker.become(block, following % self._threads)
             try:
                 block.work()
-                block.leave()
+                if accesses.watcher is not None:
+                    block.leave()
             except BaseException as error:
                 if self._error is None:
                     self._error = _named(error, worker)
@@ -207,7 +207,7 @@ class Turns:
             block.end_one()
             following = self._next()
         # Nothing is kept alive while it is idle.
-        del worker.first, worker.block, worker._manager, worker.own
+        del worker.turns, worker.block, worker.own
         return self._whose(following)
 
     def _next(self) -> Any:
@@ -223,10 +223,10 @@ class Turns:
 
     def _whose(self, turn: Any) -> Any:
         """The stack of what `_next` gave."""
-        if not isinstance(turn, Unbegun):
+        if type(turn) is not int:
             return self._launcher if turn is None else turn
         worker = stacks.kept() or Worker()
-        worker.first = turn
+        worker.turns, worker.first = self, turn
         return worker
 
 

@@ -1,7 +1,5 @@
 """What a kernel did in the simulator, as a picture shows it: warps, stages, sectors and banks."""
 
-from __future__ import annotations
-
 import linecache
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

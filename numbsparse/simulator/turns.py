@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -56,11 +57,12 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
 
     rng = None if isinstance(order, str) else np.random.default_rng(order)
 
-    def ordered(those: Sequence[Any]) -> list[Any]:
+    def ordered(those: Sequence[Any]) -> Sequence[Any]:
         if rng is not None:
             return [those[i] for i in rng.permutation(len(those))]
-        by_number = sorted(those, key=lambda that: (that.block.place, that.thread_id))
-        return by_number[::-1] if order == "falling" else by_number
+        if not isinstance(those, range):  # these have begun
+            those = sorted(those, key=attrgetter("block.place", "thread_id"))
+        return those[::-1] if order == "falling" else those
 
     usual = threads.order
     threads.order = ordered

@@ -1,7 +1,5 @@
 """torch.nn.Conv1d to Conv3d with a layout, and the operators that they are made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -34,13 +32,13 @@ def _array(x: Any, argument: str) -> Any:
 def _conv(x: Any, w: Any, *how: Any) -> Any:
     layout, _, columns, _, window, precision = how
     of = _array(x, "x"), _weight(w, layout, columns), _window(window), "auto", precision
-    return given_back(ops.conv_in(*of), x)
+    return given_back(ops.conv(*of), x)
 
 
 def _transpose(y: Any, w: Any, *how: Any) -> Any:
     layout, rows, columns, _, window, precision = how
     of = _array(y, "y"), _weight(w, layout, columns), _window(window), y.dim() - 2, rows
-    return given_back(ops.conv_transpose_in(*of, "auto", precision), y)
+    return given_back(ops.conv_transpose(*of, "auto", precision), y)
 
 
 def _weight_grad(x: Any, y: Any, *how: Any) -> Any:
@@ -48,7 +46,7 @@ def _weight_grad(x: Any, y: Any, *how: Any) -> Any:
     # Of this weight no values are read: they are memory that nothing touches.
     nothing = _weight(torch.empty(layout_of(layout).n_blocks, size, size), layout, columns)
     of = _array(x, "x"), _array(y, "y"), nothing, _window(window), "auto", precision
-    return given_back(ops.conv_weight_grad_in(*of).values, x)
+    return given_back(ops.conv_weight_grad(*of).values, x)
 
 
 def _of_y(x: Any, w: Any, *how: Any) -> Any:

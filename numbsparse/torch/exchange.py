@@ -1,7 +1,5 @@
 """Trained values between the models of this room and those of `numbsparse.nn`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -5,8 +5,6 @@ distributed run, in a compiled graph that torch kept on disk, beside a pickled m
 the layout by it, and keeps no layout alive: handles do, which modules, matrices and the tape hold.
 """
 
-from __future__ import annotations
-
 from typing import Any
 from weakref import WeakValueDictionary
 

@@ -1,7 +1,5 @@
 """LSTM: torch.nn.LSTM with layouts, and the operators that it is made of."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from numbsparse import ops
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.recurrent import layout_of_each
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, number
 from numbsparse.torch import operators
 from numbsparse.torch.dispatch import is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
@@ -222,8 +220,7 @@ class LSTM(SparseModule):
         ):
             if got != takes:
                 raise ValueError(f"{name} takes only {takes}, got {got}")
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"dropout takes a number from 0 to 1, got {dropout}")
+        number("dropout", dropout, most=1)
         self.input_size, self.hidden_size = input_size, hidden_size
         self.num_layers = integer("num_layers", num_layers)
         self.batch_first, self.dropout = batch_first, dropout

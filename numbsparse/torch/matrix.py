@@ -209,7 +209,7 @@ def sddmm(
     if isinstance(layout, BlockSparse):
         if layout.is_transposed:
             return sddmm(b.T, a.T, layout.T, block_size=block_size, precision=precision).T
-        handle, block_size = layout.handle, int(layout.values.shape[1])
+        handle, block_size = layout.handle, layout.own_size(block_size)
     else:
         handle = Handle(layout)
     shape = a.shape[0], b.shape[1]

@@ -1,7 +1,5 @@
 """A whole model made sparse in one call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -17,6 +17,7 @@ from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
+from numbsparse.kernels.matmul.few_rows import few
 from numbsparse.kernels.matmul.k0_cpu import (
     OUTER_CACHE,
     SLAB,
@@ -33,8 +34,11 @@ FLOATS = (np.float32, np.float64)
 
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
-    """Whether the cores compute in this dtype, and a step's gates stay in the cache."""
-    return values.dtype in FLOATS and 0 < batch * GATES * units <= SLAB
+    """Whether the cores compute in this dtype, the batch fills vectors, and gates stay in the cache.
+
+    A few rows are multiplied several times as fast step by step: see `few_rows`.
+    """
+    return values.dtype in FLOATS and few(values.dtype) < batch <= SLAB // (GATES * units)
 
 
 def forward(first, last, gates, bias, kept, hs, cs, values, index):

@@ -105,8 +105,6 @@ def activated(z_i, z_f, z_g, z_o):
 
 @cache
 def forward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
-    store = storing(B)
-
     @cuda.jit
     def kernel(gates, recurrent, bias, gain, kept, c_before, c, h, batch, units):
         unit, first = uint64(cuda.grid(1)), uint64(cuda.blockIdx.y * ROWS)
@@ -134,33 +132,20 @@ def forward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
         for r in range(ROWS):
             n = first + uint64(r)
             if n < batch:
-                a_i, a_f, a_g, a_o = activated(z[r, 0], z[r, 1], z[r, 2], z[r, 3])
+                own = a_i, a_f, a_g, a_o = activated(z[r, 0], z[r, 1], z[r, 2], z[r, 3])
                 state = a_f * before[r] + a_i * a_g * share[r]
                 at = n * units + unit
                 c[at] = state
                 h[at] = rounded(a_o * tanh(state), h)
                 if not normalised:
-                    store(gates, n * columns + i, a_i, a_f, a_g, a_o)
+                    for k in range(GATES):
+                        gates[n * columns + i + uint64(k * B)] = rounded(own[k], gates)
 
     return kernel
 
 
 @cache
-def storing(B: int) -> Any:
-    @cuda.jit(device=True)
-    def store(gates, i, a_i, a_f, a_g, a_o):
-        gates[i] = rounded(a_i, gates)
-        gates[i + uint64(B)] = rounded(a_f, gates)
-        gates[i + uint64(2 * B)] = rounded(a_g, gates)
-        gates[i + uint64(3 * B)] = rounded(a_o, gates)
-
-    return store
-
-
-@cache
 def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
-    store = storing(B)
-
     @cuda.jit
     def kernel(
         gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain,
@@ -174,13 +159,15 @@ def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
         i, none = uint64(_column(unit, uint64(B))), float32(0)
         if unit >= units:
             for n in range(first, min(first + ROWS, batch)):
-                store(dgates, n * columns + i, none, none, none, none)
+                for k in range(GATES):
+                    dgates[n * columns + i + uint64(k * B)] = rounded(none, dgates)
             return
         z = cuda.local.array((ROWS, GATES), float32)
         before, t = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
         share = cuda.local.array(ROWS, float32)
         of_h, of_c = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
         of_bias, of_gain = cuda.local.array(GATES, float32), cuda.local.array(GATES, float32)
+        scale, shift = cuda.local.array(GATES, float32), cuda.local.array(GATES, float32)
         for r in range(ROWS):
             n = min(first + uint64(r), batch - uint64(1))
             at = n * units + unit
@@ -190,27 +177,25 @@ def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
             for k in range(GATES):
                 z[r, k] = widened(gates[n * columns + i + uint64(k * B)])
         for k in range(GATES):
-            of_bias[k], of_gain[k] = none, none
+            of_bias[k], of_gain[k], at = none, none, i + uint64(k * B)
+            scale[k], shift[k] = widened(gain[at]), widened(bias[at])
         for r in range(ROWS):
             n = first + uint64(r)
             if n < batch:
-                a_i, a_f, a_g, a_o = z[r, 0], z[r, 1], z[r, 2], z[r, 3]
+                own = z[r, 0], z[r, 1], z[r, 2], z[r, 3]
                 if normalised:
-                    a_i, a_f, a_g, a_o = activated(
-                        a_i * widened(gain[i]) + widened(bias[i]),
-                        a_f * widened(gain[i + uint64(B)]) + widened(bias[i + uint64(B)]),
-                        a_g * widened(gain[i + uint64(2 * B)]) + widened(bias[i + uint64(2 * B)]),
-                        a_o * widened(gain[i + uint64(3 * B)]) + widened(bias[i + uint64(3 * B)]),
+                    own = activated(
+                        own[0] * scale[0] + shift[0],
+                        own[1] * scale[1] + shift[1],
+                        own[2] * scale[2] + shift[2],
+                        own[3] * scale[3] + shift[3],
                     )
-                d_i, d_f, d_g, d_o, d_c = gpu_cell_grad(
-                    a_i, a_f, a_g, a_o, share[r], before[r], tanh(t[r]), of_h[r], of_c[r]
-                )
-                dc[n * units + unit] = d_c
-                store(dgates, n * columns + i, d_i, d_f, d_g, d_o)
-                of_bias[0], of_bias[1] = of_bias[0] + d_i, of_bias[1] + d_f
-                of_bias[2], of_bias[3] = of_bias[2] + d_g, of_bias[3] + d_o
-                of_gain[0], of_gain[1] = of_gain[0] + d_i * z[r, 0], of_gain[1] + d_f * z[r, 1]
-                of_gain[2], of_gain[3] = of_gain[2] + d_g * z[r, 2], of_gain[3] + d_o * z[r, 3]
+                d = gpu_cell_grad(*own, share[r], before[r], tanh(t[r]), of_h[r], of_c[r])
+                dc[n * units + unit] = d[GATES]
+                for k in range(GATES):
+                    dgates[n * columns + i + uint64(k * B)] = rounded(d[k], dgates)
+                    of_bias[k] += d[k]
+                    of_gain[k] += d[k] * z[r, k]
         for k in range(GATES):
             at = part * columns + i + uint64(k * B)
             dbias[at] += of_bias[k]

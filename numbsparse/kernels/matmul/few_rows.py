@@ -13,13 +13,14 @@ Reads per output, from where w is: B * (blocks in the line) / R weights. That is
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numba import from_dtype, literally, types
 
-from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores
+from numbsparse.kernels.cores import DONE, compiled, cores_for, inner, next_share, on_cores
 from numbsparse.kernels.simd import (
     fetch_add,
     lanes,
@@ -34,6 +35,7 @@ from numbsparse.layout import Walk
 MOST_ROWS = 4  # of a tile
 SQUARE = 8  # rows that are transposed at once
 WORTH = 16  # multiply-adds: reading a weight takes as long as so many
+ALONE = np.zeros((0, 0), np.int64)  # the progress of a core that shares with nobody
 
 
 @cache
@@ -42,20 +44,22 @@ def few(dtype: np.dtype) -> int:
     return lanes(from_dtype(dtype)) // 2
 
 
-def multiply_few(
-    x: np.ndarray, values: np.ndarray, walk: Walk, y: np.ndarray, transposed: bool
-) -> None:
-    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
-    batch = len(x)
+def few_product(
+    batch: int, values: np.ndarray, walk: Walk, transposed: bool
+) -> Callable[[np.ndarray, np.ndarray, np.ndarray], None]:
+    """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose.
+
+    As a function of x, values and y of this batch and these shapes, which takes their dtypes for
+    granted, and that all are aligned and `values` C-contiguous.
+    """
     rows = min(1 << batch.bit_length() - 1, MOST_ROWS)
-    tiles = -(-batch // rows)
-    on_cores(
-        few_kernel(values.dtype, rows, values.shape[1]),
-        (x, values, transposed, tuple(walk), y),
-        phases=1,
-        work=tiles * (len(walk.indptr) - 1),
-        multiply_adds=WORTH * values.size * tiles,
-    )
+    tiles, kernel = -(-batch // rows), few_kernel(values.dtype, rows, values.shape[1])
+    work, multiply_adds = tiles * (len(walk.indptr) - 1), WORTH * values.size * tiles
+    if cores_for(multiply_adds) > 1:
+        how = {"phases": 1, "work": work, "multiply_adds": multiply_adds}
+        return lambda *arrays: on_cores(kernel, (transposed, *walk, *arrays), **how)
+    (made,) = kernel.overloads.values()  # whose types Numba does not compare again
+    return partial(made.entry_point, 0, ALONE, work, transposed, *walk)
 
 
 @cache
@@ -72,17 +76,16 @@ def few_kernel(of: np.dtype, rows: int, size: int) -> Any:
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
+        types.boolean,  # blocks are transposed
+        *[read_only(1, of=types.int32)] * 3,  # indptr (lines + 1,), indices, blocks
         read_only(2, "A"),  # x (batch, features)
         read_only(3),  # values (n_blocks, B, B)
-        types.boolean,  # blocks are transposed
-        types.UniTuple(read_only(1, of=types.int32), 3),  # indptr (lines + 1,), indices, blocks
         dtype[:, :],  # y (batch, features of the lines)
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, values, transposed, walk, y):
-        counts = progress[0]
-        indptr, indices, blocks = walk
+    def kernel(core, progress, share, transposed, indptr, indices, blocks, x, values, y):
+        counts = progress[0] if len(progress) else np.zeros(2, np.int64)
         (batch, features), n_outputs, size = x.shape, y.shape[1], values.shape[1]
         x_row, x_feature = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
         y_row, y_feature = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize

@@ -31,7 +31,7 @@ from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
-from numbsparse.kernels.matmul.few_rows import few, multiply_few
+from numbsparse.kernels.matmul.few_rows import few, few_product
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
     empty_panels,
@@ -88,6 +88,14 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     in_floats(_sum_rows, x, dy, dvalues, index)
 
 
+def again(batch, values, index, transposed):
+    """`forward` or `input_grad` as a function of x, values and y: see `few_product`."""
+    walk = index.rows if transposed else index.columns
+    if values.itemsize > 2 and 0 < batch <= few(values.dtype):
+        return few_product(batch, values, walk, transposed)
+    return lambda x, values, y: in_floats(_product, x, values, y, walk, transposed)
+
+
 def _sum_rows(x, dy, dvalues, index):
     n_blocks, size, _ = dvalues.shape
     dtype = from_dtype(dvalues.dtype)
@@ -133,7 +141,7 @@ def _product(x, values, y, walk, transposed):
     x = with_unit_stride(x)
     batch, features = x.shape
     if 0 < batch <= few(values.dtype):
-        multiply_few(x, values, walk, y, transposed)
+        few_product(batch, values, walk, transposed)(x, np.ascontiguousarray(values), y)
         return
     size, dtype = values.shape[1], from_dtype(values.dtype)
     strides = (1, size) if transposed else (size, 1)  # to a sum's next step, to the next output

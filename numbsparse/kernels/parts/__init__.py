@@ -12,7 +12,7 @@
 - `groups`: which lines of a layout are computed together; `regions`: which kept blocks are.
 - `deal`: which multiprocessor computes what, and when; `shares`: lines cut into equal shares.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
-- `gathers`: records of units, and tiles that a warp gathers as they say, by `cp.async`.
+- `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say.
 - `packed`: w in the order of its steps, as registers of an mma.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.

@@ -25,10 +25,10 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles, are
-    flat arrays of a lane. Block k of the first SLICES has the k-th of them.
+    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or
+    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them.
     """
-    OWN, COUNT = TILES // SLICES, LINES * TILES * FOURS
+    OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
 
     @cuda.jit(device=True)
     def add(acc, own, warp, base):
@@ -37,14 +37,14 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
         start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
         cluster_sync()  # all have read what was there
         for i in range(COUNT):
-            store_4xf32(
-                floats, start + 128 * i, acc[4 * i], acc[4 * i + 1], acc[4 * i + 2], acc[4 * i + 3]
-            )
+            c = acc[4 * i : 4 * i + 4]
+            store_4xf32(floats, start + 128 * i, c[0], c[1], c[2], c[3])
         cluster_sync()
         if block < SLICES:
             for j in range(LINES):
                 for i in range(OWN * FOURS):
-                    at = uint32(start + 128 * ((j * TILES + block * OWN) * FOURS + i))
+                    tile = min(block * OWN + i // FOURS, TILES - 1)  # beyond it, of no meaning
+                    at = uint32(start + 128 * ((j * TILES + tile) * FOURS + i % FOURS))
                     for k in range(4):
                         own[(j * OWN * FOURS + i) * 4 + k] = 0
                     for other in range(BLOCKS):

@@ -74,29 +74,6 @@ def _take_turns(owners, order, starts):
         order[starts[owners[piece]]] = piece
 
 
-def in_order(*keys: np.ndarray) -> np.ndarray:
-    """np.lexsort of non-negative integers, by counting: the last key is the primary one.
-
-    >>> in_order(np.array([1, 0, 2]), np.array([5, 5, 1]))
-    array([2, 1, 0])
-    """
-    order = np.arange(keys[0].size)
-    for key in keys:
-        order = order[in_turn(key[order], int(key.max(initial=-1)) + 1)[0]]
-    return order
-
-
-def begins(*keys: np.ndarray) -> np.ndarray:
-    """Where a run of equal keys begins.
-
-    >>> begins(np.array([3, 3, 1, 1]), np.array([0, 0, 0, 2]))
-    array([ True, False,  True,  True])
-    """
-    new = np.ones(keys[0].size, bool)
-    new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
-    return new
-
-
 class Lengths:
     """Where the steps of each group begin; the same object for every launch with a layout."""
 

@@ -139,13 +139,17 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
 
 
 @cache
-def coordinates(UNITS: int) -> Any:
-    """Where line g of unit u is, of the 8 UNITS lines of a fragment."""
+def number_of(together: int) -> Any:
+    """The line that is number i of group j, of 8, where a lane has `together` neighbours."""
+    EIGHTS = 8 * together
 
     @cuda.jit(device=True)
-    def coordinate(u, g):
-        if UNITS % 4 == 0:
-            return u // 4 * 32 + 4 * g + u % 4
-        return 8 * u + g
+    def number(j, i):
+        return j // together * EIGHTS + together * i + j % together
 
-    return coordinate
+    return number
+
+
+def coordinates(UNITS: int) -> Any:
+    """Where line g of unit u is, of the 8 UNITS lines of a fragment."""
+    return number_of(4 if UNITS % 4 == 0 else 1)

@@ -7,13 +7,15 @@ from typing import Any
 
 from numba import cuda, float32
 
-from numbsparse.kernels.parts.gathers import picking
+from numbsparse.kernels.parts.requests import picking
 from numbsparse.kernels.ptx import elect, mbarrier_arrive
 
 
 @cache
 def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
     """(take, follow, wanted): gates of a unit's blocks, 0 where there is none.
+
+    Where blocks are not `gated` they do nothing, and all is wanted.
 
     take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
     wanted(own) is whether any is not 0.
@@ -22,35 +24,26 @@ def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
 
     @cuda.jit(device=True)
     def take(record, gates, shift, taken):
-        for k in range(together):
-            place = place_of(record, k)
-            taken[k] = gates[place >> shift] if place >= 0 else float32(0)
+        if gated:
+            for k in range(together):
+                place = place_of(record, k)
+                taken[k] = gates[place >> shift] if place >= 0 else float32(0)
 
     @cuda.jit(device=True)
     def follow(own, coming):
-        for k in range(together):
-            own[k] = coming[k]
+        if gated:
+            for k in range(together):
+                own[k] = coming[k]
 
     @cuda.jit(device=True)
     def wanted(own):
-        some = False
-        for k in range(together):
-            some = some or own[k] != 0
+        some = not gated
+        if gated:
+            for k in range(together):
+                some = some or own[k] != 0
         return some
 
-    @cuda.jit(device=True)
-    def take_nothing(record, gates, shift, taken):
-        pass
-
-    @cuda.jit(device=True)
-    def follow_nothing(own, coming):
-        pass
-
-    @cuda.jit(device=True)
-    def always(own):
-        return True
-
-    return (take, follow, wanted) if gated else (take_nothing, follow_nothing, always)
+    return take, follow, wanted
 
 
 @cache

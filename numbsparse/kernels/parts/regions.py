@@ -1,15 +1,16 @@
 """Which kept blocks of w are computed together in a weight-gradient: those that share tiles.
 
-They are of block rows and columns that meet in many blocks, or of one row. Each way gives the
-number of the item of each block, in the order in which blocks are stored.
+They are of block rows and columns that meet in many blocks, or of one row.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from numbsparse.device.waits import shown
-from numbsparse.kernels.cores import compiled, threads
+from numbsparse.kernels.cores import compiled, inner, threads
 from numbsparse.layout import Index
 
 # Lines among which regions are searched for. More would not find better ones: a region has few
@@ -22,30 +23,40 @@ INSIDE, NEVER = -(1 << 16), -(1 << 30)  # what a line inside gains; less than an
 FOUR = 4
 
 
-def regions(index: Index, slots: int, pair: int, products: int) -> np.ndarray:
-    """Block rows and columns with many kept blocks where they cross.
+class Items(NamedTuple):
+    """Kept blocks that are computed together."""
 
-    A region has at most `slots` slots, for a tile of each line, and `products` products, each of up
-    to `pair` blocks of a row. They are searched for in parts of the grid, on all cores.
+    order: np.ndarray  # the blocks, item by item, those of an item as they are stored
+    starts: np.ndarray  # (items + 1,): where those of an item begin
+    lines: np.ndarray  # (items,): its rows and columns
+
+
+def regions(index: Index, slots: int, pair: int, sizes: list[int]) -> list[Items]:
+    """Block rows and columns with many kept blocks where they cross; for each of the sizes.
+
+    A region has at most `slots` slots, for a tile of each line, and products as its size says, each
+    of up to `pair` blocks of a row. They are searched for in parts of the grid, on all cores.
     """
     walk = index.rows.indptr, index.rows.indices
     down, across = (parts_of(side.indptr.size - 1) for side in (index.rows, index.columns))
-    numbers = np.zeros((down.size - 1, across.size - 1), np.int64)
-    found = np.empty(index.rows.indices.size, np.int64)
-    parts = list(np.ndindex(numbers.shape))
+    parts = list(np.ndindex(down.size - 1, across.size - 1))
 
-    def look(part: tuple[int, int]) -> None:
-        numbers[part] = _grow(*walk, down, across, *part, slots, pair, products, found)
+    def look(size: int, part: tuple[int, int]) -> tuple[np.ndarray, ...]:
+        return _grow(*walk, down, across, *part, slots, pair, size)  # type: ignore[no-any-return]
 
-    if len(parts) == 1:
-        look(parts[0])
-        return found
-    looking = [threads().submit(look, part) for part in parts]
-    for part in shown(looking, SAID):
-        part.result()
-    before = np.cumsum(numbers).reshape(numbers.shape) - numbers
-    _number(*walk, down, across, before, found)
-    return found
+    ways = [(size, part) for size in sizes for part in parts]
+    if len(ways) == 1:
+        found = [look(*ways[0])]
+    else:
+        looking = [threads().submit(look, *way) for way in ways]
+        found = [part.result() for part in shown(looking, SAID)]
+    each = len(parts)
+    return [_together(found[k : k + each]) for k in range(0, len(found), each)]
+
+
+def _together(parts: list[tuple[np.ndarray, ...]]) -> Items:
+    order, counts, lines = (np.concatenate(of_parts) for of_parts in zip(*parts, strict=True))
+    return Items(order, np.append(0, np.cumsum(counts)), lines)
 
 
 def parts_of(lines: int) -> np.ndarray:
@@ -55,20 +66,8 @@ def parts_of(lines: int) -> np.ndarray:
 
 
 @compiled(error_model="numpy")
-def _number(indptr, columns, down, across, before, found):
-    """Number the regions of all parts together: those `before` a part come first."""
-    for i in range(down.size - 1):
-        for row in range(down[i], down[i + 1]):
-            j = 0
-            for block in range(indptr[row], indptr[row + 1]):
-                while columns[block] >= across[j + 1]:
-                    j += 1
-                found[block] += before[i, j]
-
-
-@compiled(error_model="numpy")
-def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most, found):
-    """Number the regions of a part from 0 on, until every block is in one; how many there are.
+def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most):
+    """`Items` of a part, with how many blocks each has, until every block is in one.
 
     A line is a row, or after those a column. The best one that fits is added, again and again:
     it gains many blocks and leaves few. Where none fits, a row is added that meets none inside.
@@ -85,7 +84,7 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
     gains, opens = np.empty_like(counts), np.empty_like(counts)
     gained, opened = gains[n:], opens[n:]  # of the columns
     inside, held = np.empty((2, slots), np.int64), np.empty(slots, np.int64)
-    blocks = number = 0
+    blocks = number = done = 0
     for i in range(n):
         begin, end = indptr[first + i], indptr[first + i + 1]
         begin += np.searchsorted(columns[begin:end], left_of)
@@ -96,7 +95,10 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
             counts[i] += 1
             counts[n + j] += 1
             blocks, begin = blocks + 1, begin + 1
-    while blocks > 0:
+    order, sizes, lines = (
+        np.empty(blocks, np.int64), np.empty(blocks, np.int64), np.empty(blocks, np.int64),
+    )  # fmt: skip
+    while done < blocks:
         rows = wide = 0
         free = most
         gains[:] = 0
@@ -129,18 +131,33 @@ def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most,
                         if pair > 1:  # its last product fits now, or never
                             _add(opened, left[inside[0, k]], np.int32(1 if odd else -1))
             gains[line] = INSIDE
+        _rise(inside[0, :rows])
+        _rise(inside[1, :wide])
+        first_block, without = done, 0
         for k in range(rows):
-            i = inside[0, k]
+            i, before = inside[0, k], done
             for other in range(wide):
                 j = inside[1, other]
                 if left[i, j]:
-                    found[places[i, j]] = number
+                    order[done] = places[i, j]
                     left[i, j] = transposed[j, i] = 0
                     counts[i] -= 1
                     counts[n + j] -= 1
-                    blocks -= 1
+                    done += 1
+            without += done == before
+        sizes[number], lines[number] = done - first_block, rows - without + wide
         number += 1
-    return number
+    return order, sizes[:number], lines[:number]
+
+
+@inner()
+def _rise(numbers):
+    for k in range(1, numbers.size):
+        number, at = numbers[k], k
+        while at > 0 and numbers[at - 1] > number:
+            numbers[at] = numbers[at - 1]
+            at -= 1
+        numbers[at] = number
 
 
 @compiled(error_model="numpy")
@@ -173,16 +190,15 @@ def _apart(gains, counts, n):
     return LINES - 1 - best % LINES if best else -1
 
 
-def pieces_of_rows(index: Index, most: int) -> np.ndarray:
+def pieces_of_rows(index: Index, most: int) -> Items:
     """Even pieces of the block rows, of at most `most` blocks, the first ones the longer."""
-    indptr = index.rows.indptr.astype(np.int64)
-    lengths = np.diff(indptr)
+    lengths = np.diff(index.rows.indptr).astype(np.int64)
     pieces = -(-lengths // most)
-    starts, each = np.cumsum(pieces) - pieces, np.maximum(pieces, 1)
-    place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], lengths)
-    short, longer = (np.repeat(a, lengths) for a in (lengths // each, lengths % each))
-    piece = np.maximum(place // (short + 1), (place - longer) // np.maximum(short, 1))
-    return np.repeat(starts, lengths) + piece
+    each = np.maximum(pieces, 1)
+    short, longer = (np.repeat(a, pieces) for a in (lengths // each, lengths % each))
+    nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    counts = short + (nth < longer)
+    return Items(np.arange(lengths.sum()), np.append(0, np.cumsum(counts)), 1 + counts)
 
 
 def in_fours(index: Index) -> tuple[bool]:

@@ -1,8 +1,8 @@
 """Sums that operands split into two tf32 cannot give: those with an infinity or a NaN.
 
-An infinity splits into hi = inf and lo = 0 or NaN, as does a value that rounds up to one, and inf
-times the smaller part of the other operand is a NaN or has the wrong sign. An output that is not
-finite is computed once more, in float32 from start to end: rare, so simple and slow.
+An infinity splits into hi = inf and lo = NaN, a value that rounds up to one into hi = inf and lo =
+-inf: so with either a sum is NaN. An output that is NaN is computed once more, in float32 from
+start to end: rare, so simple and slow.
 """
 
 from __future__ import annotations
@@ -15,30 +15,6 @@ from numba import cuda, float32, int64
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.views import span
 from numbsparse.layout import Index
-
-
-@cuda.jit(device=True)
-def finite(value):
-    return value - value == float32(0)
-
-
-@cache
-def all_finite(M: int, N: int) -> Any:
-    """Whether sums (M, N, 4) of a lane are all finite; False may be wrong where they are huge."""
-
-    @cuda.jit(device=True)
-    def are_finite(acc):
-        # Four sums of their own, because each addition waits for the one before it.
-        s0 = s1 = s2 = s3 = float32(0)
-        for m in range(M):
-            for n in range(N):
-                s0 += acc[m, n, 0]
-                s1 += acc[m, n, 1]
-                s2 += acc[m, n, 2]
-                s3 += acc[m, n, 3]
-        return finite((s0 + s1) + (s2 + s3))
-
-    return are_finite
 
 
 @cache

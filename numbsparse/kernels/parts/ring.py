@@ -54,7 +54,7 @@ class Source(NamedTuple):
     engine: bool
     stages: int
     overlap: bool  # whether the kernel may start while the one before it ends
-    reach: Any = None  # of lanes: `gathers.Reach`
+    reach: Any = None  # of lanes: `requests.Reach`
 
 
 @cache
@@ -63,11 +63,11 @@ def opening(source: Source, many_maps: int) -> Any:
 
     Where the maps are fresh, they are announced first.
     """
-    STAGES = source.stages
+    STAGES, ENGINE = source.stages, source.engine
 
     @cuda.jit(device=True)
     def prepare(bars, bar, fresh, maps):
-        if elect() != 0:
+        if ENGINE and elect() != 0:
             if fresh != 0:
                 for k in range(many_maps):
                     fence_tensor_map(maps[k])
@@ -76,42 +76,36 @@ def opening(source: Source, many_maps: int) -> Any:
             for s in range(STAGES):
                 mbarrier_init(bars, bar + s, 1)
             fence_mbarrier_init()
-        sync_warp()
+        if ENGINE:
+            sync_warp()
 
-    @cuda.jit(device=True)
-    def nothing(bars, bar, fresh, maps):
-        pass
-
-    return prepare if source.engine else nothing
+    return prepare
 
 
 @cache
 def waiting(source: Source) -> Any:
     """wait(bars, bar, phase): until the stage is filled that the warp requested first."""
-    PENDING = source.stages - 1
+    PENDING, ENGINE = source.stages - 1, source.engine
 
     @cuda.jit(device=True)
-    def for_the_engine(bars, bar, phase):
-        mbarrier_wait(bars, bar, phase)
+    def wait(bars, bar, phase):
+        if ENGINE:
+            mbarrier_wait(bars, bar, phase)
+        else:
+            cp_async_wait(PENDING)
+            sync_warp()
 
-    @cuda.jit(device=True)
-    def for_the_lanes(bars, bar, phase):
-        cp_async_wait(PENDING)
-        sync_warp()
-
-    return for_the_engine if source.engine else for_the_lanes
+    return wait
 
 
 @cache
 def closing(source: Source) -> Any:
     """close(): what lanes copied since the last time is one stage, even if it is nothing."""
+    ENGINE = source.engine
 
     @cuda.jit(device=True)
-    def commit():
-        cp_async_commit()
+    def close():
+        if not ENGINE:
+            cp_async_commit()
 
-    @cuda.jit(device=True)
-    def nothing():
-        pass
-
-    return nothing if source.engine else commit
+    return close

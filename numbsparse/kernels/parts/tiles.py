@@ -17,6 +17,7 @@ from numba import cuda, float32, uint32
 
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments import adding, scaling
+from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -64,25 +65,6 @@ class Operand(NamedTuple):
     groups: int
     together: int = 1  # neighbouring lines that a lane holds of float32
     gated: int = 0  # terms that are multiplied by a gate each, if any are
-
-
-@cache
-def number_of(together: int) -> Any:
-    """The line that is number i of group j."""
-
-    @cuda.jit(device=True)
-    def in_order(j, i):
-        return 8 * j + i
-
-    @cuda.jit(device=True)
-    def twos(j, i):
-        return 2 * i + j % 2 + 16 * (j // 2)
-
-    @cuda.jit(device=True)
-    def fours(j, i):
-        return 4 * i + j % 4 + 32 * (j // 4)
-
-    return {1: in_order, 2: twos, 4: fours}[together]
 
 
 @cache

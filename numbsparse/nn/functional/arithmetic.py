@@ -1,7 +1,5 @@
 """Arithmetic, elementwise, with NumPy's broadcasting."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

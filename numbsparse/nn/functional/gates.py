@@ -1,7 +1,5 @@
 """The blocks of a block-sparse matrix times a number each, those times zero left out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

@@ -6,6 +6,8 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import mean
@@ -29,6 +31,8 @@ def linear(
     >>> F.linear(ns.Tensor([[1.0, 2.0, 3.0, 4.0]]), weight, ns.Tensor(np.arange(8.0)))
     Tensor([[10., 11., 12., 13.,  4.,  5.,  6.,  7.]])
     """
+    if not isinstance(weight, Tensor | BlockSparse):
+        raise TypeError(f"weight takes a Tensor of a BlockSparse, got {type_name(weight)}")
     check_features(weight.shape[1:], bias=bias)
     y = matmul(x, weight, gate=gate, precision=precision)
     return y if bias is None else add(y, bias)

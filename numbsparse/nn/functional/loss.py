@@ -1,7 +1,5 @@
 """Losses."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

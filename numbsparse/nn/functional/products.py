@@ -102,7 +102,7 @@ def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any)
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
     """x (..., in_features) times w (in_features, out_features)."""
     x, w = as_tensor(x), as_tensor(w)
-    if len(x.shape) != 2:
+    if len(x.shape) != 2 and x.shape:  # a number is refused later
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
         y = _dense_times_sparse(rows, w, how)
         return reshape(y, (*x.shape[:-1], y.shape[1]))

@@ -1,7 +1,5 @@
 """Adam, and Adam with decoupled weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.optim.groups import Setting, check_from_zero
 from numbsparse.nn.optim.optimizer import Optimizer
+from numbsparse.patterns.checks import number, pair
 
 
 class Adam(Optimizer):
@@ -54,8 +53,9 @@ class Adam(Optimizer):
         lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
         check_from_zero(lr=lr)
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas takes two numbers from 0 to below 1, got {betas}")
+        takes = "two numbers from 0 to below 1"
+        if not all(number("betas", beta) < 1 for beta in pair("betas", takes, betas)):
+            raise ValueError(f"betas takes {takes}, got {betas}")
         check_from_zero(eps=eps, weight_decay=weight_decay)
 
     def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
@@ -68,7 +68,7 @@ class Adam(Optimizer):
     def _update(
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
-        ops.adam_step_with(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
+        ops.adam_step(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
 
 
 class AdamW(Adam):

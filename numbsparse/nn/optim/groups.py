@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from numbsparse.autograd import Tensor
@@ -51,8 +51,10 @@ class Groups:
 
     def add_all(self, parameters: Any) -> None:
         """What an optimizer is made of: Tensors, or groups of them."""
-        if isinstance(parameters, Tensor):  # its rows would be copies
-            raise TypeError("parameters takes a list of Tensors, got a Tensor")
+        # The rows of a Tensor would be copies.
+        if isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
+            got = type(parameters).__name__
+            raise TypeError(f"parameters takes a list of Tensors, got a {got}")
         found = list(parameters)
         if not any(isinstance(each, Mapping) for each in found):
             found = [{"params": found}]
@@ -129,5 +131,4 @@ def _tensors(params: Any) -> list[Tensor]:
 
 def check_from_zero(**numbers: Any) -> None:
     for name, value in numbers.items():
-        if not value >= 0:
-            raise ValueError(f"{name} takes a number from 0 on, got {value}")
+        number(name, value)

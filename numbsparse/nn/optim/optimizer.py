@@ -254,7 +254,7 @@ class Optimizer:
                 f"({kept.against(new, old)}): call remap() to carry the state over, or make a new "
                 "optimizer"
             )
-        names, dtype = self._slot_names(i), kept.wide_dtype(data)
+        names, dtype = self._slot_names(i), ops.state_dtype(data.dtype)
         if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
             has = {name: str(a.dtype) for name, a in slots.items()}
             raise ValueError(
@@ -327,8 +327,7 @@ class Optimizer:
                 continue
             if isinstance(data, BlockSparse) and not isinstance(value, BlockSparse):
                 by_shape.append(key)
-            own = kept.loaded(f"state[{key!r}]", value, data, kept.wide_dtype(data))
-            arrays.setdefault(i, {})[name] = own
+            arrays.setdefault(i, {})[name] = kept.loaded(f"state[{key!r}]", value, data)
         if by_shape:
             message = f"state[{by_shape[0]!r}] says no layout: taken by its shape only"
             warnings.warn(message, stacklevel=3)

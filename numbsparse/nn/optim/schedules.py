@@ -1,7 +1,5 @@
 """Factors for the learning rate, by the number of the step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from math import cos, pi
 from typing import Any
@@ -101,7 +99,7 @@ class LambdaLR:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
-        if set(state) != {"steps"}:
-            raise ValueError(f"state takes steps, got {sorted(state)}")
+        if not isinstance(state, Mapping) or set(state) != {"steps"}:
+            raise ValueError(f"state takes steps, got {state!r}")
         self.steps = integer("state['steps']", state["steps"], least=0)
         self._set()

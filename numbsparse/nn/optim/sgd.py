@@ -1,7 +1,5 @@
 """Gradient descent, with momentum and with Nesterov's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.optim.groups import Setting, check_from_zero
 from numbsparse.nn.optim.optimizer import Optimizer
+from numbsparse.patterns.checks import number
 
 
 class SGD(Optimizer):
@@ -52,7 +51,7 @@ class SGD(Optimizer):
         lr: float, momentum: float, weight_decay: float, nesterov: bool
     ) -> None:
         check_from_zero(lr=lr)
-        if not 0 <= momentum < 1:
+        if number("momentum", momentum) >= 1:
             raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
         check_from_zero(weight_decay=weight_decay)
         if nesterov and momentum == 0:
@@ -71,4 +70,4 @@ class SGD(Optimizer):
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
         velocity, master = slots.get("velocity"), slots.get("master")
-        ops.sgd_step_with(p, g, velocity, master, numbers, group["nesterov"])
+        ops.sgd_step(p, g, velocity, master, numbers, group["nesterov"])

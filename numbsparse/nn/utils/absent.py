@@ -1,7 +1,5 @@
 """The gradient of blocks that are not there, piece by piece."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
+from numbsparse.patterns.checks import number
 
 if TYPE_CHECKING:
     from numbsparse.nn.scaling import LossScaler
@@ -51,8 +52,8 @@ def clip_grad_norm(
     Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013,
     section 3.2.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
+    if number("max_norm", max_norm) == 0:
+        raise ValueError(f"max_norm takes a number above 0, got {max_norm!r}")
     if isinstance(parameters, Tensor):  # its rows would be copies, without gradients
         raise TypeError("parameters takes a list of Tensors, got a Tensor")
     found = [p for p in parameters if p.grad is not None]

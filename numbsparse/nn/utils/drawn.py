@@ -1,26 +1,35 @@
-"""Blocks that are drawn at random, or by swaps, to take the place of others: as flat indices."""
-
-from __future__ import annotations
+"""Blocks that take the place of others, drawn at random or by swaps: as flat indices."""
 
 import numpy as np
 
-from numbsparse.layout import Layout, positions_among
+from numbsparse.kernels.merged import merged
+from numbsparse.layout import SPREAD, Layout, edited, positions_among
 
 ROUNDS = 16  # in which blocks that could not be swapped look for another partner
 
 
+def changed(layout: Layout, stay: np.ndarray, new: np.ndarray) -> Layout:
+    """A layout of those blocks that stay, bool, and new ones: rising flat indices of others."""
+    return edited(layout, *merged(layout.flat_indices, stay, new, layout.shape))
+
+
 def absent_blocks(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Flat indices of n blocks, or all, that a layout does not keep, drawn at random."""
+    """Rising flat indices of n blocks, or all, that a layout does not keep, drawn at random."""
     own, total = layout.flat_indices, layout.shape[0] * layout.shape[1]
     n = max(min(n, total - own.size), 0)
     if 2 * (own.size + n) > total:
-        return rng.choice(np.setdiff1d(np.arange(total), own, assume_unique=True), n, replace=False)
-    found = own[:0]
+        absent = np.setdiff1d(np.arange(total), own, assume_unique=True)
+        return np.sort(rng.choice(absent, n, replace=False))
+    found, seen = own[:0], np.zeros(total if total <= SPREAD * own.size else 0, bool)
     while found.size < n:  # of those drawn at least every other is new
         drawn = rng.integers(total, size=2 * n)
-        found = np.sort(np.concatenate([found, drawn[layout.find(0, drawn) < 0]]))
-        found = found[np.diff(found, prepend=-1) > 0]
-    return rng.choice(found, n, replace=False)
+        if seen.size:  # a table is faster than a sort
+            seen[drawn] = True
+            seen[own] = False
+            found = np.flatnonzero(seen)
+        else:
+            found = np.unique(np.concatenate([found, drawn[positions_among(own, drawn) < 0]]))
+    return np.sort(rng.choice(found, n, replace=False))
 
 
 def swapped(

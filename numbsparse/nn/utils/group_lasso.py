@@ -1,7 +1,5 @@
 """Group lasso: whole blocks shrink to zero, by a proximal step after each of the optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

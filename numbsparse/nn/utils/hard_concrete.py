@@ -1,7 +1,5 @@
 """Gates that learn to be zero: hard-concrete samples, and a penalty on how many are not."""
 
-from __future__ import annotations
-
 from math import log
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prune and grow: the blocks of largest weight stay, those of largest gradient come back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

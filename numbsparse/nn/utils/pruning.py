@@ -1,7 +1,5 @@
 """Pruning: block-sparse weights keep their blocks of largest norm, at once or step by step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

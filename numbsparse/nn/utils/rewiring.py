@@ -1,7 +1,5 @@
 """Growth and rewiring: blocks that matter least go, and others come, while a network trains."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from math import cos, pi
 from typing import Any
@@ -10,15 +8,16 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.layout import Layout, layout_of
+from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.nn.utils.drawn import absent_blocks, swapped
+from numbsparse.nn.utils.drawn import absent_blocks, changed, swapped
 from numbsparse.nn.utils.weights import (
     COUNT,
     SHARE,
     Changing,
     Weight,
     check_density,
+    check_names,
     followers_of,
     largest,
     loaded,
@@ -181,7 +180,7 @@ class Rewiring(Changing):
             layout = kept[weight.name]
             more = layout.n_blocks if self.candidates is None else self.candidates
             drawn = absent_blocks(layout, more, self._generator(step, nth))
-            wider.append(layout_of(layout.shape, layout.flat_indices, drawn))
+            wider.append(changed(layout, np.ones(layout.n_blocks, bool), drawn))
         set_layouts(weights, self.remap, wider)
         self._kept = kept
 
@@ -194,10 +193,9 @@ class Rewiring(Changing):
             if layout is not weight.data.layout:
                 own = own[layout.positions_in(weight.data.layout)]
             stay, new = self._chosen(weight, layout, own, step, self._generator(step, nth))
-            left = layout.flat_indices[stay]
             if self._kept:  # what candidates hold goes too
-                fewer.append(layout_of(layout.shape, left))
-            other.append(layout_of(layout.shape, left, new))
+                fewer.append(layout.select(stay))
+            other.append(changed(layout, stay, new))
         set_layouts(weights, self.remap, *([fewer] if fewer else []), other)
         self._kept = {}
 
@@ -243,8 +241,12 @@ class Rewiring(Changing):
         return super().state_dict() | {"kept": saved(self._kept)}
 
     def load_state_dict(self, state: Mapping[str, Any], *, remap: Any = ()) -> None:
-        weights, found = weights_of(self.model), dict(state)
-        without = found.pop("kept", {})  # a file keeps no empty dict
-        kept = loaded(weights, without) if without else {}
-        super().load_state_dict(found, remap=remap)
+        weights, kept = weights_of(self.model), dict[str, Layout]()
+        if isinstance(state, Mapping):
+            state = {"kept": {}, **state}  # a file keeps no empty dict
+            without = state.pop("kept")
+            if "first" in state:
+                check_names("state['first']", state["first"], weights)
+            kept = {} if without == {} else loaded(weights, without, "kept")
+        super().load_state_dict(state, remap=remap)
         self._kept = kept

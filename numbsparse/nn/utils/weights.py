@@ -1,7 +1,5 @@
 """The block-sparse weights of a model, their gates, and how all follows another layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -198,7 +196,8 @@ def checked_scope(scope: str) -> str:
 
 
 def followers_of(remap: Any) -> list[Any]:
-    followers = [remap] if hasattr(remap, "remap") else list(remap)
+    is_one = hasattr(remap, "remap") or not hasattr(remap, "__iter__")
+    followers = [remap] if is_one else list(remap)
     for follower in followers:
         if not callable(getattr(follower, "remap", None)) or not hasattr(follower, "__dict__"):
             raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
@@ -261,14 +260,26 @@ def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
     return {n: {"indptr": a.indptr, "indices": a.indices} for n, a in layouts.items()}
 
 
-def loaded(weights: list[Weight], state: Any) -> dict[str, Layout]:
+def loaded(weights: list[Weight], state: Any, argument: str = "layouts") -> dict[str, Layout]:
     """The layouts of `saved`, in the order of the weights."""
+    argument = f"state[{argument!r}]"
+    check_names(argument, state, weights)
+    return {w.name: _loaded(f"{argument}[{w.name!r}]", state[w.name], w) for w in weights}
+
+
+def check_names(argument: str, state: Any, weights: list[Weight]) -> None:
+    """Refuse all but a dict with a value for each weight."""
     names = [weight.name for weight in weights]
     if not isinstance(state, Mapping) or set(names) != set(state):
-        raise ValueError(f"state['layouts'] takes those of {names}, got {list(state)}")
-    return {
-        w.name: Layout.from_arrays(
-            state[w.name]["indptr"], state[w.name]["indices"], w.data.layout.shape
-        )
-        for w in weights
-    }
+        got = list(state) if isinstance(state, Mapping) else type_name(state)
+        raise ValueError(f"{argument} takes those of {names}, got {got}")
+
+
+def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
+    if not isinstance(arrays, Mapping) or set(arrays) != {"indptr", "indices"}:
+        raise ValueError(f"{argument} takes indptr and indices, got {arrays!r}")
+    try:
+        return Layout.from_arrays(**arrays, shape=weight.data.layout.shape)
+    except (TypeError, ValueError) as error:
+        error.args = (f"{argument}: {error.args[0]}",)
+        raise

@@ -21,15 +21,13 @@ from numbsparse.kernels.parts.fragments import (
     MMA,
     Products,
     Side,
-    coordinates,
     piece_of,
     products,
 )
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
-from numbsparse.kernels.parts.store import ROWS, Output
-from numbsparse.kernels.parts.store_float32 import storer_of_float32
+from numbsparse.kernels.parts.store import Output
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 from numbsparse.layout import Index
@@ -228,7 +226,7 @@ def line_kernel(shape: Shape) -> Any:
     made, x_places, w_places, lane_of, add_products = products_of(shape)
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     ROUNDS, find, fetch = fetching(shape, x_places, w_places)
-    store = storing(arithmetic, TA, TB, wide)
+    store = store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
     repair, clear_sums = repairing(shape), clear(TA, TB)
     repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
@@ -280,27 +278,6 @@ def line_kernel(shape: Shape) -> Any:
             repair(y, top, left, dense)
 
     return kernel
-
-
-@cache
-def storing(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
-    """`store_tile` of rows that are one below the other.
-
-    Of 32 columns of float32 a lane holds eight neighbours of a row, and lanes exchange them. With
-    more columns that costs more than it saves.
-    """
-    if not wide or arithmetic in MMA or TB != 4:
-        return store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
-    row_in = coordinates(arithmetic, 2 * TA)
-    store_16_rows = storer_of_float32(ROWS, row_in, False)
-
-    @cuda.jit(device=True)
-    def store(acc, y, where, left, columns):
-        for m in range(TA):
-            row, into = where[0] + row_in(2 * m, 0), (y, columns, 1, where[1], columns)
-            store_16_rows(acc[m], row, left, into)
-
-    return store
 
 
 @cache

@@ -13,13 +13,12 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, Tile
 from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.store import PACK
+from numbsparse.kernels.parts.store import PACK, transposed
 from numbsparse.kernels.ptx import (
     Operand,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
-    shfl_xor,
     store_4xu32,
     sync_warp,
     tma_load_3d,
@@ -171,34 +170,25 @@ def storer_of_lines(tile: Tile, kind: str) -> Any:
     Lane q of the four has two columns of every eight, and gets all of every fourth eight.
     """
     B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
-    WORDS, rounded = 4, PACK[kind]
-
-    @cuda.jit(device=True)
-    def exchange(words, lane, bit):
-        upper = lane & bit != 0
-        for j in range(WORDS):
-            if j & bit == 0:
-                own = words[j] if upper else words[j | bit]
-                other = shfl_xor(uint32(own), uint32(bit))
-                words[j] = other if upper else words[j]
-                words[j | bit] = words[j | bit] if upper else other
+    rounded = PACK[kind]
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
         t = uint32(cuda.threadIdx.x)
         group, lane = warp // 4, t % 32
         row = 16 * (t // 32 % 4) + lane // 4 + 64 * group
-        words = cuda.local.array(WORDS, uint32)
         for k in range(OUTS):
             block = int64(outs[item, group, k])
             if block >= 0:
                 for i in range(0, PER_OUT, 16):
                     for half in range(2):
-                        for j in range(WORDS):
-                            at = k * PER_OUT + i + 4 * j + 2 * half
-                            words[j] = rounded(sums[at], sums[at + 1])
-                        exchange(words, lane, 1)
-                        exchange(words, lane, 2)
+                        at = k * PER_OUT + i + 2 * half
+                        words = transposed(
+                            rounded(sums[at], sums[at + 1]),
+                            rounded(sums[at + 4], sums[at + 5]),
+                            rounded(sums[at + 8], sums[at + 9]),
+                            rounded(sums[at + 12], sums[at + 13]),
+                        )
                         line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
                         place = (line * B + column) // 2
                         store_4xu32(out, place, words[0], words[1], words[2], words[3])

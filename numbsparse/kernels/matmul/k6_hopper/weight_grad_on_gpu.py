@@ -94,7 +94,7 @@ def tables_of(
 
 
 class Drafts(NamedTuple):
-    """Of each block of threads; see `weight_grad_shares.Shares`."""
+    """Of each block of threads; see `weight_grad_shares.tables_of`."""
 
     counts: DeviceArray  # (n, 2): its copies, and panels that arrive
     loads: DeviceArray
@@ -298,11 +298,9 @@ def of_cut(tile: Tile, made: bool) -> Any:
 
     @cuda.jit(device=True)
     def numbers(cut, pieces, k):
+        if made:
+            step = pieces[REST] * EACH
+            return pieces[PIECES], step, k < step and cut[k] >= 0
         return pieces, cut.size, True
 
-    @cuda.jit(device=True)
-    def numbers_on_gpu(cut, pieces, k):
-        step = pieces[REST] * EACH
-        return pieces[PIECES], step, k < step and cut[k] >= 0
-
-    return numbers_on_gpu if made else numbers
+    return numbers

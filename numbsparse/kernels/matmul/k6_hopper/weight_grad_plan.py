@@ -16,7 +16,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import begins, give, in_order
+from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may load
@@ -147,34 +147,36 @@ def cut(times, sums, places, steps, least, rate, to_add):
 
 
 def cut_up(
-    tables: Tables, order: np.ndarray, whole: int, pieces: int, steps: int
+    tables: Tables, whole: int, pieces: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
     """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
 
-    tables : of each block of threads, if nothing is cut
+    tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
-        loads (., 2) : see `coded`
+        loads (., 2) : (panel, slot | map << 8 | ranks << 16)
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
-    order : in which blocks of threads begin; the first `whole` of them have all steps
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
     """
     heads, loads, places, outs = tables
     whole, pieces = (whole, pieces) if pieces > 1 else (len(heads), 0)
-    rest = order[whole:]
-    of = np.concatenate([order[:whole], np.tile(rest, pieces)])
-    piece = np.repeat(np.arange(pieces), rest.size)
+    rest = len(heads) - whole
+    if pieces:
+        heads, loads, places, outs = (
+            np.concatenate([a[:whole], *[a[whole:]] * pieces]) for a in tables
+        )
+    piece = np.repeat(np.arange(pieces), rest)
     first, last = piece * steps // max(pieces, 1), (piece + 1) * steps // max(pieces, 1)
-    span = np.zeros((of.size, 3), np.int32)  # first step, steps, whether sums are left
+    span = np.zeros((len(heads), 3), np.int32)  # first step, steps, whether sums are left
     span[:, 1] = steps
     span[whole:] = np.stack([first, last - first, np.ones_like(first)], 1)
-    kept, outs = np.unique(outs[rest][outs[rest] >= 0]), outs[of]
     tail = outs[whole:]
+    kept = np.unique(tail[tail >= 0])
     base = (piece * kept.size)[:, None, None]
-    outs[whole:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
-    heads = np.column_stack([span[:, :2], heads[of, :2], span[:, 2], heads[of, 2:]])
-    return heads, loads[of], places[of], outs, kept.astype(np.int32), pieces
+    tail[:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
+    heads = np.column_stack([span[:, :2], heads[:, :2], span[:, 2], heads[:, 2:]])
+    return heads, loads, places, outs, kept.astype(np.int32), pieces
 
 
 class Items:
@@ -188,69 +190,103 @@ class Items:
     """
 
     def __init__(self, index: Index, tile: Tile, swapped: bool):
-        strip, panel, part = parts_of_strips(index, tile.B, tile.N, swapped)
-        kept = np.bincount(strip)
-        products = -(-kept // 2)
-        number = np.arange(strip.size) - (np.cumsum(kept) - kept)[strip]
-        nth = (np.cumsum(products) - products)[strip] + number // 2
-        place, image = np.empty((2, products.sum()), np.int64)
-        each = tile.UNITS * tile.GROUPS
-        _pack(products, each, tile.STRIPS, place, image)
-        count, product = place[-1] // each + 1, place[nth]
-
-        panels = np.full((count * each, 2), -1, np.int32)
-        outs = np.full((*panels.shape, tile.N // tile.PANEL), -1, np.int32)
-        panels[product, number % 2] = panel
-        outs[product, number % 2] = part
-        of_place = np.full(count * each, -1, np.int32)
-        of_place[place] = image
-        images = np.maximum.accumulate(of_place.reshape(count, each), axis=1)
+        walk, n, across = index.rows if swapped else index.columns, tile.B // 32, tile.N // 32
+        counts, each = panels_kept(index, tile.B, tile.N, swapped), tile.UNITS * tile.GROUPS
+        first, image = np.empty((2, counts.size), np.int64)
+        count = -(-_pack(counts, each, tile.STRIPS, first, image) // each)
+        self.panels = np.full((count, 2 * each), -1, np.int32)
         self.strips = np.full((count, tile.STRIPS), -1, np.int32)
-        self.strips[product // each, images.reshape(-1)[product]] = strip
-        self.panels = panels.reshape(count, -1)
-        self.images = images.reshape(count, tile.GROUPS, tile.UNITS)
-        self.outs = outs.reshape(count, tile.GROUPS, tile.OUTS)
+        self.images = np.full((count, tile.GROUPS, tile.UNITS), -1, np.int32)
+        self.outs = np.full((count, tile.GROUPS, tile.OUTS), -1, np.int32)
+        of_products = self.panels.reshape(-1, 2), self.outs.reshape(-1, 2, across)
+        images = self.images.reshape(count, each)
+        _fill(*walk, n, across, swapped, first, image, self.strips, images, *of_products)
 
     def __len__(self) -> int:
         return len(self.panels)
 
 
 @compiled(error_model="numpy")
-def _pack(products, each, most, places, images):
-    """The place of each product among those of all items, and the number of its strip there."""
-    n = place = image = 0
-    for strip in range(products.size):
-        if products[strip] == 0:
-            continue
-        if image == most:
-            place += -place % each
-        for _ in range(products[strip]):
-            image = 0 if place % each == 0 else image
-            places[n], images[n] = place, image
-            n, place = n + 1, place + 1
-        image += 1
+def _pack(counts, each, most, first, images):
+    """Where the products of each strip begin, and its number in the item there; where all end.
 
-
-def parts_of_strips(
-    index: Index, B: int, N: int, swapped: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(strip, panel, parts) of each panel of x that a strip keeps any of, strip by strip.
-
-    parts (., N / 32) : see `Items.outs`
+    A product has two of the panels that a strip keeps.
     """
-    n, across = B // 32, N // 32
-    row, column = (a.reshape(-1) for a in np.indices((n, n)))
-    rows = (index.block_rows[:, None] * np.int64(n) + row).reshape(-1)
-    columns = (index.block_columns[:, None] * np.int64(n) + column).reshape(-1)
-    if swapped:
-        rows, columns = columns, rows
-    strip, part = np.divmod(columns, across)
-    order = in_order(rows, strip)
-    rows, strip = rows[order], strip[order]
-    first = begins(rows, strip)
-    parts = np.full((np.count_nonzero(first), across), -1, np.int64)
-    parts[np.cumsum(first) - 1, part[order]] = order
-    return strip[first], rows[first], parts
+    place = image = 0
+    for strip in range(counts.size):
+        products = (counts[strip] + 1) // 2
+        if products and image == most:
+            place += -place % each
+        if place % each == 0:
+            image = 0
+        first[strip], images[strip] = place, image
+        if place // each != (place + max(products, 1) - 1) // each:  # it goes on in another item
+            image = 0
+        place += products
+        image += 1 if products else 0
+    return place
+
+
+@compiled(error_model="numpy")
+def _fill(
+    indptr, lines, blocks, n, across, swapped, first, image, strips, images, panels, outs
+):  # fmt: skip
+    """panels, outs : of each product in its place; strips, images : of each item"""
+    each, per_line = images.shape[1], max(n // across, 1)
+    for strip in range(first.size):
+        line = strip * across // n
+        i, j, end = indptr[line], indptr[line + 1], indptr[line + 1]
+        last = j if across <= n or line + 2 == indptr.size else indptr[line + 2]  # of a second line
+        kept, number = 2 * first[strip], image[strip]
+        while i < end or j < last:
+            one = j == last or (i < end and lines[i] <= lines[j])
+            other = i == end or (j < last and lines[j] <= lines[i])
+            row = lines[i] if one else lines[j]
+            for r in range(n):
+                product, half = kept // 2, kept % 2
+                if product % each == 0:
+                    number = 0
+                strips[product // each, number] = strip
+                images[product // each, product % each] = number
+                panels[product, half] = row * n + r
+                for c in range(across):
+                    if across > n:
+                        if one and c == 0:
+                            outs[product, half, c] = blocks[i]
+                        elif other and c == 1:
+                            outs[product, half, c] = blocks[j]
+                    else:
+                        column = strip % per_line * across + c
+                        at = column * n + r if swapped else r * n + column
+                        outs[product, half, c] = blocks[i] * n * n + at
+                kept += 1
+            i, j = i + (1 if one else 0), j + (1 if other else 0)
+    for item in range(len(images)):
+        for product in range(1, each):
+            images[item, product] = max(images[item, product], images[item, product - 1])
+
+
+def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
+    """How many panels of x each strip of N columns keeps any of."""
+    walk, n, across = index.rows if swapped else index.columns, B // 32, N // 32
+    counts = np.diff(walk.indptr).astype(np.int64)
+    if across <= n:
+        return np.repeat(counts * n, n // across)
+    counts = np.add.reduceat(counts, np.arange(0, counts.size, 2)) if counts.size else counts
+    return counts - _met_twice(walk.indptr, walk.indices, np.zeros_like(counts))
+
+
+@compiled(error_model="numpy")
+def _met_twice(indptr, lines, twice):
+    """How many lines both of two neighbours meet."""
+    for pair in range((indptr.size - 1) // 2):
+        i, end, last = indptr[2 * pair], indptr[2 * pair + 1], indptr[2 * pair + 2]
+        j = end
+        while i < end and j < last:
+            one, other = lines[i], lines[j]
+            twice[pair] += one == other
+            i, j = i + (1 if one <= other else 0), j + (1 if other <= one else 0)
+    return twice
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
@@ -268,7 +304,7 @@ def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """Products of 64 columns where B is as large, or neighbouring columns keep the same rows."""
     N = 64
     if B == 32:
-        wide, narrow = parts_of_strips(index, B, 64, swapped)[0].size, index.block_rows.size
+        wide, narrow = panels_kept(index, B, 64, swapped).sum(), index.block_rows.size
         N = 64 if PAIRED * wide <= narrow else 32
     return tile_of_columns(B, N)
 
@@ -294,15 +330,10 @@ def plan(
     Heads end with the strips of an item, its stages, and how many values are in the images of a
     step, a buffer, and in its panels, a stage. In shared memory the buffers are first.
     """
-    across = tile.N // tile.PANEL
-    own = items.strips[..., None] * across + np.arange(across)
-    of_dy = np.where(items.strips[..., None] >= 0, own, -1).reshape(len(items), -1)
-    loads = np.hstack(
-        [coded(items.panels, 0, 0, edges[0]), coded(of_dy, 1, tile.X_PANELS, edges[1])]
-    )
-    absent = loads[..., 0] < 0
-    loads = np.take_along_axis(loads, np.argsort(absent, axis=1, kind="stable")[..., None], axis=1)
-    n_loads, strips = (~absent).sum(1), (items.strips >= 0).sum(1)
+    across, n = tile.N // tile.PANEL, len(items)
+    loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
+    n_loads, strips = np.zeros(n, np.int64), (items.strips >= 0).sum(1)
+    _load(items.panels, items.strips, across, np.array(edges, np.int64), loads, n_loads)
     buffer, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
     stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
     heads = np.stack([n_loads, n_loads, strips, stages, buffer // 4, stage // 4], 1).astype(
@@ -313,12 +344,22 @@ def plan(
     sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(len(items), STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
-    order = np.arange(len(items))  # which begins with the longest strips
-    return cut_up((heads, loads, items.images, items.outs), order, whole, pieces, steps)
+    return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 
 
-def coded(panels: np.ndarray, operand: int, slot: int, edge: tuple[int, bool]) -> np.ndarray:
-    """(items, panels, 2) int32, as `Share.copies`: panel by panel, to slots from that one on."""
-    at_edge = (panels == edge[0]) & edge[1]
-    code = slot + np.arange(panels.shape[1]) | (MAPS * operand + len(RUNS) * at_edge) << 8 | 1 << 16
-    return np.stack([np.where(at_edge, 0, panels), code], -1).astype(np.int32)
+@compiled(error_model="numpy")
+def _load(panels, strips, across, edges, loads, counts):
+    """Of each item (panel, slot | map << 8 | rank << 16), panel by panel, of x, then of dy."""
+    n_x = panels.shape[1]
+    for item in range(len(panels)):
+        n = 0
+        for slot in range(n_x + strips.shape[1] * across):
+            operand, of_dy = 1 if slot >= n_x else 0, slot - n_x
+            panel = strips[item, of_dy // across] if operand else panels[item, slot]
+            if panel >= 0:
+                panel = panel * across + of_dy % across if operand else panel
+                at_edge = 1 if edges[operand, 1] and panel == edges[operand, 0] else 0
+                loads[item, n, 0] = 0 if at_edge else panel
+                loads[item, n, 1] = slot | MAPS * operand + len(RUNS) * at_edge << 8 | ALONE
+                n += 1
+        counts[item] = n

@@ -6,14 +6,16 @@ into shared memory, and lets the kept blocks pick theirs there. What is picked d
 warp and is known only at run time; the registers of sums must be known when the kernel is compiled.
 `strip_plan` and `region_plan` work out once per layout what each warp picks.
 
-- `strips`: a strip of up to 512 columns of y by 64 rows. Each warp has 32 columns, and walks the
-  blocks of each, stage by stage. An mma sums 16 products: one block of 16 x 16, or two of 8 x 8 of
-  one column, wherever they are. `parts.stored_blocks` copies them as they are stored; for a long
-  batch, and in float32, `packed` puts w in that order first, as the registers of an mma. Where
-  strips are too few for the GPU they are narrower, and blocks of threads share the sum of a strip.
+- `strips`: a strip of up to 512 columns of y by 64 rows, or fewer where tiles of the batch have no
+  more. Each warp has 32 columns, and walks the blocks of each, stage by stage. An mma sums 16
+  products: one block of 16 x 16, or two of 8 x 8 of one column, wherever they are.
+  `parts.stored_blocks` copies them as they are stored; for a long batch, and in float32, `packed`
+  puts w in that order first, as the registers of an mma. Where strips are too few for the GPU they
+  are narrower, and blocks of threads share the sum of a strip.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once. Where regions are
-  too few for the GPU, and the batch is long enough, they are cut over it.
+  too few for the GPU they are smaller, or a cluster has one and its blocks parts of the batch; some
+  that the last round would have alone are cut over the batch.
 
 Some warps only have the copy engine fill a ring in shared memory, and the others need not wait
 for each other: how many blocks a warp finds in a stage is chance, and the ring evens it out.

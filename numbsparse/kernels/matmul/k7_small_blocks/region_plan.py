@@ -9,7 +9,7 @@ dy of their column already in registers.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,17 +27,19 @@ NEW_COLUMN = 1 << 3 * PLACE_BITS
 WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
-# Microseconds, beside those that grow with the batch (H200); and of all places those where
-# clusters of so many pieces find room at once.
-A_REGION, SECOND_PASS, IN_CLUSTER = 4.5, 6.0, 4.0
-CLUSTERS = {2: 1.0, 4: 0.75, 8: 0.6}
+# Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
+# the batch; of a row of a group; and until a cluster has added its sums. A row takes longer in a
+# small region. The blocks of a cluster, and the part of the places that so large ones find.
+A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, A_MEETING = 4.5, 2.4, 6.0, 0.0013, 2.0
+SLOWER, ROOM = 1.25, {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.91}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
-    of the ring; warps that request them from the copy engine; bytes of a value; and slots that are
-    multiplied at once, of which a warp has a multiple.
+    of the ring; warps that request them from the copy engine; bytes of a value; slots that are
+    multiplied at once, of which a warp has a multiple; and blocks of threads, a cluster, that sum
+    over a part of the batch each.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
     batch. There are slots for all blocks of a column that a group of x may have.
@@ -51,10 +53,7 @@ class Region(NamedTuple):
     FETCHERS: int = 2
     ITEM: int = 2
     AT_ONCE: int = 1
-
-    @property
-    def THREADS(self) -> int:
-        return 32 * (self.WARPS + self.FETCHERS)
+    CLUSTER: int = 1
 
     @property
     def FEATURES(self) -> int:
@@ -121,7 +120,7 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     """
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
-    height, items, slots = _region_of_blocks(index, per_slot, of_group, sides, region)
+    height, items, slots, _ = _region_of_blocks(index, per_slot, of_group, sides, region)
     n, row = slots.size, np.arange(sides[0])
     lines = tuple(index.columns), row // of_group, row // of_group // height, items
     xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
@@ -138,8 +137,8 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
 
 def _region_of_blocks(
     index: Index, per_slot: int, of_group: int, sides: tuple[int, int], region: Region
-) -> tuple[int, np.ndarray, np.ndarray]:
-    """(height, (panels, columns) the region of blocks there, slots of each region).
+) -> tuple[int, np.ndarray, np.ndarray, int]:
+    """(height, (panels, columns) the region of blocks there, slots of each region, groups of dy).
 
     Panels have the height with the fewest bytes and products of all regions.
     """
@@ -156,8 +155,8 @@ def _region_of_blocks(
         if n >= 0 and cost < best:
             best, chosen = cost, height
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
-    n, _ = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
-    return chosen, items, slots[:n]
+    n, groups = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
+    return chosen, items, slots[:n], groups
 
 
 @compiled(error_model="numpy")
@@ -244,48 +243,59 @@ def _deal_slots(
                 used[item, warp] += 1
 
 
-@lru_cache
-def pieces_for(
-    n: int, places: int, batch: int, depth: int, row: float, sums: float, clusters: bool = False
-) -> tuple[int, bool]:
-    """Into how many pieces of the batch regions are cut that are left when all places have as many;
-    or whether all are, and the pieces of each are a cluster.
+def region_for(
+    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, Region],
+    places: int, row: float, sums: float,
+) -> tuple[Region, int]:  # fmt: skip
+    """The region that takes least time, and into how many pieces of the batch those are cut that
+    are left when all places have as many.
 
-    depth, row, sums : rows of a stage; microseconds of a row, and of the sums of a region to be
-        written and read again
+    That is the first one; or, where it leaves places free, the smaller one, which reads more of x
+    and dy and has less to add up, maybe of a cluster.
+
+    row, sums : microseconds of a row in the first one, and of its sums to be written and read
+        again; a row of the other takes as many in proportion, or what x and dy take
     """
-    rest, chunks = n % places, -(-batch // depth)
+    large, small = regions
+    sides, of_group = (-(-widths[0] // B), -(-widths[1] // B)), small.FEATURES // B
+    n = _region_of_blocks(index, 16 // B, of_group, sides, large)[2].size
+    most = min(MOST_PIECES, -(-batch // large.DEPTH))
+    times = [time_of(n, places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
+    ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
+    if n < places:
+        height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, small)
+        part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
+        a_row = max(SLOWER * row * part, A_GROUP * (height + groups / slots.size))
+        for blocks, room in ROOM.items():
+            rounds, meeting = ceil(slots.size * blocks / (room * places)), A_MEETING * (blocks > 1)
+            time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
+            ways.append((time, small._replace(CLUSTER=blocks), 1))
+    return min(ways, key=lambda way: way[0])[1:]
 
-    def time(pieces: int, together: bool) -> float:
-        again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
-        rounds = 1 if together else -(-rest * pieces // places)
-        return rounds * (A_REGION + row * batch / pieces) + (IN_CLUSTER if together else again)
 
-    ways = [(pieces, False) for pieces in range(1, min(MOST_PIECES, chunks) + 1)]
-    fitting = (k for k, room in CLUSTERS.items() if k <= chunks and n * k <= places * room)
-    ways += [(pieces, True) for pieces in fitting if clusters]
-    return min(ways, key=lambda way: time(*way))
+def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
+    """Of the regions that are left, cut into pieces, and of adding these up."""
+    rest = n % places
+    again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
+    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
 
 
 def cut_regions(
-    index: Index, n: int, places: int, pieces: int, together: bool = False
+    index: Index, n: int, places: int, pieces: int, blocks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(segments, cut): whole regions, as many as fill all places; the rest are cut.
+    """(segments, cut): whole regions, as many as fill all places; the rest are cut. Or, where a
+    region is a cluster's, a segment for each of its blocks.
 
     segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
     its sums are among those that a second pass adds up, or -1.
-    cut (regions that are cut,): their numbers; none where the pieces of each are a cluster.
+    cut (regions that are cut,): their numbers.
     """
-    if together:
-        item, piece = np.divmod(np.arange(n * pieces), pieces)
-        segments = np.stack([item, piece, 0 * item + pieces, 0 * item - 1], axis=1)
-        return segments.reshape(-1).astype(np.int32), np.zeros(0, np.int32)
     whole = n - n % places if pieces > 1 else n
     cut = np.arange(whole, n)
-    segments = np.zeros((whole + cut.size * pieces, 4), np.int32)
-    segments[:whole] = np.stack([np.arange(whole), 0 * np.arange(whole)] * 2, axis=1)
-    segments[:whole, 2:] = 1, -1
+    segments = np.zeros((whole * blocks + cut.size * pieces, 4), np.int32)
+    item, rank = np.divmod(np.arange(whole * blocks), blocks)
+    segments[: item.size] = np.stack([item, rank, 0 * rank + blocks, 0 * rank - 1], axis=1)
     piece, which = np.divmod(np.arange(cut.size * pieces), max(cut.size, 1))
-    segments[whole:, 0], segments[whole:, 1] = whole + which, piece
-    segments[whole:, 2], segments[whole:, 3] = pieces, which * pieces + piece
+    segments[item.size :, 0], segments[item.size :, 1] = whole + which, piece
+    segments[item.size :, 2], segments[item.size :, 3] = pieces, which * pieces + piece
     return segments.reshape(-1), cut.astype(np.int32)

@@ -43,18 +43,17 @@ class Sums(NamedTuple):
     x_transposed: bool  # feature-major
     dy_transposed: bool
     of_images: bool = False
-    PIECES: int = 1  # blocks of a cluster, which have one of the batch each
 
     @property
-    def PER_LANE(self) -> int:
-        """Sums of a slot in a lane."""
-        return self.B // 2
+    def TILES(self) -> int:
+        """Of 16 x 8 sums in a slot, four to a lane."""
+        return self.B // 8
 
 
 @cache
 def products(sums: Sums) -> tuple[Any, Any]:
     """place(code, lane) : what a lane keeps in a register of a slot's code in the plan
-    add(shared, start, code, places, first, used, acc) : acc[p, i] += the products of slot p, with
+    add(shared, start, code, places, first, used, acc) : acc[p] += the products of slot p, with
         the rows of the stage that begins at byte `start`. The warp has `used` slots; `places` are
         those of `places_tf32` of all warps, its own from slot `first` on.
     """
@@ -141,10 +140,8 @@ def products_16_bit(sums: Sums) -> Any:
     _, load_dy_if, below_dy = loads_16_bit(sums.dy_transposed)
 
     @cuda.jit(device=True)
-    def add(c, i, a, b0, b1):
-        c[i], c[i + 1], c[i + 2], c[i + 3] = mma(
-            a[0], a[1], a[2], a[3], b0, b1, c[i], c[i + 1], c[i + 2], c[i + 3]
-        )
+    def add(c, a, b0, b1):
+        c[0], c[1], c[2], c[3] = mma(a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3])
 
     @cuda.jit(device=True)
     def x_at(stage, code):
@@ -162,16 +159,16 @@ def products_16_bit(sums: Sums) -> Any:
                 b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
             if DEPTH == 32:
                 e = load_x(shared, below_x(x_at(stage, code[p])))
-            add(acc[p], 0, a, b0, b1)
+            add(acc[p, 0], a, b0, b1)
             if B == 16:
-                add(acc[p], 4, a, b2, b3)
+                add(acc[p, 1], a, b2, b3)
             if p + 1 < SLOTS:
                 a = load_x(shared, x_at(stage, code[p + 1]))
             if DEPTH == 32 and B == 16:
-                add(acc[p], 0, e, b4, b5)
-                add(acc[p], 4, e, b6, b7)
+                add(acc[p, 0], e, b4, b5)
+                add(acc[p, 1], e, b6, b7)
             elif DEPTH == 32:
-                add(acc[p], 0, e, b2, b3)
+                add(acc[p, 0], e, b2, b3)
 
     return add_products
 
@@ -332,7 +329,7 @@ def products_tf32(sums: Sums) -> Any:
             for i in range(4):
                 for s in range(1, STEPS):
                     step[0, t, i] += step[s, t, i]
-                acc[4 * t + i] += step[0, t, i]
+                acc[t, i] += step[0, t, i]
 
     def slots_from(p: int) -> Any:
         """The slots from p on: loops unrolled, so that acc[p] stays in registers."""

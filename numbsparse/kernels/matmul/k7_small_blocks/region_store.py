@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
+from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.cluster_sums import add_parts, part_bytes
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
@@ -20,10 +22,7 @@ from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_float32,
     as_uint32,
-    cluster_sync,
-    load_4xf32_at,
     shfl_idx,
-    store_4xf32,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -36,15 +35,12 @@ class Into(NamedTuple):
 
     partials: Any  # of regions that were cut
     blocks: Any  # of each slot, see `plan_regions`
-    rows: Any  # of each block
-    columns: Any
-    sizes: tuple[int, int, int]  # batch, features of x and of dy
     dvalues: Any  # along one axis
 
 
 @cache
 def place_of(sums: Sums) -> Any:
-    """(row, column) of sum i of a lane in the 16 x B values of a slot."""
+    """(row, column) of the i-th sum of a lane in the 16 x B values of a slot."""
     x_transposed, dy_transposed, B = sums.x_transposed, sums.dy_transposed, sums.B
 
     @cuda.jit(device=True)
@@ -67,20 +63,21 @@ def place_of(sums: Sums) -> Any:
 @cache
 def put_slot(sums: Sums) -> Any:
     """The sums of a slot to shared memory, from a word on."""
-    COUNT, LINE, place = sums.PER_LANE, sums.B * sums.region.ITEM // 4, place_of(sums)
+    COUNT, LINE, place = 4 * sums.TILES, sums.B * sums.region.ITEM // 4, place_of(sums)
     pair = PACK["bf16" if sums.arithmetic == "bfloat16" else "f16"]
 
     @cuda.jit(device=True)
     def put_16_bit(acc, words, at):
         for i in range(0, COUNT, 2):
             row, column = place(i)
-            words[at + row * LINE + column // 2] = pair(acc[i], acc[i + 1])
+            c = acc[i // 4]
+            words[at + row * LINE + column // 2] = pair(c[i % 4], c[i % 4 + 1])
 
     @cuda.jit(device=True)
     def put_float32(acc, words, at):
         for i in range(COUNT):
             row, column = place(i)
-            words[at + row * LINE + column] = as_uint32(acc[i])
+            words[at + row * LINE + column] = as_uint32(acc[i // 4, i % 4])
 
     return put_16_bit if sums.region.ITEM == 2 else put_float32
 
@@ -103,48 +100,30 @@ def block_of(stored, slot, half):
 
 @cache
 def store_slot(sums: Sums) -> Any:
-    """A slot from shared memory to its blocks, a few neighbours of a row at a time; 0 beyond the
-    edges. `stored` are those of its warp."""
+    """A slot from shared memory to its blocks, a few neighbours of a row at a time. `stored` are
+    those of its warp. What is beyond the edges was summed of zeros."""
     B, ITEM = sums.B, sums.region.ITEM
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
-    PER_WORD, RUN = 4 // ITEM, min(WORDS, 4)
+    RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
     repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
     exact = sums.arithmetic == "highest"
 
     @cuda.jit(device=True)
-    def inside(word, values):
-        """The word, with zeros for all but `values` of its values."""
-        if ITEM == 2 and values == 1:
-            return word & uint32(0xFFFF)
-        return word if values > 0 else uint32(0)
-
-    @cuda.jit(device=True)
     def store(words, at, stored, slot, into, dense):
-        _, _, rows, columns, sizes, dvalues = into
         lane = cuda.threadIdx.x % 32
         half = lane // 16 if B == 8 else 0
         block = block_of(stored, slot, half)
         if block >= 0:
-            found, own = load(words, at), cuda.local.array(WORDS, uint32)
-            for w in range(WORDS):
-                own[w] = found[w]
-            if sizes[1] % B != 0 or sizes[2] % B != 0:
-                for r in range(0, WORDS, RUN):
-                    number = (r * 32 + lane * RUN - half * BLOCK) * PER_WORD
-                    i = rows[block] * int64(B) + number // B
-                    j = columns[block] * int64(B) + number % B
-                    n_inside = sizes[2] - j if i < sizes[1] else 0
-                    for w in range(RUN):
-                        own[r + w] = inside(found[r + w], n_inside - w * PER_WORD)
-            first = (block - half) * BLOCK
-            store_words(dvalues, first, own)
+            own, first = load(words, at), (block - half) * BLOCK
+            store_words(into.dvalues, first, own)
             if exact:
                 bad = 0
                 for w in range(WORDS):
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
-                    repair(dvalues, first + w // RUN * 128 + lane * RUN + w % RUN, dense, orders)
+                    number = first + w // RUN * 128 + lane * RUN + w % RUN
+                    repair(into.dvalues, number, dense, orders)
 
     return store
 
@@ -153,7 +132,7 @@ def store_slot(sums: Sums) -> Any:
 def storer(sums: Sums) -> Any:
     """The sums of a warp's slots, in its own part of the ring, as many slots at a time as it holds;
     or to the partial sums, where the region is one of several pieces."""
-    region, COUNT = sums.region, sums.PER_LANE
+    region, save = sums.region, pieces.save(sums.region.SLOTS, sums.TILES)
     WARPS, SLOTS, SLOT = region.WARPS, region.SLOTS, 16 * sums.B * region.ITEM // 4
     AT_ONCE = min(SLOTS, region.STAGES * region.STAGE_BYTES // 4 // (WARPS * SLOT))
     put, store = put_slot(sums), store_slot(sums)
@@ -178,56 +157,42 @@ def storer(sums: Sums) -> Any:
     store_slots = slots_from(0)
 
     @cuda.jit(device=True)
-    def store_region(acc, warp, own, partial, used, words, start, into, dense):
+    def store_region(acc, warp, slot, partial, used, words, start, into, dense):
         if partial >= 0:
-            lane = uint32(cuda.threadIdx.x) % 32
-            at = (int64(partial) * WARPS + warp) * (SLOTS * COUNT * 32) + lane
-            for p in range(SLOTS):
-                for i in range(COUNT):
-                    into.partials[at + (p * COUNT + i) * 32] = acc[p, i]
+            save(into.partials, int64(partial) * WARPS + warp, acc)
         else:
-            at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, own * SLOTS)
+            at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, slot)
             store_slots(acc, used, stored, words, at, into, dense)
 
     return store_region
 
 
 @cache
-def cluster_storer(sums: Sums) -> Any:
-    """store(acc, warp, item, words, start, into, dense): what the blocks of a cluster have, in
-    shared memory from word `start` on, is added there, of each slot by one of them."""
-    WARPS, SLOTS, FOURS = sums.region.WARPS, sums.region.SLOTS, sums.PER_LANE // 4
-    COUNT, SLOT, PIECES = sums.PER_LANE, 16 * sums.B * sums.region.ITEM // 4, sums.PIECES
-    ALL, put, store = WARPS * SLOTS, put_slot(sums), store_slot(sums)
+def storer_of_cluster(sums: Sums) -> Any:
+    """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
+    each warp, the sums of all blocks."""
+    region, SLOTS, BLOCKS, TILES = sums.region, sums.region.SLOTS, sums.region.CLUSTER, sums.TILES
+    OWN, AFTER = -(-SLOTS // BLOCKS), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
+    PARTS, MINE, SHAPE = 4 * SLOTS * TILES, 4 * OWN * TILES, (OWN, TILES, 4)
+    add = add_parts(BLOCKS, BLOCKS, 1, SLOTS, TILES)
+    store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
 
     @cuda.jit(device=True)
-    def store_shared(acc, warp, item, words, start, into, dense):
-        floats = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
-        block, lane = uint32(cuda.blockIdx.x) % PIECES, uint32(cuda.threadIdx.x) % 32
-        at = uint32(start + warp * (SLOTS * COUNT * 32) + 4 * lane)
+    def store_slice(acc, warp, slot, partial, used, words, start, into, dense):
+        rank = int32(cuda.blockIdx.x) % BLOCKS
+        parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
+        whole = cuda.local.array(SHAPE, float32)
         for p in range(SLOTS):
-            for i in range(0, COUNT, 4):
-                four = acc[p, i], acc[p, i + 1], acc[p, i + 2], acc[p, i + 3]
-                store_4xf32(floats, at + (p * COUNT + i) * 32, *four)
-        cluster_sync()
-        own, out = cuda.local.array(COUNT, float32), start + ALL * COUNT * 32 + warp * SLOT
-        for slot in range(block * WARPS + warp, ALL, PIECES * WARPS):
-            stored = stored_blocks(into.blocks, item * ALL + slot)
-            for i in range(COUNT):
-                own[i] = 0
-            for piece in range(PIECES):
-                for k in range(FOURS):
-                    at = uint32(start + (slot * FOURS + k) * 128 + 4 * lane)
-                    four = load_4xf32_at(floats, at, uint32(piece))
-                    for i in range(4):
-                        own[4 * k + i] += four[i]
-            put(own, words, out)
-            sync_warp()
-            store(words, out, stored, 0, into, dense)
-            sync_warp()
-        cluster_sync()  # the others may still read here
+            for i in range(4 * TILES):
+                parts[4 * TILES * p + i] = acc[p, i // 4, i % 4]
+        add(parts, mine, warp, start * 4)
+        for p in range(OWN):
+            for i in range(4 * TILES):
+                whole[p, i // 4, i % 4] = mine[4 * TILES * p + i]
+        first, left = slot + rank * OWN, used - rank * OWN
+        store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
 
-    return store_shared
+    return store_slice
 
 
 def total_kernel(sums: Sums) -> Any:
@@ -242,12 +207,13 @@ def total_kernel(sums: Sums) -> Any:
 
 @cache
 def _total_kernel(sums: Sums) -> Any:
-    SLOTS, COUNT = sums.region.WARPS * sums.region.SLOTS, sums.PER_LANE
+    SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
-    ALL, PIECE, COMING = ADDERS * WORDS, SLOTS * COUNT * 32, (AHEAD, COUNT)
+    ALL, clear, add = ADDERS * WORDS, pieces.clear(*ACC[:2]), pieces.add(*ACC[:2])
+    read, COMING = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC)
 
     @cuda.jit
-    def kernel(cut, pieces, into, dense):
+    def kernel(cut, count, into, dense):
         warp = uint32(cuda.threadIdx.x) // 32
         number = int64(cuda.blockIdx.x) * ADDERS + warp
         which, slot = number // SLOTS, number % SLOTS
@@ -255,20 +221,18 @@ def _total_kernel(sums: Sums) -> Any:
         if which >= cut.size:
             return
         stored = stored_blocks(into.blocks, cut[which] * int64(SLOTS) + slot)
-        acc, coming = cuda.local.array(COUNT, float32), cuda.local.array(COMING, float32)
-        for i in range(COUNT):
-            acc[i] = 0
+        acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
+        clear(acc)
         wait_for_earlier_kernels()
-        at = (which * pieces * SLOTS + slot) * (COUNT * 32) + cuda.threadIdx.x % 32
-        for first in range(0, pieces, AHEAD):
+        for first in range(0, count, AHEAD):
             for p in range(AHEAD):
-                for i in range(COUNT):
-                    here = at + (first + p) * PIECE + 32 * i
-                    coming[p, i] = into.partials[here] if first + p < pieces else float32(0)
+                clear(coming[p])  # the last one is read again
+                piece = which * count + min(first + p, count - 1)
+                read(into.partials, piece * SLOTS + slot, coming[p])
             for p in range(AHEAD):
-                for i in range(COUNT):
-                    acc[i] += coming[p, i]
-        put(acc, words, warp * WORDS)
+                if first + p < count:
+                    add(acc, coming[p])
+        put(acc[0], words, warp * WORDS)
         sync_warp()
         store(words, warp * WORDS, stored, 0, into, dense)
 

@@ -28,8 +28,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     WIDE,
     Region,
     cut_regions,
-    pieces_for,
     plan_boxes,
+    region_for,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
     Sums,
@@ -39,14 +39,15 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     ADDERS,
     Into,
-    cluster_storer,
     storer,
+    storer_of_cluster,
     total_kernel,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import meet
+from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
@@ -54,6 +55,7 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
+    cluster_sync,
     fence_mbarrier_init,
     fence_proxy_async,
     fence_tensor_map,
@@ -88,6 +90,13 @@ REGIONS_FLOAT32 = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
+# Where those leave multiprocessors free; by bytes of a value and block size.
+SMALLER = {
+    (2, 8): Region(8, 9, 16, 32, 3),
+    (2, 16): Region(8, 4, 16, 32, 3),
+    (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
+    (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
+}
 # Microseconds of a row of the batch in a region, and of a sum that is written and read again.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
 A_ROW_OF_16_BIT, A_SUM = {8: 0.046, 16: 0.034}, 1.6e-6
@@ -105,14 +114,18 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         in_regions(x, dy, index, whole, precision)
         copy(dvalues, whole)
         return
-    arithmetic = precision if dvalues.dtype == "float32" else dvalues.dtype.name
-    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if dvalues.itemsize == 2 else 1
+    arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
+    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if item == 2 else 1
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x_transposed = dy_transposed = False
     if type(x) is not Images:
         x, x_transposed = aligned_either_way(of_bits(x))
         dy, dy_transposed = aligned_either_way(of_bits(dy))
-    region = region_of(B, dvalues.itemsize, kept, x_transposed or dy_transposed)
+    places, large = multiprocessors(), region_of(B, item, kept, x_transposed or dy_transposed)
+    sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
+    times = places, A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one
+    regions = large, large if SIMULATED else fitted(SMALLER[item, B])
+    region, pieces = planned(index, region_for, B, widths, batch, regions, *times)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
         tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.offsets
@@ -122,34 +135,28 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     else:
         maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
-    slots = region.WARPS * region.SLOTS
-    times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), slots * 16 * B * A_SUM
-    n, places = used.size // region.WARPS, multiprocessors()
-    how = pieces_for(n, places, batch, region.DEPTH, *times, bool(offsets))
-    segments, cut = planned(index, cut_regions, n, places, *how)
-    pieces, in_cluster = how[0], how[0] if how[1] else 1
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets), in_cluster)
-    slots *= cut.size
+    n = used.size // region.WARPS
+    segments, cut = planned(index, cut_regions, n, places, pieces, region.CLUSTER)
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
+    slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
-    lines = index.block_rows, index.block_columns
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
-    into = Into(partials, blocks, *lines, (batch, *widths), out)
+    into = Into(partials, blocks, out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
+    plan = Plan(segments, boxes, codes, used, rows, tops)
     launch(
         region_kernel(sums),
         segments.size // 4,
-        region.THREADS,
-        *(maps, unannounced(maps), Plan(segments, boxes, codes, used, rows, tops), into, dense),
+        32 * (region.WARPS + region.FETCHERS),
+        *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
-        cluster=(in_cluster,) if in_cluster > 1 else None,
+        cluster=(region.CLUSTER,) if region.CLUSTER > 1 else None,
         overlap=True,
     )
-    if not cut.size:
-        return
     add = -(-slots // ADDERS), 32 * ADDERS
-    launch(total_kernel(sums._replace(PIECES=1)), *add, cut, pieces, into, dense, overlap=True)
+    launch(total_kernel(sums), *add, cut, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):
@@ -169,8 +176,8 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
 
     Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
     """
-    limit, rows = shared_memory(), 64 // item if transposed else 0
-    if limit is None:
+    rows = 64 // item if transposed else 0
+    if shared_memory() is None:
         return _region_in_the_simulator(B, item, kept, transposed)
     if item == 2:
         region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
@@ -180,8 +187,14 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     else:
         found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
         region = next(region for region in found if rows <= region.DEPTH)
+    return fitted(region)
+
+
+def fitted(region: Region) -> Region:
+    """With as many groups as shared memory holds."""
+    limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
+    if region.ITEM == 4:
         limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
-    limit -= PERIOD + 16 * (region.STAGES + 1)  # and barriers
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups)
 
@@ -213,26 +226,15 @@ def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any,
     return [narrow, (by_group, (WIDE, DEPTH, FEATURES), line)]
 
 
-class Registers(NamedTuple):
-    """Of a thread, when they are handed over, if they are; and what the compiler is told."""
-
-    fewer: int
-    more: int
-    options: dict[str, Any]
-
-    @property
-    def handed_over(self) -> bool:
-        return self.more > 0
-
-
-def registers_of(region: Region) -> Registers:
-    """Warps hand them over by fours (setmaxnreg)."""
+def registers_of(region: Region) -> tuple[int, int, dict[str, Any]]:
+    """Of a thread that fetches and of one that multiplies, which hand them over by fours of warps
+    (setmaxnreg), or 0; and what the compiler is told."""
     warps = region.WARPS + region.FETCHERS
     if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
-        return Registers(0, 0, registers(32 * warps, most=255))
+        return 0, 0, registers(32 * warps, most=255)
     each, fewer = 65536 // (32 * warps) // 8 * 8, 24
     more = min((each * warps - fewer * region.FETCHERS) // region.WARPS // 8 * 8, 240)
-    return Registers(fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)})
+    return fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)}
 
 
 @cache
@@ -240,12 +242,12 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
-    THREADS, WORDS = region.THREADS, 4 * CODES if tf32 else 4
+    CLUSTER, OF_IMAGES, ALL = region.CLUSTER, sums.of_images, STAGES * region.STAGE_BYTES // 4
+    THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
-    ALL, OF_IMAGES, IN_CLUSTER = STAGES * region.STAGE_BYTES, sums.of_images, sums.PIECES > 1
 
-    @cuda.jit(**registers_of(region).options)
-    def kernel(maps, fresh, plan, into, dense):
+    @cuda.jit(**registers_of(region)[2])
+    def kernel(maps, fresh, batch, plan, into, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
@@ -259,7 +261,7 @@ def region_kernel(sums: Sums) -> Any:
                 four = places(codes[item * CODES + i])
                 own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
         if OF_IMAGES and plan.rows < DEPTH:  # stages are not filled, and none of it may be NaN
-            for i in range(4 * t, ALL // 4, 4 * THREADS):
+            for i in range(4 * t, ALL, 4 * THREADS):
                 store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
             fence_proxy_async()
         if t == 0:
@@ -267,7 +269,7 @@ def region_kernel(sums: Sums) -> Any:
             fence_mbarrier_init()
         let_next_kernel_start()
         cuda.syncthreads()
-        chunks = (into.sizes[0] + DEPTH - 1) // DEPTH
+        chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
         warp = shfl_idx(uint32(t // 32), 0)
@@ -275,11 +277,13 @@ def region_kernel(sums: Sums) -> Any:
             ring = shared, base, bars
             supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
-            if IN_CLUSTER:
+            if CLUSTER > 1:
                 meet()
         else:
             ring = shared, base, bars
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
+        if CLUSTER > 1:
+            cluster_sync()  # the others may still read here
 
     return kernel
 
@@ -292,16 +296,15 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
-    FEWER, hand_over = registers_of(region).fewer, registers_of(region).handed_over
+    FEWER, *_ = registers_of(region)
     OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 
     @cuda.jit(device=True)
     def supply(own, maps, fresh, plan, item, first, steps, ring):
-        boxes, tops = plan.boxes, plan.tops
-        shared, base, bars = ring
-        if hand_over:
+        (shared, base, bars), boxes, tops = ring, plan.boxes, plan.tops
+        if FEWER:
             fewer_registers(FEWER)
         mine, nbytes = cuda.local.array(SHARE, int32), uint32(0)
         box_codes = cuda.local.array(SHARE, int32)
@@ -369,17 +372,17 @@ def load_box(sums: Sums, transposed: bool) -> Any:
 @cache
 def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
-    region, COUNT = sums.region, sums.PER_LANE
-    WARPS, SLOTS, ACC = region.WARPS, region.SLOTS, (region.SLOTS, sums.PER_LANE)
+    region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
+    WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
-    MORE, hand_over = registers_of(region).more, registers_of(region).handed_over
+    _, MORE, _ = registers_of(region)
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    IN_CLUSTER, store, store_shared = sums.PIECES > 1, storer(sums), cluster_storer(sums)
+    store = storer(sums) if region.CLUSTER == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
         (shared, base, bars), (segments, _, codes, useds, _, _) = ring, plan
-        if hand_over:
+        if MORE:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
         used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
@@ -387,9 +390,7 @@ def multiplier(sums: Sums) -> Any:
         wait_for_earlier_kernels()
         for p in range(SLOTS):
             code[p] = place(codes[own_warp * SLOTS + p], lane)
-        for p in range(SLOTS):
-            for i in range(COUNT):
-                acc[p, i] = 0
+        clear_sums(acc)
         stage = phase = uint32(0)
         for _ in range(steps):
             mbarrier_wait(bars, stage, phase)
@@ -402,9 +403,6 @@ def multiplier(sums: Sums) -> Any:
         cuda.syncthreads()  # the ring is free
         if tf32:  # which has no register for it meanwhile
             partial = segments[4 * cuda.blockIdx.x + 3]
-        if IN_CLUSTER:
-            store_shared(acc, warp, item, words, base // 4, into, dense)
-        else:
-            store(acc, warp, own_warp, partial, used, words, base // 4, into, dense)
+        store(acc, warp, own_warp * SLOTS, partial, used, words, base // 4, into, dense)
 
     return multiply

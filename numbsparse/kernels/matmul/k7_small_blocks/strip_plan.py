@@ -31,7 +31,8 @@ COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 5
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
-ROWS = 64
+ROWS, MOST_ROWS = 64, 96  # of a tile; others than the first up to FEW_TILES of those
+FEW_TILES, TALL = 3, 1.4  # how much longer they are thought to take where they have more
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
 # more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
 # that size find free at once; and where x are images.
@@ -113,7 +114,12 @@ class Strip(NamedTuple):
     @property
     def SLICES(self) -> int:
         """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
-        return 1 << min(self.SPLIT, 4 if self.ITEM == 2 else 2).bit_length() - 1
+        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
+
+    @property
+    def SLICE(self) -> int:
+        """Rows that such a block stores."""
+        return 16 * -(-self.ROWS // 16 // self.SLICES)
 
     @property
     def SHARED_BYTES(self) -> int:
@@ -129,9 +135,10 @@ def strip_of(
     transposed: bool,
     sizes: tuple[int, int, int],
     gated: bool = False,
+    even: bool = False,
     of_images: bool = False,
 ) -> Strip:
-    """For sizes (batch, features, columns). Blocks that have gates are packed.
+    """For sizes (batch, features, columns); with gates blocks are packed; see `even_rows`.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -143,7 +150,7 @@ def strip_of(
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
-    warps, split = shared_out(sizes, B, item, index.block_rows.size, of_images)
+    warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, even, of_images)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
@@ -155,7 +162,7 @@ def strip_of(
     for groups in OF_STAGE[item]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
-        strip = Strip(B, ROWS, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
+        strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
         strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item, of_images))
         if limit >= strip.SHARED_BYTES:
             break
@@ -179,35 +186,43 @@ def filled(strip: Strip, limit: int) -> Strip:
 
 
 def shared_out(
-    sizes: tuple[int, int, int], B: int, item: int, n_blocks: int, of_images: bool = False
-) -> tuple[int, int]:
-    """(warps of a strip, blocks of threads that share its sum), for the least time.
+    sizes: tuple[int, int, int],
+    B: int,
+    item: int,
+    n_blocks: int,
+    even: bool = False,
+    of_images: bool = False,
+) -> tuple[int, int, int]:
+    """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time.
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
-    cluster share the groups, they add what they have in shared memory.
+    cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
+    even have no more rows than they take, or more than ROWS in strips that leave registers for it.
     """
     batch, features, columns = sizes
     of_x, of_block = A_GROUP[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     units, widest = multiprocessors(), warps_for(columns, item)
     room = ROOM_OF_IMAGES if of_images else ROOM
+    most, least = -(-batch // ROWS), -(-batch // MOST_ROWS)
+    heights = {max(-(-batch // (16 * n)) * 16, ROWS // 2) for n in range(least, most + 1)}
 
-    def tiles_of(warps: int) -> int:
-        return -(-columns // (warps * WARP_COLUMNS)) * -(-batch // ROWS)
-
-    def cost(warps: int, split: int) -> float:
-        tiles = tiles_of(warps)
+    def cost(warps: int, split: int, rows: int) -> float:
+        tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows)
         if split > 1 and tiles * split > units * room[split]:
             return float("inf")
         group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
         if of_images:
             adding *= split / 2
+        group *= (1 + rows / ROWS) / 2 * (TALL if rows > ROWS else 1)
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
-    if tiles_of(widest) >= 2 * units:
-        return widest, 1
-    widths = [widest] + [n for n in (8, 4) if n < widest]
-    return min(((n, split) for n in widths for split in (1, *room)), key=lambda how: cost(*how))
+    if -(-columns // (widest * WARP_COLUMNS)) * most >= 2 * units:
+        return widest, 1, ROWS
+    ways = [(n, split, ROWS) for n in (widest, 8, 4) if n <= widest for split in (1, *room)]
+    if even and most <= FEW_TILES:
+        ways += [(*way[:2], rows) for way in ways if way[0] <= 8 for rows in sorted(heights)]
+    return min(ways, key=lambda way: cost(*way))
 
 
 def warps_for(columns: int, item: int) -> int:

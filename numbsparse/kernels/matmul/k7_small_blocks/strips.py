@@ -16,26 +16,26 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint8, uint32, uint64
+from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    COUNT_BITS,
     INSIDE_BITS,
     ROWS,
     Strip,
     plan_strips,
     strip_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_products import products
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
-from numbsparse.kernels.parts.packed import packed
+from numbsparse.kernels.parts.packed import adding, packed
 from numbsparse.kernels.parts.pixels import IMAGES, Images, finding, tile_in_a_row
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
@@ -43,7 +43,9 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
+from numbsparse.kernels.parts.stored_blocks import loading
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
+from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -75,14 +77,20 @@ def along_strips(
         fill(y, 0)
         return
     arithmetic = precision if y.dtype == "float32" else y.dtype.name
-    row_tiles, tops, offsets = -(-batch // ROWS), (), None
+    values, order, tops, offsets = aligned_values(values), order_of(y), (), None
+    x_order, even = IMAGES, False
     if type(x) is Images:
         tile, offsets = tile_in_a_row(x.batch, x.outputs, ROWS), x.offsets
         tops = x.tops(index, tile)
         batch = tops.shape[0] * ROWS
-        row_tiles = tops.shape[0]
-    sizes = batch, features, columns
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gates is not None, bool(offsets))
+    else:
+        x, x_transposed = aligned_either_way(of_bits(x))
+        x_order = FEATURES if x_transposed else BY_ROWS
+        even = x.itemsize == 2 and not x_transposed and order != FEATURES
+    sizes, more = (batch, features, columns), (gates is not None, even, bool(offsets))
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, *more)
+    row_tiles = -(-batch // strip.ROWS)
+    rows = even_rows(batch, row_tiles) if even else strip.ROWS
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1), offsets)
     lengths, lines, groups, begins, words, codes = plan
     if strip.SPLIT > 1:
@@ -90,11 +98,10 @@ def along_strips(
     else:
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
-    values, order = aligned_values(values), order_of(y)
     if offsets:
-        x_order, rows, x_map = IMAGES, prod(tile), tensor_map(*x.boxes(tile, strip.WIDTH))
+        rows, x_map = prod(tile), tensor_map(*x.boxes(tile, strip.WIDTH))
     else:
-        x, x_order, rows, x_map = of_matrix(x, strip, row_tiles, order)
+        x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS, gates)
@@ -112,16 +119,6 @@ def along_strips(
         cluster=(together,) if together > 1 else None,
         overlap=True,
     )
-
-
-def of_matrix(x: Any, strip: Strip, tiles: int, y_order: str) -> tuple[Any, str, int, Any]:
-    """(x, aligned, its order, rows of a tile, its map)."""
-    x, transposed = aligned_either_way(of_bits(x))
-    batch, rows = x.shape[1 if transposed else 0], ROWS
-    if x.itemsize == 2 and not transposed and y_order != FEATURES:
-        rows = even_rows(batch, tiles)
-    x_map = map_of(x, min(rows, strip.BOX_ROWS(transposed)), strip.WIDTH, transposed)
-    return x, FEATURES if transposed else BY_ROWS, rows, x_map
 
 
 class Plan(NamedTuple):
@@ -194,7 +191,7 @@ def strip_kernel(
 def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transposed: bool) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
-    OWN, COLUMNS, x_transposed = SUMS // SLICES, strip.COLUMNS, x_order == FEATURES
+    OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
     bounds = finding(x_order == IMAGES).bounds
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
@@ -247,9 +244,56 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
 def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> tuple[Any, Any]:
     """store(acc, columns, row, y) and, of exact float32, repair(acc, columns, row, y, dense): what
     a warp has of 64 rows, or of a slice of them, `row` the first one's number."""
-    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.ROWS // 16 // strip.SLICES
+    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.SLICE // 16
     of = Sums(kind, strip.B, strip.COLUMNS, TILES, APART=16)
     if strip.ITEM == 2:
         return storer(of, y_order), None
     row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
     return storer_of_pairs(of, y_order, row_of, x_transposed), repairing_pairs(of, row_of)
+
+
+@cache
+def products(strip: Strip, arithmetic: str, x_transposed: bool, transposed: bool) -> Any:
+    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
+
+    acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. `parts.packed`
+    says what a step of w is.
+    """
+    X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
+    WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
+    load, begin_x = loading(strip.B, transposed), rows.begin
+    if strip.PACKED:
+        load = words_of_lane(WORDS).load
+
+    def columns_from(j: int) -> Any:
+        """Column j, then those after it: each with its own registers, named when compiled."""
+        add_step = adding(arithmetic, strip.B, strip.ROWS // 16, rows, j)
+        others = columns_from(j + 1) if j < LAST_COLUMN else None
+
+        @cuda.jit(device=True)
+        def add_columns(shared, words, lines, word, at, place, b, counts, acc):
+            for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
+                now, own = place, b
+                word, at = uint32(word + 1), uint32(at + 32 * WORDS)
+                place, b = words[word], load(words, at)
+                add_step(shared, lines, now, own, acc)
+            if others is not None:
+                others(shared, words, lines, word, at, place, b, counts, acc)
+
+        return add_columns
+
+    columns = columns_from(0)
+
+    @cuda.jit(device=True)
+    def add_all(shared, words, stage, warp, acc):
+        counts = words[stage // 4 + warp]
+        lines = begin_x(uint32(stage + X_START))
+        before = counts >> uint32(4 * COUNT_BITS)
+        word = uint32(stage // 4 + HEAD + before)
+        at = uint32((stage + W_START) // 4 + before * (32 * WORDS))
+        # A step is read ahead of the one that is multiplied.
+        place, b = words[word], load(words, at)
+        columns(shared, words, lines, word, at, place, b, counts, acc)
+
+    return add_all

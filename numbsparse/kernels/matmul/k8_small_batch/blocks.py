@@ -28,10 +28,9 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.fragments import PACK
-from numbsparse.kernels.parts.gathers import copying, picking, reading
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import all_finite, finite, plain_sum
-from numbsparse.kernels.parts.requests import ALIGNED, square_of
+from numbsparse.kernels.parts.repair import any_nan, plain_sum
+from numbsparse.kernels.parts.requests import ALIGNED, copying, picking, reading, square_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
@@ -173,7 +172,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, _ = blocks
+    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -186,7 +185,6 @@ def block_kernel(blocks: Blocks) -> Any:
     hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
-    counted = counting(blocks.made)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
@@ -199,7 +197,7 @@ def block_kernel(blocks: Blocks) -> Any:
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
-        units = counted(count)
+        units = count[0] if MADE else count
         unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
@@ -266,21 +264,6 @@ def block_kernel(blocks: Blocks) -> Any:
             bulk_wait_read()
 
     return kernel
-
-
-@cache
-def counting(made: bool) -> Any:
-    """How many units there are, from a number or from an array of one."""
-
-    @cuda.jit(device=True)
-    def of_host(count):
-        return count
-
-    @cuda.jit(device=True)
-    def of_gpu(count):
-        return count[0]
-
-    return of_gpu if made else of_host
 
 
 @cache
@@ -416,7 +399,7 @@ def writing(blocks: Blocks) -> Any:
     """Write a unit through shared memory."""
     form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
     leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
-    repair, finite_sums, ENGINE = repairing(blocks), all_finite(M, 4), blocks.source.engine
+    repair, nan_in, ENGINE = repairing(blocks), any_nan(M, 4, 4), blocks.source.engine
     write_pieces = writing_pieces(blocks)
 
     @cuda.jit(device=True)
@@ -425,7 +408,7 @@ def writing(blocks: Blocks) -> Any:
             bulk_wait_read()  # of what was left here before
         sync_warp()
         leave(shared, leaving, uint32(w_view[2]), acc)
-        if SPLIT and not finite_sums(acc):
+        if SPLIT and nan_in(acc):
             repair(x, x_view, dy, dy_view, record, shared, leaving)
         if ENGINE:
             fence_proxy_async()
@@ -490,7 +473,7 @@ def leave_16_bit(blocks: Blocks) -> Any:
 
 @cache
 def repairing(blocks: Blocks) -> Any:
-    """Compute again what is not finite of what this lane left; 0 beyond the features."""
+    """Compute again what is NaN of what this lane left; 0 beyond the features."""
     M, R, depth = -(-blocks.x.groups // 2), min(blocks.x.groups, 2), blocks.depth
     LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
 
@@ -502,7 +485,8 @@ def repairing(blocks: Blocks) -> Any:
             m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
             i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
             at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
-            if r < R and not finite(as_float32(tile[at])):
+            value = as_float32(tile[at])
+            if r < R and value != value:
                 value = float32(0)
                 line = line_of(record, column // depth)
                 row, column = record[LINE] * depth + i, line * depth + column % depth
@@ -527,7 +511,7 @@ def writing_pieces(blocks: Blocks) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         for n in range(depth * PIECES // 32):
             number = uint32(lane + 32 * n)
-            row, piece = number >> SHIFT, number & LAST  # as in `parts.gathers`
+            row, piece = number >> SHIFT, number & LAST  # as in `parts.requests`
             place = place_of(record, piece * RUN // depth)
             if place >= 0:
                 swizzled = piece ^ (row // SHARE % (8 // SHARE))

@@ -14,8 +14,8 @@ from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_bits
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.gathers import Reach
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand

@@ -17,9 +17,8 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
-from numbsparse.kernels.parts.gathers import reading
-from numbsparse.kernels.parts.repair import all_finite
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, x_words
+from numbsparse.kernels.parts.repair import any_nan
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
@@ -260,12 +259,12 @@ def consuming(sums: Sums) -> Any:
 def finishing(lines: Lines) -> Any:
     """Write a line; of a line in parts, leave this part, and let the last one to finish write it.
 
-    Of float32 operands in two parts, sums that are not finite are computed again.
+    Of float32 operands in two parts, sums that are NaN are computed again.
     """
     sums, depth, *_ = lines
     (M, N), SPLIT = sums.shape, sums.form.split
     put, repair = storing(sums), repairing(sums, not sums.w.across, depth)
-    join, finite = pieces.join(M, N), all_finite(M, N)
+    join, nan_in = pieces.join(M, N), any_nan(M, N, 4)
 
     @cuda.jit(device=True)
     def finish(
@@ -280,7 +279,7 @@ def finishing(lines: Lines) -> Any:
             complete = join(partials, tickets, part, first, many, acc)
         if complete:
             put(y, top, line * depth, y_view, acc)
-            if SPLIT and not finite(acc):
+            if SPLIT and nan_in(acc):
                 repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view)
 
     return finish

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
-from numbsparse.kernels.parts.repair import finite, plain_sum
+from numbsparse.kernels.parts.fragments_tf32 import number_of
+from numbsparse.kernels.parts.repair import plain_sum
 from numbsparse.kernels.parts.store import ANY, FEATURES
-from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, number_of
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
 
 
@@ -141,19 +142,9 @@ def store_each(sums: Sums) -> Any:
 
 @cache
 def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
-    """Compute again what is not finite of this lane's outputs in a line of y = x @ w."""
+    """Compute again what is NaN of this lane's outputs in a line of y = x @ w."""
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
     GATED = sums.w.gated > 0
-
-    @cuda.jit(device=True)
-    def gate_of(gates, square, shift):
-        return gates[square >> shift]
-
-    @cuda.jit(device=True)
-    def one(gates, square, shift):
-        return float32(1)
-
-    gate_at = gate_of if GATED else one
 
     @cuda.jit(device=True)
     def repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view):
@@ -165,7 +156,7 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
             b, feature = b + top, line * depth + i
             at = b * y_view[2] + feature * y_view[3]
             inside = r < ROWS and b < x_view[0] and feature < y_view[1]
-            if inside and not finite(y[at]):
+            if inside and y[at] != y[at]:
                 value = float32(0)
                 for entry in range(plan[own], plan[own + 1]):
                     c = plan[sections[4] + entry] * int64(depth)
@@ -173,8 +164,8 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
                     square = plan[sections[5] + entry]
                     w_at = square * int64(WIDTH) + i * line_step
                     terms = min(depth, x_view[1] - c)
-                    gate = gate_at(gates, square, w_view[3])
-                    if GATED and gate != 0:
+                    gate = gates[square >> w_view[3]] if GATED else float32(0)
+                    if gate != 0:
                         for k in range(terms):
                             term = values[w_at + k * term_step] * gate
                             value += x[x_at + k * x_view[3]] * term
