@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_935,
+    "numbsparse": 2_950,
     "numbsparse/autograd": 695,
     "numbsparse/bench": 2_850,
     "numbsparse/compat": 405,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
-from numbsparse.layout import MOST, Index, Layout, grid_of, layout_of
+from numbsparse.layout import MOST, Index, Layout, cached, grid_of, layout_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
@@ -52,7 +51,7 @@ class MadeLayout(Layout):
     def n_blocks(self) -> int:
         return self._capacity
 
-    @cached_property
+    @cached
     def word(self) -> str:  # nobody looks at its contents
         return "{}x{}-made{}".format(*self.shape, next(_numbers))
 
