@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_000,
     "numbsparse/kernels/ladder": 1_980,
     "numbsparse/kernels/lstm": 1_835,
-    "numbsparse/kernels/matmul": 8_595,
+    "numbsparse/kernels/matmul": 8_640,
     "numbsparse/kernels/parts": 4_200,
     "numbsparse/kernels/ptx": 2_430,
     "numbsparse/machine_code": 345,
