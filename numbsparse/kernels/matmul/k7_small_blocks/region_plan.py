@@ -249,7 +249,7 @@ def region_for(
         again; a row of the other takes as many in proportion, or what x and dy take
     """
     large, small = regions
-    sides, of_group = tuple(-(-width // B) for width in widths), small.FEATURES // B
+    sides, of_group = (-(-widths[0] // B), -(-widths[1] // B)), small.FEATURES // B
     n = _region_of_blocks(index, 16 // B, of_group, sides, large)[2].size
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
     times = [time_of(n, places, batch, row, sums, pieces) for pieces in range(1, most + 1)]

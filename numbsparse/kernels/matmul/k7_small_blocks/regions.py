@@ -175,7 +175,7 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
 
 def fitted(region: Region) -> Region:
     """With as many groups as shared memory holds."""
-    limit = shared_memory() - PERIOD - 16 * (region.STAGES + 1)  # and barriers
+    limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
     if region.ITEM == 4:
         limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
@@ -251,15 +251,13 @@ def region_kernel(sums: Sums) -> Any:
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
-        warp, row = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH)
+        warp, row, ring = shfl_idx(uint32(t // 32), 0), int32(first * DEPTH), (shared, base, bars)
         if warp >= WARPS:
-            ring = shared, base, bars
             supply(int32(warp - WARPS), maps, fresh, boxes, item, row, steps, ring)
             cuda.syncthreads()
             if CLUSTER > 1:
                 meet()
         else:
-            ring = shared, base, bars
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
         if CLUSTER > 1:
             cluster_sync()  # the others may still read here
