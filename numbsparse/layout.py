@@ -17,6 +17,22 @@ from numbsparse.patterns.checks import integer, pair
 MOST = 2**31 - 1  # lines, or blocks, that int32 counts
 SPREAD = 32  # blocks of a grid for each that is kept
 
+if TYPE_CHECKING:
+    cached = cached_property
+else:
+
+    class cached(cached_property):
+        """Without the lock of Python before 3.12, which one object holds for all of its class.
+
+        Other threads waited for it, and a process that was forked meanwhile waited for ever.
+        """
+
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            if owner is None:
+                return self
+            value = vars(owner)[self.attrname] = self.func(owner)
+            return value
+
 
 class Walk(NamedTuple):
     """The kept blocks line by line: what a kernel follows to sum one output line.
@@ -161,14 +177,14 @@ class Layout:
         self._rows = Walk(*map(_read_only, (indptr, columns, everything)))
         self._block_rows = _read_only(block_rows)
 
-    @cached_property
+    @cached
     def index(self) -> Index:
         indptr, lines, blocks = self._rows
         by_column = scipy.sparse.csr_array((blocks, lines, indptr), shape=self.shape).tocsc()
         arrays = by_column.indptr, by_column.indices, by_column.data
         return Index(self._rows, Walk(*map(_read_only, arrays)), self._block_rows, lines)
 
-    @cached_property
+    @cached
     def n_blocks(self) -> int:
         return self._block_rows.size
 
@@ -203,7 +219,7 @@ class Layout:
         pattern[self._block_rows, self.indices] = True
         return pattern
 
-    @cached_property
+    @cached
     def flat_indices(self) -> np.ndarray:
         """block row * out_blocks + block column of each kept block, int64, rising."""
         return _read_only(self._block_rows.astype(np.int64) * self.shape[1] + self.indices)
@@ -282,7 +298,7 @@ class Layout:
                 f"{what} takes two layouts of one shape, got {self.shape} and {other.shape}"
             )
 
-    @cached_property
+    @cached
     def T(self) -> Layout:
         """The layout of the transposed matrix."""
         layout = Layout.__new__(Layout)
@@ -301,14 +317,14 @@ class Layout:
             and np.array_equal(self.indices, other.indices)
         )
 
-    @cached_property
+    @cached
     def _hash(self) -> int:
         return hash((self.shape, self.indptr.tobytes(), self.indices.tobytes()))
 
     def __hash__(self) -> int:
         return self._hash
 
-    @cached_property
+    @cached
     def word(self) -> str:
         """A word for its contents, the same in every process."""
         contents = sha256(self.indptr.tobytes() + self.indices.tobytes()).hexdigest()

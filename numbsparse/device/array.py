@@ -160,7 +160,8 @@ class DeviceArray:
         shape = tuple(map(index, shape))  # of NumPy's whole numbers too
         if shape == self.shape and self.is_contiguous:
             return self
-        if shape.count(-1) == 1 and (rest := -prod(shape)):  # else it would fit more than once
+        if shape.count(-1) == 1:
+            rest = -prod(shape) or 1  # kernels take no blocks at all in rows of no length
             shape = tuple(self.size // rest if n == -1 else n for n in shape)
         if prod(shape) != self.size or min(shape, default=0) < 0:
             raise ValueError(f"an array of shape {self.shape} cannot take the shape {shape}")

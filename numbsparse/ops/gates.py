@@ -8,7 +8,6 @@ gated blocks are computed first, and the plan of a product may leave zeros out o
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -19,7 +18,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
 from numbsparse.kernels.parts.plans import Sent
-from numbsparse.layout import Index, Layout
+from numbsparse.layout import Index, Layout, cached
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside, with_gates
 from numbsparse.ops.made import MadeLayout
@@ -51,7 +50,7 @@ class Places:
     def __init__(self, layout: Layout, chosen: np.ndarray):
         self._layout, self._chosen = layout, chosen
 
-    @cached_property
+    @cached
     def index(self) -> Index:
         own, chosen = self._layout.index, self._chosen
         rows = own.rows._replace(blocks=chosen)  # which were numbered row by row

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
 from numbsparse.device.streams import after_waiting
-from numbsparse.layout import MOST, Index, Layout, grid_of, layout_of
+from numbsparse.layout import MOST, Index, Layout, cached, grid_of, layout_of
 from numbsparse.ops.operands import check_integers, in_order, operand
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
@@ -51,7 +50,7 @@ class MadeLayout(Layout):
     def n_blocks(self) -> int:
         return self._capacity
 
-    @cached_property
+    @cached
     def word(self) -> str:  # nobody looks at its contents
         return "{}x{}-made{}".format(*self.shape, next(_numbers))
 

@@ -38,7 +38,7 @@ from math import prod
 from types import ModuleType
 from typing import Any
 
-from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.conv.window import SIDE, Window
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 
@@ -52,11 +52,9 @@ RUNGS = {
     "k5_small_blocks": "cuda",
     "k6_strips": "cuda",
 }
-"""The place of each rung, in reading order; k5_small_blocks is for blocks of 4 and 8, k6_strips for
-those of 8 and 16."""
+"""The place of each rung, in reading order; k5 is for blocks of 4 and 8, k6 for 8 and 16."""
 
-ANY, SIDE = 1 << 62, 8
-U, W, S = "k2_unfolded", "k4_wgmma", "k6_strips"
+ANY, U, W, S = 1 << 62, "k2_unfolded", "k4_wgmma", "k6_strips"
 BEST: dict[str, tuple[tuple[tuple[str, int], ...], ...]] = {  # blocks up to 8, of 16, larger ones
     "lines": (((U, 64), (S, ANY), (U, 4096)), ((U, 64), (S, 4096), (W, ANY)), ((U, 64),)),
     "lines float32": (((U, ANY),), ((U, 1024),), ((U, 1024),)),

@@ -150,11 +150,10 @@ def unfolding(
 
 def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
     """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
-    seen, made = (
-        (window.small, window.big) if product == "input_grad" else (window.big, window.small)
-    )
+    passes = window.passes(product)
+    *_, seen, made = window.view(product, passes[0])
     sources = np.full((prod(made), window.taps), NONE, np.int32)
-    for of in window.passes(product):
+    for of in passes:
         for k, tap in enumerate(of.taps):
             sources[of.outputs(made), tap] = of.sources(k, seen)
     return (sources[:, taps.start : taps.stop].reshape(-1),)

@@ -34,7 +34,7 @@ FLOATS = (np.float32, np.float64)
 
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
-    """Whether the cores compute in this dtype, the batch fills vectors, and gates stay in the cache.
+    """Whether the cores take this dtype, the batch fills vectors, and gates stay in the cache.
 
     A few rows are multiplied several times as fast step by step: see `few_rows`.
     """

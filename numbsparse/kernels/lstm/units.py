@@ -68,18 +68,16 @@ def unit_of_four(two):
 @cache
 def loading_two(kind: str) -> Any:
     """(array, at) -> two float32; of 16-bit floats, the array is of words."""
-    unpack: Any = UNPACK.get(kind)
+    FLOAT32, unpack = kind == "tf32", UNPACK.get(kind, unpack_half2)
 
     @cuda.jit(device=True)
-    def load_16_bit(array, at):
+    def load(array, at):
+        if FLOAT32:
+            a, b = load_2xu32(array, at)
+            return as_float32(a), as_float32(b)
         return unpack(array[uint64(at >> 1)])
 
-    @cuda.jit(device=True)
-    def load_float32(array, at):
-        a, b = load_2xu32(array, at)
-        return as_float32(a), as_float32(b)
-
-    return load_16_bit if unpack else load_float32
+    return load
 
 
 @cache
@@ -150,9 +148,8 @@ class Eights(NamedTuple):
 
 @cache
 def eights(kind: str) -> Eights:
-    unpack: Any = UNPACK.get(kind)
-    pack: Any = PACK.get(kind)
-    WORDS = 8 if kind == "tf32" else 4
+    FLOAT32, WORDS = kind == "tf32", 8 if kind == "tf32" else 4
+    unpack, pack = UNPACK.get(kind, unpack_half2), PACK.get(kind, PACK["f16"])
 
     @cuda.jit(device=True)
     def load(array, at, words, k):
@@ -167,21 +164,16 @@ def eights(kind: str) -> Eights:
             store_4xu32(array, at + i, words[k], words[k + 1], words[k + 2], words[k + 3])
 
     @cuda.jit(device=True)
-    def take_16_bit(words, k, i):
+    def take(words, k, i):
+        if FLOAT32:
+            return as_float32(words[k + 2 * i]), as_float32(words[k + 2 * i + 1])
         return unpack(words[k + i])
 
     @cuda.jit(device=True)
-    def put_16_bit(words, k, i, a, b):
-        words[k + i] = pack(a, b)
+    def put(words, k, i, a, b):
+        if FLOAT32:
+            words[k + 2 * i], words[k + 2 * i + 1] = as_uint32(a), as_uint32(b)
+        else:
+            words[k + i] = pack(a, b)
 
-    @cuda.jit(device=True)
-    def take_float32(words, k, i):
-        return as_float32(words[k + 2 * i]), as_float32(words[k + 2 * i + 1])
-
-    @cuda.jit(device=True)
-    def put_float32(words, k, i, a, b):
-        words[k + 2 * i], words[k + 2 * i + 1] = as_uint32(a), as_uint32(b)
-
-    if kind == "tf32":
-        return Eights(WORDS, load, store, take_float32, put_float32)
-    return Eights(WORDS, load, store, take_16_bit, put_16_bit)
+    return Eights(WORDS, load, store, take, put)

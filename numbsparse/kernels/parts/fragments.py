@@ -41,26 +41,20 @@ def scaling(dtype: str, skips: bool = False) -> Any:
 
     If it `skips`, 0 times infinity or NaN is 0.
     """
-    unpack: Any = UNPACK.get(dtype)
-    pack: Any = PACK.get(dtype)
+    FLOAT32 = dtype == "float32"
+    unpack, pack = UNPACK.get(dtype, unpack_half2), PACK.get(dtype, pack_half2)
 
     @cuda.jit(device=True)
     def scaled(word, factor):
-        low, high = unpack(word)
-        return pack(low * factor, high * factor)
+        if FLOAT32:
+            product = as_uint32(as_float32(word) * factor)
+        else:
+            low, high = unpack(word)
+            product = pack(low * factor, high * factor)
+        kept = uint32(0) if skips and factor == 0 else uint32(0xFFFFFFFF)  # no branch
+        return uint32(product & kept)
 
-    @cuda.jit(device=True)
-    def scaled_float32(word, factor):
-        return as_uint32(as_float32(word) * factor)
-
-    product = scaled if unpack else scaled_float32
-
-    @cuda.jit(device=True)
-    def product_or_0(word, factor):
-        kept = uint32(0xFFFFFFFF) if factor != 0 else uint32(0)  # no branch
-        return uint32(product(word, factor) & kept)
-
-    return product_or_0 if skips else product
+    return scaled
 
 
 class Side(NamedTuple):

@@ -272,15 +272,13 @@ def region_kernel(sums: Sums) -> Any:
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
-        warp = shfl_idx(uint32(t // 32), 0)
+        warp, ring = shfl_idx(uint32(t // 32), 0), (shared, base, bars)
         if warp >= WARPS:
-            ring = shared, base, bars
             supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
             if CLUSTER > 1:
                 meet()
         else:
-            ring = shared, base, bars
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
         if CLUSTER > 1:
             cluster_sync()  # the others may still read here
