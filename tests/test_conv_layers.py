@@ -1,5 +1,8 @@
 """nn's convolutions, weight_norm and BatchNorm, beside torch's meaning written in NumPy."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 from conftest import HALVES, host
@@ -107,6 +110,18 @@ def test_weight_norm(rng, put, place):
     dots = (layer.weight_v.grad.numpy() * before).sum(axis=0)
     np.testing.assert_allclose(dots, 0, rtol=0, atol=1e-4)
     assert repr(layer).startswith("Conv2d(8, 10, kernel_size=(3, 3)")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
+def test_a_layer_with_weight_norm_is_copied_and_pickled(copied, rng):
+    layer, x = nn.utils.weight_norm(nn.Linear(8, 8, block_size=4, seed=0)), rng.random((2, 8))
+    layer.eval()
+    other = copied(layer)
+    assert isinstance(other, nn.Linear)
+    assert not other.training
+    np.testing.assert_array_equal(other(np.float32(x)).data, layer(np.float32(x)).data)
+    other.weight_g.data[:] = 0
+    assert layer.weight_g.data.all()
 
 
 def test_weight_norm_gradients(rng):

@@ -75,5 +75,13 @@ def _normalised(layer: Any) -> Any:
             self.weight_v, self.weight_g, eps, tap_features=features
         )
 
+    def reduce(self: Any) -> Any:  # pickle finds classes by their names
+        return _empty, (layer,), vars(self)
+
     names = {"weight": property(weight), "__module__": layer.__module__, "__doc__": layer.__doc__}
-    return type(layer.__name__, (layer,), names)
+    return type(layer.__name__, (layer,), names | {"__reduce__": reduce})
+
+
+def _empty(layer: Any) -> Any:
+    kind = _normalised(layer)
+    return kind.__new__(kind)
