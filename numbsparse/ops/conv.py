@@ -12,13 +12,13 @@ from numbsparse.ops.conv_operands import (
     as_rows,
     check_features,
     check_weight,
-    empty_like,
     is_away,
     only_tap,
     small_space,
     space_of,
 )
 from numbsparse.ops.conv_window import conv_window, in_blocks_of, transpose_window
+from numbsparse.ops.create import empty_like
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.matmul import matmul, sddmm
 from numbsparse.ops.operands import in_order, operand

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv import Window
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.elementwise import gapless
@@ -89,9 +89,3 @@ def as_pixels(x: Any) -> Any:
 
 def as_rows(x: Any) -> Any:
     return as_pixels(x).reshape(prod(x.shape[:-1]), x.shape[-1])
-
-
-def empty_like(shape: tuple[int, ...], like: Any) -> Any:
-    if isinstance(like, DeviceArray):
-        return empty(shape, like.dtype)
-    return np.empty(shape, like.dtype)

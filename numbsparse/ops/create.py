@@ -37,6 +37,11 @@ def zeros(shape: int | tuple[int, ...], dtype: Any, place: str) -> Any:
     return full(shape, 0, dtype, place)
 
 
+def empty_like(shape: tuple[int, ...], like: Any) -> Any:
+    """Memory for an array of the dtype of `like`, in its place."""
+    return (empty if isinstance(like, DeviceArray) else np.empty)(shape, like.dtype)
+
+
 def full_like(a: np.ndarray | DeviceArray, value: float) -> Any:
     """An array of one value with the shape, dtype and place of `a`."""
     return full(a.shape, value, a.dtype, place_of(a))

@@ -17,7 +17,7 @@ import numpy as np
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.lstm.cell import GATES
-from numbsparse.ops.create import zeros
+from numbsparse.ops.create import empty_like, zeros
 from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import streamed
 from numbsparse.ops.matmul import matmul
@@ -80,13 +80,13 @@ def lstm(
     if not eps >= 0:
         raise ValueError(f"eps takes a number from 0 on, got {eps}")
     precision = checked_precision(precision)
-    (steps, batch, _), units, gpu = x.shape, h.shape[1], isinstance(x, DeviceArray)
-    hs = _empty((steps + 1, batch, units), x.dtype, gpu)
-    cs = _empty((steps + 1, *c.shape), c.dtype, gpu)
+    (steps, batch, _), units = x.shape, h.shape[1]
+    hs = empty_like((steps + 1, batch, units), x)
+    cs = empty_like((steps + 1, *c.shape), c)
     write(hs[0], h)
     write(cs[0], c)
-    gates = _empty((steps, batch, *bias.shape), x.dtype, gpu)
-    scales = None if gain is None else _empty((steps, batch, GATES), c.dtype, gpu)
+    gates = empty_like((steps, batch, *bias.shape), x)
+    scales = None if gain is None else empty_like((steps, batch, GATES), c)
     trace = LSTMTrace(gates, hs, cs, scales)
     how: Any = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
     how["exchange"] = exchange
@@ -126,9 +126,9 @@ def lstm_steps(
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
     kernels, made = _kernels(gates), each_h
     if exchange is not None:  # of this rank's units, before they are with the others'
-        own = _empty(cs.shape[1:], hs.dtype, isinstance(gates, DeviceArray))
+        own = empty_like(cs.shape[1:], hs)
         made = [own] * (steps + 1)
-    recurrent = _empty(gates.shape[1:], gates.dtype, isinstance(gates, DeviceArray))
+    recurrent = empty_like(gates.shape[1:], gates)
 
     def run(first: int, last: int) -> None:
         for t in range(first, last):
@@ -282,10 +282,6 @@ def _each(array: Any, steps: int = 0) -> list[Any]:
         DeviceArray(array.address + t * stride, rest, array.dtype, None, array.owner)
         for t in range(array.shape[0])
     ]
-
-
-def _empty(shape: tuple[int, ...], dtype: Any, gpu: bool) -> Any:
-    return empty(shape, dtype) if gpu else np.empty(shape, dtype)
 
 
 def _summed(parts: Any, dtype: np.dtype) -> Any:

@@ -30,6 +30,7 @@ from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
+from numbsparse.ops.create import empty_like
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import clear_rest, taken
@@ -192,7 +193,7 @@ def sddmm(
         size = _block_size(shape, layout.shape)
     else:
         size = integer("block_size", block_size)
-    values = _empty((layout.n_blocks, size, size), a)
+    values = empty_like((layout.n_blocks, size, size), a)
     return sddmm_into(values, a, b, layout, kernel, precision)
 
 
@@ -299,7 +300,7 @@ def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
             index.calls.clear()
         batch = prod(x.shape[:-1])
         compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
-        index.calls[case] = y.shape, compute if x.ndim == 2 else _of_rows(batch, compute)
+        index.calls[case] = tuple(y.shape), compute if x.ndim == 2 else _of_rows(batch, compute)
     return y
 
 
@@ -450,12 +451,6 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
         if isinstance(other, DeviceArray) != on_cpu and overlap(array, other):
             raise ValueError(f"out takes memory of its own, got some of {name}")
     return array
-
-
-def _empty(shape: tuple[int, ...], like: Any) -> Any:
-    if isinstance(like, DeviceArray):
-        return empty(shape, like.dtype)
-    return np.empty(shape, like.dtype)
 
 
 def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
