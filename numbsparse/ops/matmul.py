@@ -294,7 +294,7 @@ def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
             index.calls.clear()
         batch = prod(x.shape[:-1])
         compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
-        index.calls[case] = y.shape, compute if x.ndim == 2 else _of_rows(batch, compute)
+        index.calls[case] = tuple(y.shape), compute if x.ndim == 2 else _of_rows(batch, compute)
     return y
 
 

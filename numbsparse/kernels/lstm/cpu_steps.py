@@ -34,10 +34,7 @@ FLOATS = (np.float32, np.float64)
 
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
-    """Whether the cores take this dtype, the batch fills vectors, and gates stay in the cache.
-
-    A few rows are multiplied several times as fast step by step: see `few_rows`.
-    """
+    """Whether it pays: floats, more rows than `few_rows` is for, and gates that fit the cache."""
     return values.dtype in FLOATS and few(values.dtype) < batch <= SLAB // (GATES * units)
 
 
