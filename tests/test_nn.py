@@ -392,7 +392,7 @@ class TestInit:
     [
         (lambda: nn.Linear(64, 64, layout=np.ones((3, 2))), "layout takes 2 x 2 blocks.*got 3 x 2"),
         (lambda: nn.Linear(0, 64), "in_features"),
-        (lambda: nn.Linear(64, 6.5), "out_features"),
+        (lambda: nn.Linear(64, -6), "out_features takes an integer of at least 1, got -6"),
         (lambda: nn.LSTM(64, 64, layout=np.ones((3, 2))), "layout"),
         (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((3, 2, 5), np.float32)), "x takes"),
         (lambda: nn.LSTM(4, 8, block_size=8)(np.zeros((0, 2, 4), np.float32)), "x takes"),
@@ -414,3 +414,9 @@ class TestInit:
 def test_refuses(call, says):
     with pytest.raises(ValueError, match=says):
         call()
+
+
+@pytest.mark.parametrize("features", [6.5, True])
+def test_features_are_integers(features):
+    with pytest.raises(TypeError, match=f"out_features takes an integer .* got {features}"):
+        nn.Linear(64, features)
