@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_835,
     "numbsparse/kernels/matmul": 8_595,
     "numbsparse/kernels/parts": 4_200,
-    "numbsparse/kernels/ptx": 2_430,
+    "numbsparse/kernels/ptx": 2_435,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_440,
     "numbsparse/ops": 5_570,
     "numbsparse/pages": 1_730,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_445,
+    "numbsparse/simulator": 2_460,
     "numbsparse/torch": 1_810,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
