@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_815,
     "numbsparse/kernels/matmul": 8_760,
     "numbsparse/kernels/parts": 4_280,
-    "numbsparse/kernels/ptx": 2_430,
+    "numbsparse/kernels/ptx": 2_435,
     "numbsparse/machine_code": 345,
     "numbsparse/nn": 7_505,
     "numbsparse/ops": 5_040,
     "numbsparse/pages": 1_710,
     "numbsparse/patterns": 955,
     "numbsparse/puzzles": 440,
-    "numbsparse/simulator": 2_450,
+    "numbsparse/simulator": 2_445,
     "numbsparse/torch": 1_795,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -1,90 +1,29 @@
-"""Rewiring and growth: which blocks go and come, what follows them, what is refused."""
+"""Rewiring and growth: which blocks go and come, when, and what follows them."""
 
 from math import cos, pi
 
 import numpy as np
 import pytest
 from conftest import host
-from drawn import Space
+from rewiring_helpers import (
+    batch,
+    begun,
+    block_norms,
+    dense_gradients,
+    descend,
+    flats,
+    model_of,
+    norms_by_block,
+    train,
+    weights_of,
+)
 
 import numbsparse as ns
 from numbsparse import device, nn
-from numbsparse.device import Capture
-from numbsparse.nn import functional as F
-from numbsparse.nn import optim
-from numbsparse.nn.utils import HardConcrete, PruneAndGrow, Rewiring, absent_norms, prune
+from numbsparse.nn.utils import PruneAndGrow, Rewiring
 from numbsparse.nn.utils import drawn as drawn_blocks
 
 pytestmark = pytest.mark.usefixtures("cheap_products")
-
-
-def model_of(density=0.4, sizes=(40, 48, 20), **how):
-    """Features that end within a block."""
-    layers = []
-    for i in range(2):
-        grid = (-(-sizes[i] // 4), -(-sizes[i + 1] // 4))
-        pattern = ns.patterns.random(*grid, density, seed=i)
-        layers.append(nn.Linear(*sizes[i : i + 2], layout=pattern, block_size=4, seed=i, **how))
-    return nn.Sequential(layers[0], nn.Tanh(), layers[1])
-
-
-def weights_of(model):
-    return [model[0].weight, model[2].weight]
-
-
-def flats(weight):
-    return set(weight.data.layout.flat_indices.tolist())
-
-
-def norms_by_block(weight):
-    """By flat index."""
-    norms = host(weight.data.block_norms())
-    return dict(zip(weight.data.layout.flat_indices.tolist(), norms.tolist(), strict=True))
-
-
-def batch(step, place="cpu", width=40):
-    x = np.random.default_rng(step).standard_normal((6, width), dtype=np.float32)
-    return ns.to_device(x) if place == "cuda" else x
-
-
-def descend(model, step, place="cpu"):
-    y = model(batch(step, place, model[0].weight.shape[0]))
-    model.zero_grad()
-    F.mean(y * y).backward()
-
-
-def train(parts, steps, place="cpu"):
-    for step in steps:
-        descend(parts["model"], step, place)
-        parts["rewiring"].step()
-        parts["optimizer"].step()
-        parts["average"].step()
-
-
-def begun(place="cpu", first=0.4, kind=Rewiring, **how):
-    # Simulated threads are slow.
-    model = model_of(first, (12, 16, 8) if place == "cuda" else (40, 48, 20)).to(place)
-    optimizer = optim.Adam(model.parameters(), lr=0.01)
-    average = optim.ExponentialMovingAverage(model.parameters(), 0.5)
-    rewiring = kind(model, remap=[optimizer, average], seed=0, **how)
-    return {"rewiring": rewiring, "model": model, "optimizer": optimizer, "average": average}
-
-
-def dense_gradients(model, x):
-    """Of both weights, in float64, for mean(y * y)."""
-    one, two = (host(w.data).astype(np.float64) for w in weights_of(model))
-    biases = [host(layer.bias.data).astype(np.float64) for layer in (model[0], model[2])]
-    h = np.tanh(x @ one + biases[0])
-    y = h @ two + biases[1]
-    dy = 2 * y / y.size
-    dh = dy @ two.T * (1 - h**2)
-    return [x.T @ dh, h.T @ dy]
-
-
-def block_norms(dense, grid):
-    padded = np.zeros((grid[0] * 4, grid[1] * 4))
-    padded[: dense.shape[0], : dense.shape[1]] = dense
-    return np.sqrt((padded**2).reshape(grid[0], 4, grid[1], 4).sum((1, 3))).reshape(-1)
 
 
 @pytest.mark.parametrize("candidates", [None, 10_000])
@@ -341,198 +280,3 @@ def test_from_dense_what_was_there_keeps_its_values():
         PruneAndGrow(model, 0.1, stop=1)
     with pytest.raises(ValueError, match=r"density 0\.001 leaves 0\.weight none of its 120 blocks"):
         PruneAndGrow(model, 0.001, stop=9)
-
-
-@pytest.mark.parametrize("grow", ["gradient", "random", "degrees", "prune"])
-@pytest.mark.parametrize("after", [4, 5, 6])  # 5: while candidates are there
-def test_training_resumes_bit_for_bit(grow, after, tmp_path):
-    how = {"every": 3, "stop": 20}
-    how |= {"kind": PruneAndGrow, "density": 0.2} if grow == "prune" else {"grow": grow}
-    parts, resumed = begun(**how), begun(first=0.6, **how)
-    train(parts, range(after))
-    ns.save(tmp_path / "state.npz", {name: part.state_dict() for name, part in parts.items()})
-    train(parts, range(after, 10))
-    train(resumed, range(20, 22))  # its state and layouts go
-    resumed["rewiring"].seed = 5
-    state = ns.load(tmp_path / "state.npz")
-    for name, part in resumed.items():
-        part.load_state_dict(state[name])
-    train(resumed, range(after, 10))
-    for name, part in parts.items():
-        one, two = part.state_dict(), resumed[name].state_dict()
-        assert one.keys() == two.keys()
-        for key, value in one.items():
-            other = two[key]
-            if isinstance(value, ns.BlockSparse):
-                assert value.layout == other.layout
-                value, other = value.data, other.data
-            np.testing.assert_equal(value, other, err_msg=f"{name}.{key}")
-    broken = [{}, {**state["rewiring"], "steps": -1}, {**state["rewiring"], "layouts": {}}]
-    for wrong in broken:
-        with pytest.raises(ValueError, match="state"):
-            resumed["rewiring"].load_state_dict(wrong)
-
-
-def test_pruning_between_two_steps_is_followed():
-    parts = begun(every=3, fraction=0.2)
-    train(parts, range(2))
-    prune(parts["model"], 0.3, remap=parts["rewiring"].remap)
-    kept = [w.data.n_blocks for w in weights_of(parts["model"])]
-    train(parts, range(2, 3))
-    assert [w.data.n_blocks for w in weights_of(parts["model"])] <= kept
-
-
-def test_new_gates_begin_as_gates_do():
-    model = model_of(gate=True)
-    for gate in (model[0].gate, model[2].gate):
-        gate.data.values[:] = 0.5
-    before = flats(model[0].weight)
-    Rewiring(model, 0.5, grow="random", every=1, seed=0).step()
-    assert model[0].gate.data.layout == model[0].weight.data.layout
-    for flat, gate in zip(
-        model[0].gate.data.layout.flat_indices, model[0].gate.data.values[:, 0, 0], strict=True
-    ):
-        assert gate == (0.5 if flat in before else 1)
-    model = model_of()
-    HardConcrete(model, 0.5)
-    before = flats(model[0].weight)
-    own = model[0].gate.log_alpha
-    own.data.values[:] = -0.5
-    Rewiring(model, 0.5, grow="random", every=1, seed=0).step()
-    values = zip(own.data.layout.flat_indices, own.data.values[:, 0, 0], strict=True)
-    assert all(value == (-0.5 if flat in before else 2) for flat, value in values)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: (nn.LSTM(6, 10, block_size=4, seed=0), (3, 2, 6)),
-        lambda: (nn.Conv2d(3, 9, 3, block_size=4, seed=0), (2, 6, 6, 3)),
-    ],
-    ids=["LSTM", "Conv2d"],
-)
-def test_other_layers_are_rewired_too(make):
-    model, shape = make()
-    prune(model, 0.5)
-    rewiring = Rewiring(model, every=2, seed=0)
-    weights = [p for p in model.parameters() if isinstance(p.data, ns.BlockSparse)]
-    before = [flats(p) for p in weights]
-    for _ in range(2):
-        y = model(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
-        model.zero_grad()
-        F.sum(y if isinstance(y, ns.Tensor) else y[0]).backward()
-        rewiring.step()
-    for p, own in zip(weights, before, strict=True):
-        assert len(flats(p)) == len(own)
-        assert flats(p) != own
-
-
-def test_a_shared_weight_is_rewired_once():
-    first = nn.Linear(32, 32, layout=ns.patterns.random(8, 8, 0.4, seed=0), block_size=4)
-    model = nn.Sequential(first, nn.ReLU(), first)
-    before = flats(first.weight)
-    Rewiring(model, 0.5, grow="random", every=1, seed=0).step()
-    assert len(before - flats(first.weight)) == round(0.5 * len(before))
-    other = nn.Linear(32, 32, block_size=4, layout=first.weight.data.layout)
-    other.weight.data = first.weight.data
-    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share their values in two"):
-        Rewiring(nn.Sequential(first, other))
-
-
-def test_what_cannot_be_rewired_is_refused():
-    model = model_of()
-
-    def refused(kind, words, *args, of=model, **how):
-        with pytest.raises(kind, match=words):
-            Rewiring(of, *args, **how)
-
-    refused(ValueError, "fraction takes a number from 0 to 1, got 2", 2)
-    refused(ValueError, "grow takes one of gradient, random, degrees, got 'all'", grow="all")
-    refused(ValueError, "every takes an integer of at least 1", every=0)
-    refused(ValueError, "by takes one of l1, l2, max", by="l0")
-    refused(ValueError, "density takes a stop", density=0.5)
-    refused(ValueError, "density takes a stop", density=0.5, stop=9, grow="degrees")
-    refused(ValueError, r"density 0\.001 leaves 0\.weight none", density=0.001, stop=9)
-    refused(ValueError, "candidates takes an integer of at least 1", candidates=0)
-    refused(TypeError, "remap takes optimizers and averages", remap=[3])
-    refused(ValueError, "with a block-sparse Parameter, got none", of=nn.ReLU())
-    rewiring = Rewiring(model, every=2)
-    rewiring.step()
-    before = model[0].weight.data
-    for _ in range(2):  # an error is not counted
-        with pytest.raises(ValueError, match=r"0\.weight has no gradient of its candidates"):
-            rewiring.step()
-        assert rewiring.steps == 1
-        assert model[0].weight.data is before
-        model[0].weight.grad = ns.Tensor(before.remap(np.ones(before.layout.shape)))
-
-
-def test_a_captured_step_changes_no_layout():
-    if not device.is_available():
-        pytest.skip(device.why_unavailable())
-    model = model_of()
-    schedules = [
-        Rewiring(model, grow="random"),
-        nn.utils.GradualPruning(model, 0.1, stop=5),
-        PruneAndGrow(model, 0.1, stop=5),
-        nn.utils.GroupLasso(model, 0.2),
-    ]
-    for schedule in schedules:
-        with Capture().under_way(), pytest.raises(RuntimeError, match="part of a captured step"):
-            schedule.step()
-    assert schedules[0].steps == schedules[1].steps == schedules[2].steps == 0
-    with Capture().under_way(), pytest.raises(RuntimeError, match="part of a captured step"):
-        prune(model, 0.1)
-
-
-NORMS = Space(
-    {
-        "place": ["cpu", "cuda"],
-        "by": ["l1", "l2", "max"],
-        "piece": [1, 6, 9, 1000],
-        "layout": ["random", "empty", "full"],
-        "edge": [(0, 0), (1, 3)],
-        "block_size": [4, 8],
-    },
-    lambda case: True,
-).covering()
-
-
-@pytest.mark.parametrize("case", NORMS, ids=lambda case: "-".join(map(str, case.values())))
-def test_gradients_of_absent_blocks(case, rng):
-    if case["place"] == "cuda" and not device.is_available():
-        pytest.skip(device.why_unavailable())
-    grid, size = (5, 3), case["block_size"]
-    pattern = {"random": rng.random(grid) < 0.5, "empty": np.zeros(grid, bool)}.get(
-        case["layout"], np.ones(grid, bool)
-    )
-    shape = [n * size - cut for n, cut in zip(grid, case["edge"], strict=True)]
-    x, dy = (rng.standard_normal((7, n)).astype(np.float32) for n in shape)
-    whole = np.zeros((grid[0] * size, grid[1] * size))
-    whole[: shape[0], : shape[1]] = abs(x.astype(np.float64).T @ dy)
-    blocks = whole.reshape(grid[0], size, grid[1], size)
-    right = {
-        "l1": blocks.sum((1, 3)),
-        "l2": np.sqrt((blocks**2).sum((1, 3))),
-        "max": blocks.max((1, 3)),
-    }[case["by"]]
-    given = [ns.to_device(a) if case["place"] == "cuda" else a for a in (x, dy)]
-    how = {"block_size": size, "by": case["by"], "piece": case["piece"]}
-    got = absent_norms(*given, pattern, **how)
-    np.testing.assert_allclose(got, np.where(pattern, 0, right), rtol=1e-4)
-
-
-def test_no_piece_is_larger_than_asked(rng, monkeypatch):
-    seen = []
-    sddmm = nn.utils.absent.ops.sddmm
-
-    def noted(a, b, part, **how):
-        seen.append(part)
-        return sddmm(a, b, part, **how)
-
-    monkeypatch.setattr(nn.utils.absent.ops, "sddmm", noted)
-    x, dy = rng.standard_normal((3, 40)), rng.standard_normal((3, 24))
-    absent_norms(x, dy, np.eye(10, 6), block_size=4, piece=13)
-    assert [part.shape for part in seen] == [(2, 6)] * 5
-    with pytest.raises(ValueError, match=r"layout takes \(10, 6\) blocks .*, got \(6, 10\)"):
-        absent_norms(x, dy, np.eye(6, 10), block_size=4)

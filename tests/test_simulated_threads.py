@@ -14,6 +14,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import ptx
+from numbsparse.testing import in_turns
 
 pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 
@@ -116,6 +117,8 @@ def other_block_kernel(counter):
 def third_fails_kernel(out):
     if cuda.threadIdx.x == 2:
         raise ValueError("too much")
+    if cuda.threadIdx.x > 2:  # nobody begins after that
+        out[cuda.threadIdx.x] = 1
     cuda.syncthreads()
     out[cuda.threadIdx.x] = 1
 
@@ -223,7 +226,8 @@ def test_a_cluster_extends_along_any_axis():
 def test_an_error_names_its_thread_and_ends_the_others():
     out = outputs()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"tid=\[2, 0, 0\] ctaid=\[0, 0, 0\]: too much"):
+        says = r"tid=\[2, 0, 0\] ctaid=\[0, 0, 0\]: too much"
+        with pytest.raises(ValueError, match=says), in_turns("rising"):
             launch(third_fails_kernel, 1, 8, out)
     np.testing.assert_array_equal(out.numpy(), -1)
     launch(rounds_kernel, 1, 8, out)

@@ -73,11 +73,6 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     def address(self) -> int:
         return self.ctypes.data
 
-    @cached_property
-    def steps(self) -> tuple[tuple[int, int], ...]:
-        """(length, stride) of each axis."""
-        return tuple(zip(self.shape, self.strides, strict=True))
-
 
 class Shared(Memory):
     """An array in shared memory."""
@@ -143,6 +138,6 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
         every = np.ndindex(array.shape)
     for places in every:
         address = array.address
-        for i, (length, stride) in zip(places, array.steps, strict=True):
+        for i, length, stride in zip(places, array.shape, array.strides, strict=True):
             address += int(i) % length * stride  # -1 is the last
         accesses.note(array.space, writes, address, array.itemsize)

@@ -188,13 +188,9 @@ class _Cuda(FakeCUDAModule):  # type: ignore[misc]
     blockIdx = property(lambda self: current().blockIdx)
 
     def grid(self, n: int) -> Any:
-        if n != 1:
-            return super().grid(n)
         thread = current()
-        return thread.blockIdx.x * self.blockDim.x + thread.threadIdx.x
-
-    def syncthreads(self) -> None:
-        current().syncthreads()
+        x = thread.blockIdx.x * self.blockDim.x + thread.threadIdx.x
+        return x if n == 1 else super().grid(n)
 
 
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,9 +213,14 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
     known = type(dtype) is type or not isinstance(dtype, types.Type)
     dtype = np.dtype(dtype if known else as_dtype(dtype))
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
-    shape = shape or memory._dynshared_size // dtype.itemsize
-    nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
-    return in_shared_memory(shared_bytes(current().block, name, nbytes).view(dtype).reshape(shape))
+    block = current().block
+    made = block.own.setdefault(_shared_array, {})
+    if (name, dtype) not in made:
+        shape = shape or memory._dynshared_size // dtype.itemsize
+        nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
+        array = shared_bytes(block, name, nbytes).view(dtype).reshape(shape)
+        made[name, dtype] = in_shared_memory(array)
+    return made[name, dtype]
 
 
 def _compiled_place(frame: Any) -> Any:

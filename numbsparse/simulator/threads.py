@@ -36,10 +36,12 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     threadIdx, blockIdx, thread_id, syncthreads : what the simulator reads of the current thread
     block : Block
     own : what instructions keep for this simulated thread
+    awaits : what says what it waits for; None until it waits
     """
 
     turns: Turns
     first: int  # the thread to become at its next turn
+    awaits: Callable[[], str] | None = None
     _manager = property(lambda self: self.block.manager)
 
     def run(self) -> None:
@@ -102,14 +104,14 @@ class Block:
         """Wait for all threads of the block that have not ended."""
         self._here.append(worker)
         self._open()
-        self.turns.wait(worker, _at_barrier)
+        self.turns.wait(worker, lambda: "all threads at cuda.syncthreads()")
 
     def synchronize_cluster(self, worker: Worker) -> None:
         """And of its cluster."""
         with accesses.synchronizing(self.cluster[0], "cluster"):
             self._of_cluster.append(worker)
             self._open()
-            worker.wait(lambda: "all threads of the cluster")
+            self.turns.wait(worker, lambda: "all threads of the cluster")
 
     def leave(self) -> None:
         """The running thread ends: what it did is ordered before later barriers."""
@@ -131,17 +133,13 @@ class Block:
                 self.turns.wake(block._of_cluster)
 
 
-def _at_barrier() -> str:
-    return "all threads at cuda.syncthreads()"
-
-
 class Turns:
     """Who runs, of the threads of blocks that are there at the same time."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks, self._threads = blocks, blocks[0].threads
         self._ready: deque[Any] = deque(order(range(len(blocks) * self._threads)))
-        self._waiting: dict[Worker, Callable[[], str]] = {}  # and for what, those of _ready too
+        self._begun: dict[Worker, None] = {}  # one runs, and the others wait
         self._polls, self._stuck = 0, ""
         self._error: BaseException | None = None
         self._launcher = stacks.Launcher()
@@ -153,21 +151,19 @@ class Turns:
         try:
             self._launcher.rest()
         except BaseException as interruption:  # the threads end where they wait next
-            self._error = interruption
+            self._fail(interruption)
             self._launcher.rest()
         if self._error is not None:
             raise self._error
 
     def wait(self, worker: Worker, what: Callable[[], str]) -> None:
-        self._waiting[worker] = what
-        ready = self._ready if self._error is None else None
-        following = ready.popleft() if ready else self._next()
+        worker.awaits = what
+        following = self._ready.popleft() if self._ready else self._next()
         if following is not worker:
             if type(following) is Worker:
                 stacks.resume(following)
             else:
                 self._whose(following).switch()
-        del self._waiting[worker]
         if self._error is not None:
             raise RuntimeError("another thread failed")
         if self._stuck:
@@ -201,32 +197,37 @@ class Turns:
                 if accesses.watcher is not None:
                     block.leave()
             except BaseException as error:
-                if self._error is None:
-                    self._error = _named(error, worker)
-            self._polls = 0
+                self._fail(_named(error, worker))
+            self._polls, worker.awaits = 0, None
             block.end_one()
             following = self._next()
         # Nothing is kept alive while it is idle.
-        del worker.turns, worker.block, worker.own
+        del worker.turns, worker.block, worker.own, self._begun[worker]
         return self._whose(following)
 
     def _next(self) -> Any:
         """Whose turn it is: a Worker that waited, a thread to begin, or nobody's."""
-        if self._error is None and self._ready:
+        if self._ready:
             return self._ready.popleft()
-        if self._error is None and self._waiting:
-            reasons = Counter(what() for what in self._waiting.values())
+        waiting = {worker: worker.awaits for worker in self._begun if worker.awaits is not None}
+        if self._error is None and waiting:
+            reasons = Counter(what() for what in waiting.values())
             listed = "; ".join(f"{n} for {what}" for what, n in reasons.items())
             self._stuck = f"no thread can go on; they wait, {listed}"
-            return min(self._waiting, key=lambda worker: worker in worker.block._here)
-        return next(iter(self._waiting), None)
+            return min(waiting, key=lambda worker: worker in worker.block._here)
+        return next(iter(waiting), None)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nobody else begins, and the threads end where they wait: the first error is raised."""
+        self._error = self._error or error
+        self._ready.clear()
 
     def _whose(self, turn: Any) -> Any:
         """The stack of what `_next` gave."""
         if type(turn) is not int:
             return self._launcher if turn is None else turn
         worker = stacks.kept() or Worker()
-        worker.turns, worker.first = self, turn
+        worker.turns, worker.first, self._begun[worker] = self, turn, None
         return worker
 
 

@@ -21,7 +21,8 @@ from numbsparse.simulator.threads import current
 _FLOAT = np.zeros(1, np.float32)  # one register, in each of its types
 _BITS, _HALVES = _FLOAT.view(np.uint32), _FLOAT.view(np.float16)
 _ITEM_BYTES = {np.uint8: 1, np.uint16: 2, np.uint32: 4, np.float32: 4}
-_MOST_HALF, _SMALL, _ONE = np.finfo(np.float16).max, np.finfo(np.float32).tiny, np.float32(1)
+_MOST_HALF = float(np.finfo(np.float16).max)
+_SMALL, _ONE = np.finfo(np.float32).tiny, np.float32(1)
 
 
 def _copies() -> list[list[tuple[np.ndarray, np.ndarray, Moment | None]]]:
@@ -157,7 +158,7 @@ def cvt_rna_tf32(x):
 
 def pack_half2(lo, hi):
     lo, hi = register(np.float32, lo), register(np.float32, hi)
-    if -_MOST_HALF <= lo <= _MOST_HALF and -_MOST_HALF <= hi <= _MOST_HALF:  # as most are
+    if abs(float(lo)) <= _MOST_HALF and abs(float(hi)) <= _MOST_HALF:  # as most are
         _HALVES[0], _HALVES[1] = lo, hi
         return _BITS[0]
     return meaning.pack_half2(lo, hi)[()]

@@ -32,19 +32,21 @@ def together(
     Raises RuntimeError where the lanes do not all arrive, or arrive for different things.
     """
     thread = current()
-    block, (number, lane) = thread.block, divmod(thread.thread_id, of)
-    warp: Warp | None = block.own.get((of, number))
+    warp: Warp | None = thread.own.get(of)
     if warp is None:
+        block, number = thread.block, thread.thread_id // of
         if of * number + of > block.threads:
             raise RuntimeError(
                 f"{meaning.__name__} takes warps of {of} threads; "
                 f"a block of {block.threads} ends inside one"
             )
-        warp = block.own[of, number] = Warp(of)
+        warp = thread.own[of] = block.own.get((of, number)) or Warp(of)
+        block.own[of, number] = warp
+    lane = thread.thread_id % of
     warp.calls[lane] = meaning, operands
     if len(warp.calls) < of:
         warp.waiting.append(thread)
-        block.turns.wait(thread, warp.missing)
+        thread.block.turns.wait(thread, warp.missing)
     else:
         warp.compute(shared, registers, types)
         thread.wake(warp.waiting)
