@@ -27,6 +27,7 @@ from char_options import share
 from layout_runs import (
     Results,
     Run,
+    check_stages,
     done,
     draw_curves,
     figure_of,
@@ -62,6 +63,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
 
 
 def run_all(options: Namespace, given: list[str]) -> Results:
+    check_stages(ends(options.steps))
     windows = opened(options, given, "grow")
     results = Results(options, ("density", "every"))
     for seed in range(options.seed, options.seed + options.seeds):

@@ -93,6 +93,14 @@ class Results:
         files.write_bytes(self.file, (json.dumps(content) + "\n").encode())
 
 
+def check_stages(ends: list[int]) -> None:
+    """Refuse steps too few for stages of one at least, whose results the picture would lack."""
+    if len({*ends}) < len(ends):
+        raise ValueError(
+            f"--steps takes enough for {len(ends)} stages, got ones that end at {ends}"
+        )
+
+
 def read(file: Path) -> dict[str, Any]:
     """A file of results; ValueError where it is none."""
     try:

@@ -24,6 +24,7 @@ from typing import Any
 from layout_runs import (
     Results,
     Run,
+    check_stages,
     done,
     draw_curves,
     figure_of,
@@ -52,6 +53,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
 
 
 def run_all(options: Namespace, given: list[str]) -> Results:
+    check_stages(stages(options.steps))
     windows = opened(options, given, "prune")
     results = Results(options)
     for seed in range(options.seed, options.seed + options.seeds):

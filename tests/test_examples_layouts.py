@@ -121,6 +121,12 @@ def test_other_settings_and_other_files_are_refused(program, arguments, tmp_path
         program.main([*arguments, "--dtype", "bfloat16"])
 
 
+def test_too_few_steps_are_refused_before_anything_is_trained(program, arguments, tmp_path):
+    with pytest.raises(SystemExit, match="--steps takes enough for 5 stages, got ones that end at"):
+        program.main([*arguments, "--steps", "4"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_checkpoints_the_numbers_are_the_same(program, plain, arguments, tmp_path):
     runs = program.main(arguments)
     other = program.main([*arguments, "--no-checkpoints", "--out", str(tmp_path / "other")])
