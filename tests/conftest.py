@@ -32,7 +32,8 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 
 
 SLOW = {  # of these files most tests take a second or start processes
-    "test_bench_gpu", "test_changed_operands", "test_conv_bench", "test_counting",
+    "test_bench_gpu", "test_bench_gpu_sections", "test_bench_gpu_timing",
+    "test_changed_operands", "test_conv_bench", "test_counting",
     "test_cpu_upgrade", "test_distributed", "test_distributed_split", "test_drawn_lstm",
     "test_equal_parameters", "test_examples", "test_examples_course", "test_examples_layouts",
     "test_examples_resume", "test_examples_text", "test_float32_products", "test_graph",

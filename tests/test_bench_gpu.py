@@ -1,21 +1,19 @@
-"""The GPU's benchmark: what it checks before it times, what it keeps, what it draws."""
+"""What the GPU's benchmark checks before it times, and what it keeps."""
 
 from __future__ import annotations
 
-import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import changing, contestants, results, run, sections, show, timing
+from numbsparse.bench import contestants, results, run, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
-from numbsparse.kernels import limits, poison
 from numbsparse.kernels import matmul as ladder
+from numbsparse.kernels import poison
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.layout import Layout
 from numbsparse.pages import committed, figure, tables
@@ -185,150 +183,6 @@ def test_bfloat16_problems():
     assert fault_in(parts, whole(problem, "forward")[parts.picked], "bfloat16", "highest") is None
 
 
-def fake_measure(problem, product, kernels, others):
-    size = {"features": problem.in_features, "batch": problem.batch}
-    density = problem.layout.density
-    return {
-        **size,
-        "product": product,
-        "dtype": problem.dtype,
-        "precision": problem.precision,
-        "density": density,
-        "block_size": problem.block_size,
-        "n_blocks": problem.layout.n_blocks,
-        "flops": problem.flops,
-        "auto": "k3_registers",
-        "seconds": {"k3_registers": problem.flops * 1e-9}
-        | ({"cuBLAS dense": 1.0} if density == 1 else {}),
-        "not_timed": {"torch BSR": "wrong: all"},
-    }
-
-
-def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
-    monkeypatch.setattr(changing, "graph_of", lambda _, call: timing.Graph(call, 1, call))
-    monkeypatch.setattr(changing, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
-    rows = list(sections.rows("changing", Options(quick=True)))
-    said = [(row["product"], row["layout"], len(row["seconds"])) for row in rows]
-    assert said == [
-        ("forward", "gates:", 4),
-        ("forward", "made on the GPU:", 2),
-        ("forward", "a new layout:", 2),
-        ("weight_grad", "made on the GPU:", 2),
-        ("weight_grad", "a new layout:", 2),
-    ]
-    assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
-    assert "none" in show.line("changing", rows[0], rows)
-    assert "(1.00); all one" in show.line("changing", rows[0], rows)
-
-
-def quick(name):
-    cases = sections.CASES[name](Options("auto", quick=True))
-    return [fake_measure(*case[:-1]) | case.more for case in cases]
-
-
-@pytest.mark.parametrize(
-    "name", ["headline", "float16", "float32", "ladder", "layouts", "feature_major"]
-)
-def test_every_section_prints_each_product_with_its_faults(name):
-    rows = quick(name)
-    assert {row["product"] for row in rows} == set(PRODUCTS)
-    for row in rows:
-        assert "k3_registers" in show.line(name, row, rows)
-        assert "torch BSR wrong: all" in show.line(name, row, rows)
-
-
-def called_ahead(monkeypatch, *names):
-    """The calls that other processes would make of these sections, twice over."""
-    called = []
-
-    def of_rung(problem, product, kernel, feature_major=False):
-        case = product, problem.dtype, kernel, feature_major
-        return SimpleNamespace(call=lambda: called.append(case))
-
-    def of_images(problem, product):
-        case = product, problem.taps_along, problem.block_size
-        return SimpleNamespace(call=lambda: called.append(case))
-
-    monkeypatch.setattr(contestants, "of_rung", of_rung)
-    monkeypatch.setattr(contestants, "of_images", of_images)
-    monkeypatch.setattr(contestants, "by_ops", of_images)
-    how = Options(quick=True)
-    measuring._call_each(
-        measuring._apart(case for name in 2 * names for case in sections.CASES[name](how))
-    )
-    return called
-
-
-def test_each_kernel_is_compiled_once(monkeypatch):
-    called = called_ahead(monkeypatch, "ladder")
-    assert len(called) == len(set(called))
-    rungs = [name for name, place in ladder.RUNGS.items() if place == "cuda"]
-    float16 = {name for *case, name, _ in called if case == ["forward", "float16"]}
-    assert {"k1_naive", "k5_tensor_core"} <= float16 <= set(rungs)
-    assert {product for product, *_ in called} == set(PRODUCTS)
-    assert not any(feature_major for *_, feature_major in called)
-
-
-def test_both_ways_are_compiled(monkeypatch):
-    called = called_ahead(monkeypatch, "feature_major")
-    assert len(called) == len(set(called)) == 2 * len(PRODUCTS) * 2
-
-
-def test_the_convolutions_are_compiled(monkeypatch):
-    alone = [(product, 3, 16) for product in PRODUCTS]
-    beside = [(product, 1, 16) for product in PRODUCTS]  # the matmul
-    assert sorted(called_ahead(monkeypatch, "conv")) == sorted(alone + 2 * beside)
-
-
-def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
-    said = []
-
-    class Process:
-        def __init__(self, target, args, daemon):
-            said.append(args[0])
-
-        start = kill = lambda self: said.append("started or ended")
-
-        def join(self, seconds):
-            assert 0 <= seconds <= 5
-
-    monkeypatch.setattr(measuring, "get_context", lambda how: SimpleNamespace(Process=Process))
-    cases = list(sections.CASES["headline"](Options(quick=True)))
-    measuring.compile_ahead(cases, 2, 5.0)
-    first, second, *rest = said
-    assert rest == ["started or ended"] * 4
-    assert {case.product for case in first + second} == set(PRODUCTS)
-    assert not {id(case) for case in first} & {id(case) for case in second}
-
-
-def test_headline_compares_with_the_dense_product():
-    rows = quick("headline")
-    last = rows[-1]
-    assert show.speed_up(last, "k3_registers", rows) == pytest.approx(1e9 / last["flops"])
-
-
-def test_layouts_are_compared_with_as_many_random_blocks():
-    rows = quick("layouts")
-    for row in rows:
-        if not row["layout"].startswith("random"):
-            twin = next(r for r in rows if r["layout"] == f"random for {row['layout']}")
-            assert twin["n_blocks"] == row["n_blocks"]
-            assert show.relative(row, rows) == pytest.approx(1)
-
-
-def test_what_was_kept_of_other_sections_stays(tmp_path):
-    path = tmp_path / "cuda.json"
-    row = {"seconds": {"k1": 1.23456789e-5}, "features": 123456789}
-    results.save(path, {"a": {"machine": "m", "rows": [row, row]}})
-    results.save(path, {"b": {"machine": "n", "rows": []}})
-    results.save(path, {"a": {"machine": "o", "rows": [row]}})
-    kept = results.load(path)
-    rounded = {"seconds": {"k1": 1.2346e-5}, "features": 123456789}
-    assert kept == {"a": {"machine": "o", "rows": [rounded]}, "b": {"machine": "n", "rows": []}}
-    assert json.loads(path.read_text())["sections"] == kept
-    assert [file.name for file in tmp_path.iterdir()] == ["cuda.json"]
-
-
 def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "require_times", lambda: None)
     path, how = tmp_path / "cuda.json", Options("k1_naive,k3_registers", quick=True)
@@ -345,89 +199,3 @@ def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, mon
     pytest.importorskip("matplotlib")
     with pytest.raises(RuntimeError, match="takes the section headline"):
         figure.draw_headline(found, tmp_path / "speed_up.png")
-
-
-def test_the_figure_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "speed_up.png"
-    figure.draw_speed_up({"machine": "a card; versions", "rows": quick("headline")}, path)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_figure_says_what_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'numbsparse\[examples\]'"):
-        figure.matplotlib_figure()
-
-
-def test_the_clock_runs_from_idle_to_idle(monkeypatch):
-    order = []
-    monkeypatch.setattr(timing, "synchronize", lambda: order.append("idle"))
-    timing._time(lambda: order.append("call"), 2)
-    assert order == ["idle", "call", "call", "idle"]
-
-
-def test_replays_take_turns():
-    order = []
-    graphs = {name: timing.Graph(lambda name=name: order.append(name), 10, None) for name in "ab"}
-    assert timing.seconds_of(graphs, seconds=0.0).keys() == {"a", "b"}
-    turns = [a for a, b in zip(order, [*order[1:], None], strict=True) if a != b]
-    assert turns == ["a", "b"] * (1 + timing.TURNS)
-
-
-@pytest.mark.parametrize(("call", "calls"), [(2e-3, 1), (1e-4, 10), (1e-7, timing.MOST)])
-def test_a_graph_holds_about_a_millisecond(monkeypatch, call, calls):
-    monkeypatch.setattr(timing, "_time", lambda work, count: work())
-    recorded = timing.graph_of(lambda call, count: lambda: count * call(), lambda: call)
-    assert recorded.calls == pytest.approx(calls, abs=1)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_nan_is_put_in_and_found(dtype):
-    values = np.array([0, 1, -np.inf, np.inf, -2], np.float32)
-    if dtype == "bfloat16":
-        values = values.astype(pytest.importorskip("ml_dtypes").bfloat16)
-    array = device.to_device(values.astype(dtype))
-    assert not poison.holds_nan(array)
-    assert poison.holds_nan(device.to_device(np.r_[array.numpy(), np.float32(np.nan)]))
-    poison.fill_with_nan(array)
-    assert np.isnan(array.numpy().astype(np.float32)).all()
-
-
-def test_the_reading_kernel_reads_everything(rng):
-    grid = 2
-    x = rng.standard_normal(2 * 4 * limits.AT_ONCE * limits.THREADS * grid, dtype=np.float32)
-    out = device.empty((limits.THREADS * grid,), np.float32)
-    assert limits.read(device.to_device(x), grid, 3, out) == 3 * x.nbytes
-    np.testing.assert_allclose(out.numpy().sum(), 3 * x.sum(dtype=np.float64), rtol=1e-4)
-
-
-def test_operations_are_counted():
-    out = device.empty((limits.THREADS,), np.float32)
-    assert limits.multiply_add(1, 3, out) == 2 * 3 * limits.CHAINS * limits.THREADS
-    t = np.arange(limits.THREADS)[:, None] + np.arange(limits.CHAINS)
-    for _ in range(3):
-        t = t * (1 + limits.FACTOR)
-    np.testing.assert_allclose(out.numpy(), t.sum(axis=1), rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", limits.TENSOR_CORES)
-def test_tensor_cores_multiply(dtype):
-    out = device.empty((limits.THREADS,), np.float32)
-    poison.fill_with_nan(out)
-    warps, products = limits.THREADS // 32, limits.TENSOR_CORES[dtype][1]
-    assert limits.tensor_core(dtype, 1, 1, out) == 2 * warps * limits.SQUARES * products
-    assert np.isfinite(out.numpy()).all()
-    assert np.ptp(out.numpy()) > 0
-
-
-@pytest.mark.parametrize("dtype", limits.KINDS)
-def test_warpgroups_multiply(dtype):
-    if not device.SIMULATED and device.compute_capability() != (9, 0):
-        pytest.skip("wgmma takes compute capability 9.0")
-    out = device.empty((128 * limits.WARPGROUPS,), np.float32)
-    poison.fill_with_nan(out)
-    products = limits.SIDE**2 * limits.DEPTH * limits.TIMES
-    assert limits.warpgroup(dtype, 1, 2, out) == 2 * 2 * limits.WARPGROUPS * products
-    assert np.isfinite(out.numpy()).all()
-    assert np.ptp(out.numpy()) > 0
