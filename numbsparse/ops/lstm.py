@@ -83,8 +83,7 @@ def lstm(
     scales = None if gain is None else empty_beside((steps, batch, GATES), c)
     trace = LSTMTrace(gates, hs, cs, scales)
     how: Any = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
-    how["exchange"] = exchange
-    lstm_steps(trace, weight_hh, bias, inputs=(x, weight_ih), **how)(0, steps)
+    lstm_steps(trace, weight_hh, bias, inputs=(x, weight_ih), exchange=exchange, **how)(0, steps)
     return trace
 
 

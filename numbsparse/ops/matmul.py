@@ -294,13 +294,14 @@ def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
             index.calls.clear()
         batch = prod(x.shape[:-1])
         compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
-        index.calls[case] = tuple(y.shape), compute if x.ndim == 2 else _of_rows(batch, compute)
+        compute = compute if x.ndim == 2 else _of_rows(compute, batch, *w.shape)
+        index.calls[case] = tuple(y.shape), compute
     return y
 
 
-def _of_rows(batch: int, compute: Callable[..., None]) -> Callable[..., None]:
+def _of_rows(compute: Callable[..., None], batch: int, n: int, k: int) -> Callable[..., None]:
     """The same of arrays with any number of axes before the features."""
-    return lambda x, values, y: compute(x.reshape(batch, -1), values, y.reshape(batch, -1))
+    return lambda x, values, y: compute(x.reshape(batch, n), values, y.reshape(batch, k))
 
 
 def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
