@@ -74,11 +74,11 @@ def serves(rung, product, case, dtype, place, precision):
 
 
 def in_turn(problems, shift):
-    """Of (case, dtype, precision) as many as meet each dtype and, of more than three, every third
-    case: the other products have the others, and `test_drawn_products` more of all.
+    """Of (case, dtype, precision) as many as meet each dtype and, of more than three, every other
+    case: the next product has the others, and `test_drawn_products` more of all.
     """
     cases, dtypes = (list(dict.fromkeys(p[axis] for p in problems)) for axis in (0, 1))
-    turns, step = min(len(cases), max(len(dtypes), 2)), 3 if len(cases) > 3 else 1
+    turns, step = min(len(cases), max(len(dtypes), 2)), 1 + (len(cases) > 3)
     mine = [p for p in problems if (cases.index(p[0]) + shift) % step == 0]
     return [p for p in mine if (cases.index(p[0]) // step + dtypes.index(p[1])) % turns == 0]
 
