@@ -15,7 +15,8 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments import MMA, scaling
 from numbsparse.kernels.parts.split import add_product, splitting
-from numbsparse.kernels.parts.swizzle import PIECE, Rows
+from numbsparse.kernels.parts.stored_blocks import loading
+from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -226,3 +227,52 @@ def add_tf32(precision: str, B: int, TM: int, rows: Rows, j: int) -> Any:
                     acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]
 
     return add_step
+
+
+@cache
+def products(
+    strip: Any, arithmetic: str, x_transposed: bool, transposed: bool, COUNT_BITS: int
+) -> Any:
+    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
+
+    acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. A warp's word
+    has the steps of each column, in COUNT_BITS bits each, and above them those of the warps before.
+    """
+    X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
+    WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
+    load, begin_x = loading(strip.B, transposed), rows.begin
+    if strip.PACKED:
+        load = words_of_lane(WORDS).load
+
+    def columns_from(j: int) -> Any:
+        """Column j, then those after it: each with its own registers, named when compiled."""
+        add_step = adding(arithmetic, strip.B, strip.ROWS // 16, rows, j)
+        others = columns_from(j + 1) if j < LAST_COLUMN else None
+
+        @cuda.jit(device=True)
+        def add_columns(shared, words, lines, word, at, place, b, counts, acc):
+            for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
+                now, own = place, b
+                word, at = uint32(word + 1), uint32(at + 32 * WORDS)
+                place, b = words[word], load(words, at)
+                add_step(shared, lines, now, own, acc)
+            if others is not None:
+                others(shared, words, lines, word, at, place, b, counts, acc)
+
+        return add_columns
+
+    columns = columns_from(0)
+
+    @cuda.jit(device=True)
+    def add_all(shared, words, stage, warp, acc):
+        counts = words[stage // 4 + warp]
+        lines = begin_x(uint32(stage + X_START))
+        before = counts >> uint32(4 * COUNT_BITS)
+        word = uint32(stage // 4 + HEAD + before)
+        at = uint32((stage + W_START) // 4 + before * (32 * WORDS))
+        # A step is read ahead of the one that is multiplied.
+        place, b = words[word], load(words, at)
+        columns(shared, words, lines, word, at, place, b, counts, acc)
+
+    return add_all

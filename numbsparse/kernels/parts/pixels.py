@@ -18,6 +18,8 @@ from numba import cuda, int32
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.store import FEATURES
+from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
 
@@ -153,5 +155,23 @@ def load_pixels(features: int) -> Any:
         z = int32(top[2] + (box // (WIDTHS << 2 * BITS)) - MIDDLE)
         c = int32(box % WIDTHS * features)
         tma_load_5d(shared, to, x_map, c, x, y, z, top[3], bars, stage)
+
+    return load
+
+
+def loading(strip: Any, x_order: str) -> Any:
+    """load(shared, to, x_map, group, top, bars, stage): a group of the rows that begin there."""
+    if x_order == IMAGES:
+        return load_pixels(strip.WIDTH)
+    transposed, WIDTH = x_order == FEATURES, strip.WIDTH
+    load_box, BOX_ROWS = load_for(transposed, strip.CLUSTER), strip.BOX_ROWS(transposed)
+    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, group, row, bars, stage):
+        feature = int32(group * WIDTH)
+        for b in range(BOXES):
+            box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
+            load_box(shared, box, x_map, feature, first_row, bars, stage)
 
     return load

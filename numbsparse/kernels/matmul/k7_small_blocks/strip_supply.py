@@ -13,11 +13,9 @@ from typing import Any
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
-from numbsparse.kernels.parts.pixels import IMAGES, finding, load_pixels
+from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
 from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
-from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import (
     bulk_load,
     elect,
@@ -174,21 +172,3 @@ def asking(strip: Strip, x_order: str) -> Any:
                     bulk_load(shared, start + W_START, w, at, nbytes, bars, stage)
 
     return ask
-
-
-def loading(strip: Strip, x_order: str) -> Any:
-    """load(shared, to, x_map, group, top, bars, stage): a group of the rows that begin there."""
-    if x_order == IMAGES:
-        return load_pixels(strip.WIDTH)
-    transposed, WIDTH = x_order == FEATURES, strip.WIDTH
-    load_box, BOX_ROWS = load_for(transposed, strip.CLUSTER), strip.BOX_ROWS(transposed)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
-
-    @cuda.jit(device=True)
-    def load(shared, to, x_map, group, row, bars, stage):
-        feature = int32(group * WIDTH)
-        for b in range(BOXES):
-            box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-            load_box(shared, box, x_map, feature, first_row, bars, stage)
-
-    return load

@@ -16,7 +16,7 @@ from functools import cache
 from math import prod
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, uint8, uint32, uint64
+from numba import cuda, float32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
@@ -35,7 +35,7 @@ from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values,
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
-from numbsparse.kernels.parts.packed import adding, packed
+from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pixels import IMAGES, Images, finding, tile_in_a_row
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
@@ -43,9 +43,7 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
-from numbsparse.kernels.parts.stored_blocks import loading
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
-from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -193,7 +191,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
     bounds = finding(x_order == IMAGES).bounds
-    add_stage = products(strip, arithmetic, x_transposed, transposed)
+    add_stage = products(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
     EXACT = arithmetic == "highest"
@@ -250,50 +248,3 @@ def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> 
         return storer(of, y_order), None
     row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
     return storer_of_pairs(of, y_order, row_of, x_transposed), repairing_pairs(of, row_of)
-
-
-@cache
-def products(strip: Strip, arithmetic: str, x_transposed: bool, transposed: bool) -> Any:
-    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
-
-    acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. `parts.packed`
-    says what a step of w is.
-    """
-    X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
-    WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
-    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
-    load, begin_x = loading(strip.B, transposed), rows.begin
-    if strip.PACKED:
-        load = words_of_lane(WORDS).load
-
-    def columns_from(j: int) -> Any:
-        """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = adding(arithmetic, strip.B, strip.ROWS // 16, rows, j)
-        others = columns_from(j + 1) if j < LAST_COLUMN else None
-
-        @cuda.jit(device=True)
-        def add_columns(shared, words, lines, word, at, place, b, counts, acc):
-            for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
-                now, own = place, b
-                word, at = uint32(word + 1), uint32(at + 32 * WORDS)
-                place, b = words[word], load(words, at)
-                add_step(shared, lines, now, own, acc)
-            if others is not None:
-                others(shared, words, lines, word, at, place, b, counts, acc)
-
-        return add_columns
-
-    columns = columns_from(0)
-
-    @cuda.jit(device=True)
-    def add_all(shared, words, stage, warp, acc):
-        counts = words[stage // 4 + warp]
-        lines = begin_x(uint32(stage + X_START))
-        before = counts >> uint32(4 * COUNT_BITS)
-        word = uint32(stage // 4 + HEAD + before)
-        at = uint32((stage + W_START) // 4 + before * (32 * WORDS))
-        # A step is read ahead of the one that is multiplied.
-        place, b = words[word], load(words, at)
-        columns(shared, words, lines, word, at, place, b, counts, acc)
-
-    return add_all
