@@ -335,7 +335,7 @@ def test_regions_are_cut_where_that_pays():
 
 
 @pytest.mark.parametrize(
-    ("batch", "places", "blocks"), [(64, 132, 1), (1024, 132, 8), (1024, 108, 4), (64, 4, 0)]
+    ("batch", "places", "blocks"), [(64, 132, 1), (1024, 132, 4), (4096, 132, 8), (64, 4, 0)]
 )
 def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blocks, monkeypatch):
     monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)

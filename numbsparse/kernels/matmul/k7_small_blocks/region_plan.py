@@ -28,10 +28,10 @@ WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
 # Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
-# the batch; of a row of a group; and until a cluster has added its sums. A row takes longer in a
-# small region. The blocks of a cluster, and the part of the places that so large ones find.
-A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, A_MEETING = 4.5, 2.4, 6.0, 0.0013, 2.0
-SLOWER, ROOM = 1.25, {1: 1.0, 2: 1.0, 4: 0.9, 8: 0.91}
+# the batch; of a row of a group. A row takes longer in a small region. By blocks of a cluster: the
+# part of the places that so large ones find, and microseconds until they have added their sums.
+A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, SLOWER = 4.5, 2.4, 6.0, 0.0013, 1.25
+CLUSTERS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -266,8 +266,8 @@ def region_for(
         height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, small)
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(SLOWER * row * part, A_GROUP * (height + groups / slots.size))
-        for blocks, room in ROOM.items():
-            rounds, meeting = ceil(slots.size * blocks / (room * places)), A_MEETING * (blocks > 1)
+        for blocks, (room, meeting) in CLUSTERS.items():
+            rounds = ceil(slots.size * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
             ways.append((time, small._replace(CLUSTER=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]
