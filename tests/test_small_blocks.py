@@ -62,15 +62,15 @@ def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize(("warps", "split", "rows"), [(4, 2, 64), (2, 4, 48), (1, 2, 80)])
+@pytest.mark.parametrize(("warps", "split", "rows"), [(4, 2, 64), (2, 4, 48), (1, 2, 32)])
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float32", 8)])
 def test_sums_that_a_cluster_shares(
     dtype, B, feature_major, product, warps, split, rows, monkeypatch
 ):
-    rows = rows if dtype != "float32" and not feature_major else 64
     """A part may have no stage at all, and the last rows and columns are not there."""
+    rows = rows if dtype != "float32" and not feature_major else 64
     monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (warps, split, rows))
     batch = 70 if warps == 4 else 9
     case = Case(batch, in_features=157, out_features=45, block_size=B, density=0.4)
@@ -113,7 +113,7 @@ def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
         sizes = batch, features, columns
         even = item == 2 and batch % 2 > 0
         warps, split, rows = strip_plan.shared_out(sizes, B, item, n_blocks, even)
-        assert rows == 64 or (even and batch <= 192 and rows % 16 == 0 and rows <= 96)
+        assert rows == 64 or (even and batch <= 192 and rows % 16 == 0 and rows < 64)
         tiles = -(-columns // (32 * warps)) * -(-batch // rows)
         assert split == 1 or tiles * split <= (132 if split == 2 else 99)
         assert tiles <= 8 * 132 or warps == strip_plan.warps_for(columns, item)

@@ -31,8 +31,7 @@ COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 5
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
-ROWS, MOST_ROWS = 64, 96  # of a tile; others than the first up to FEW_TILES of those
-FEW_TILES, TALL = 3, 1.4  # how much longer they are thought to take where they have more
+ROWS, FEW_TILES = 64, 3  # of a tile; up to so many tiles of the batch may have fewer
 # By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
 # more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
 # that size find free at once; and where x are images.
@@ -197,15 +196,15 @@ def shared_out(
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
     cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
-    even have no more rows than they take, or more than ROWS in strips that leave registers for it.
+    even have no more rows than they take.
     """
     batch, features, columns = sizes
     of_x, of_block = A_GROUP[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     units, widest = multiprocessors(), warps_for(columns, item)
     room = ROOM_OF_IMAGES if of_images else ROOM
-    most, least = -(-batch // ROWS), -(-batch // MOST_ROWS)
-    heights = {max(-(-batch // (16 * n)) * 16, ROWS // 2) for n in range(least, most + 1)}
+    n_tiles = -(-batch // ROWS)
+    fewer = max(-(-batch // (16 * n_tiles)) * 16, ROWS // 2)
 
     def cost(warps: int, split: int, rows: int) -> float:
         tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows)
@@ -214,14 +213,14 @@ def shared_out(
         group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
         if of_images:
             adding *= split / 2
-        group *= (1 + rows / ROWS) / 2 * (TALL if rows > ROWS else 1)
+        group *= (1 + rows / ROWS) / 2
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
-    if -(-columns // (widest * WARP_COLUMNS)) * most >= 2 * units:
+    if -(-columns // (widest * WARP_COLUMNS)) * n_tiles >= 2 * units:
         return widest, 1, ROWS
     ways = [(n, split, ROWS) for n in (widest, 8, 4) if n <= widest for split in (1, *room)]
-    if even and most <= FEW_TILES:
-        ways += [(*way[:2], rows) for way in ways if way[0] <= 8 for rows in sorted(heights)]
+    if even and n_tiles <= FEW_TILES:
+        ways += [(*way[:2], fewer) for way in ways if way[0] <= 8]
     return min(ways, key=lambda way: cost(*way))
 
 
