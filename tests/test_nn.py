@@ -110,7 +110,7 @@ def test_a_layer_asks_for_its_precision(rng, monkeypatch, layer):
         monkeypatch.setattr(ns.ops, name, noting(getattr(ns.ops, name)))
     monkeypatch.setattr(sys.modules["numbsparse.ops.lstm"], "matmul", ns.ops.matmul)
     module = getattr(nn, layer)(8, 8, block_size=8, precision="high", seed=0)
-    x = ns.Tensor(rng.standard_normal((2, 3, 8), dtype=np.float32), requires_grad=True)
+    x = ns.Tensor(rng.standard_normal((2, 9, 8), dtype=np.float32), requires_grad=True)
     y = module(x)
     (y if layer == "Linear" else y[0]).sum().backward()
     assert len(said) == (3 if layer == "Linear" else 4)  # but for those of an LSTM's steps

@@ -17,6 +17,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
 
+    >>> import numpy as np
     >>> average = np.float32([1, 2])
     >>> average_step(average, np.float32([3, 2]), np.float32([0.5]))
     >>> average
