@@ -60,6 +60,8 @@ def contestants_of(
     names = named(problem, product, kernels)
     make = by_ops if problem.place == "cpu" else of_rung
     makers = {name: partial(make, kernel=name) for name in names}
+    if problem.place == "cpu" and kernels == "auto":  # as users call it, who name no rung
+        makers = dict.fromkeys(names, by_ops)
     if FEATURE_MAJOR in others:
         by_feature = partial(of_rung, feature_major=True)
         makers |= {f"{name} {FEATURE_MAJOR}": partial(by_feature, kernel=name) for name in names}
