@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_125,
     "numbsparse/kernels/ladder": 1_980,
     "numbsparse/kernels/lstm": 1_815,
-    "numbsparse/kernels/matmul": 8_605,
+    "numbsparse/kernels/matmul": 8_625,
     "numbsparse/kernels/parts": 4_365,
     "numbsparse/kernels/ptx": 2_435,
     "numbsparse/machine_code": 345,

@@ -9,6 +9,7 @@ dy of their column already in registers.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import numpy as np
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -257,17 +259,36 @@ def region_for(
         again; a row of the other takes as many in proportion, or what x and dy take
     """
     large, small = regions
-    sides, of_group = (-(-widths[0] // B), -(-widths[1] // B)), small.FEATURES // B
-    n = _region_of_blocks(index, 16 // B, of_group, sides, large)[2].size
+    size, of_small = planned(index, size_of, B, widths, large), None
+    if size[0] < places:
+        of_small = planned(index, size_of, B, widths, small)
+    return _fastest(regions, size, of_small, batch, places, row, sums)
+
+
+def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
+    """(how many regions there are, the height of their panels, their groups of dy in all)."""
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    height, _, slots, groups = _region_of_blocks(
+        index, 16 // B, region.FEATURES // B, sides, region
+    )
+    return slots.size, height, groups
+
+
+@lru_cache
+def _fastest(
+    regions: tuple[Region, Region], size: tuple[int, int, int], of_small: Any, batch: int,
+    places: int, row: float, sums: float,
+) -> tuple[Region, int]:  # fmt: skip
+    large, small = regions
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
-    times = [time_of(n, places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
+    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    if n < places:
-        height, _, slots, groups = _region_of_blocks(index, 16 // B, of_group, sides, small)
+    if of_small is not None:
+        n, height, groups = of_small
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
-        a_row = max(SLOWER * row * part, A_GROUP * (height + groups / slots.size))
+        a_row = max(SLOWER * row * part, A_GROUP * (height + groups / n))
         for blocks, (room, meeting) in CLUSTERS.items():
-            rounds = ceil(slots.size * blocks / (room * places))
+            rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
             ways.append((time, small._replace(CLUSTER=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]

@@ -125,7 +125,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
     times = places, A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one
     regions = large, large if SIMULATED else fitted(SMALLER[item, B])
-    region, pieces = planned(index, region_for, B, widths, batch, regions, *times)
+    region, pieces = region_for(index, B, widths, batch, regions, *times)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
         tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.offsets
