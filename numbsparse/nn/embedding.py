@@ -28,10 +28,8 @@ class Embedding(Module):
         self, num_embeddings: int, embedding_dim: int, *, dtype: Any = np.float32, seed: Any = None
     ):
         super().__init__()
-        n, width = (
-            integer("num_embeddings", num_embeddings),
-            integer("embedding_dim", embedding_dim),
-        )
+        n = integer("num_embeddings", num_embeddings)
+        width = integer("embedding_dim", embedding_dim)
         table = np.random.default_rng(seed).standard_normal((n, width))
         self.weight = Parameter(table.astype(as_dtype(dtype)))
 

@@ -174,8 +174,9 @@ def lstm_grad(
     dh = zeros((batch, units), hs.dtype, place) if dh is None else copy(dh)
     dc = zeros((batch, units), cs.dtype, place) if dc is None else copy(dc)
     apart = gain is not None or not in_place  # on the CPU kernels change gates where they are
-    new = copy if place == "cpu" else lambda of: empty_beside(of.shape, of)
-    dgates = new(gates) if apart else gates
+    dgates = gates
+    if apart:
+        dgates = copy(gates) if place == "cpu" else empty_beside(gates.shape, gates)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
     parts = kernels.parts(batch), *bias.shape

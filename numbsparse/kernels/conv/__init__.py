@@ -97,14 +97,15 @@ def chosen(
     elif product == "weight_grad" and any(n % SIDE for n in window.small if n > 1):
         kind += " ragged"
     best = BEST[kind][(block_size > 8) + (block_size > 16)]
-    first = [name for name, most in best if outputs <= most]
-    reasons = {}
-    for name in [name for name in (*first, *reversed(names)) if name in names]:
-        case = product, block_size, dtype, place, batch, precision, window, *features
-        reasons[name] = rung(name).unsupported(*case)
-        if reasons[name] is None:
+    first = [name for name, most in best if outputs <= most and name in names]
+    case = product, block_size, dtype, place, batch, precision, window, *features
+    reasons = []
+    for name in dict.fromkeys((*first, *reversed(names))):
+        reason = rung(name).unsupported(*case)
+        if reason is None:
             return rung(name)
-    raise ValueError("; ".join(reasons.values()))
+        reasons.append(reason)
+    raise ValueError("; ".join(reasons))
 
 
 __all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "rung"]
