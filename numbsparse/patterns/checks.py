@@ -93,8 +93,9 @@ def integer(argument: str, value: Any, least: int = 1, most: float = math.inf) -
 
 def number(argument: str, value: Any, most: float = math.inf, least: float = 0) -> float:
     """`value` as a float between `least` and `most`; NaN is refused."""
-    takes = f"a number of at least {least}" if most == math.inf else f"a number from 0 to {most}"
-    takes = "a number" if least == -math.inf else takes
+    takes = "a number"
+    if least > -math.inf:
+        takes += f" of at least {least}" if most == math.inf else f" from {least} to {most}"
     if isinstance(value, BOOL) or not isinstance(value, REAL):
         raise TypeError(f"{argument} takes {takes}, got {value!r}")
     if not least <= value <= most:
