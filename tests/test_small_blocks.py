@@ -332,6 +332,9 @@ def test_regions_are_cut_where_that_pays():
     assert np.argmin(times(50, 64)) == 0
     assert np.argmin(times(50, 2048)) > 0
     assert np.argmin(times(132, 8192)) == 0
+    regions_of = Region(12, 18, 38, 32, 3), Region(8, 9, 16, 32, 3)
+    _, pieces = region_plan._fastest(regions_of, (1, 1, 1), None, 40, 132, 5.0, 0.0)
+    assert pieces == 2  # a stage each
 
 
 @pytest.mark.parametrize(
