@@ -1,7 +1,5 @@
 """What this machine can run, how fast it is, and how the kernels work."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

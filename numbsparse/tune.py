@@ -1,7 +1,5 @@
 """Time the rungs and their tiles on the card at hand; `kernel="auto"` takes the fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter

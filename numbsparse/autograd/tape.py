@@ -1,7 +1,5 @@
 """The tape: operations record themselves, and gradients go back along what they recorded."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the host does for a product, ours, torch's and JAX's; so small that no GPU is behind."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

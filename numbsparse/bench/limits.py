@@ -1,7 +1,5 @@
 """What the card can do at most, and what the host's side of a call costs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

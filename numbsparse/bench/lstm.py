@@ -4,8 +4,6 @@ All compute the same: torch's dense weights are zero where no block is kept. The
 gradients of each are checked against the CPU's, in float32 and of the same weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ out of our times and of the peers'. Replays follow one another: what fits in the
 there by the next one, and larger operands are read from memory each time.
 """
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """MultiplicativeLSTM: a small-world cell with several internal steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

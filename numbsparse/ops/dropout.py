@@ -1,7 +1,5 @@
 """Which values dropout keeps: a function of (seed, call) and the position, on every machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -5,8 +5,6 @@ the gradients of weights and inputs after. Where kernels stream the recurrent we
 one launch, too, and multiply inputs that have few blocks along the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What the functions of this package require of their arrays: one place, one dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature

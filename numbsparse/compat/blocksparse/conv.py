@@ -1,7 +1,5 @@
 """BlocksparseConv: see `numbsparse.compat.blocksparse`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

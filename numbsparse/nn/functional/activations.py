@@ -1,7 +1,5 @@
 """Activations, gates, softmax and dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

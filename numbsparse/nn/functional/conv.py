@@ -1,7 +1,5 @@
 """The three convolutions; the gradient of each is another of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The LSTM as one function of a whole sequence, and step by step as the textbooks have it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

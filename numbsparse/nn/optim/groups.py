@@ -1,7 +1,5 @@
 """Groups of parameters, each with settings of its own, such as a learning rate."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

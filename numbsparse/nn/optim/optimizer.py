@@ -1,7 +1,5 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
