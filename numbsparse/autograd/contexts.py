@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
 
+T = TypeVar("T")
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
 # Whether operations are recorded; the result and the vjp at work; what `noting` gathers.
@@ -42,12 +43,8 @@ def no_grad() -> Iterator[None]:
 def noting() -> Iterator[dict[int, Tensor]]:
     """As `no_grad`, but the tensors with gradients that operations take are noted, by their ids."""
     noted: dict[int, Tensor] = {}
-    token = NOTED.set(noted)
-    try:
-        with no_grad():
-            yield noted
-    finally:
-        NOTED.reset(token)
+    with no_grad(), _set(NOTED, noted):
+        yield noted
 
 
 @contextmanager
@@ -60,18 +57,19 @@ def recording() -> Iterator[None]:
 @contextmanager
 def unwatched() -> Iterator[None]:
     """Within this context, in a vjp, tensors are read as they are now."""
-    token = AT_WORK.set(None)
-    try:
+    with _set(AT_WORK, None):
         yield
-    finally:
-        AT_WORK.reset(token)
+
+
+def set_recording(value: bool) -> AbstractContextManager[None]:
+    """Within this context operations are written on the tape, or not."""
+    return _set(RECORDING, value)
 
 
 @contextmanager
-def set_recording(value: bool) -> Iterator[None]:
-    """Within this context operations are written on the tape, or not."""
-    token = RECORDING.set(value)
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        RECORDING.reset(token)
+        variable.reset(token)

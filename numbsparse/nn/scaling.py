@@ -11,7 +11,7 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.nn import functional as F
-from numbsparse.patterns.checks import BOOL, REAL, integer
+from numbsparse.patterns.checks import integer, number
 
 if TYPE_CHECKING:
     from numbsparse.nn.optim import Optimizer
@@ -33,7 +33,7 @@ class LossScaler:
     scale : float, the first; a power of two loses no digits
     interval : int, or None to leave the scale as it is
 
-    Raises ValueError for a scale out of 2^-14 to 2^24, or an interval below 1.
+    Raises TypeError or ValueError for a scale out of 2^-14 to 2^24, or an interval below 1.
 
     Examples
     --------
@@ -55,11 +55,7 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 2.0**15, *, interval: int | None = 2000):
-        if interval is not None and (
-            isinstance(interval, bool) or not isinstance(interval, int) or interval < 1
-        ):
-            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval!r}")
-        self.interval = interval
+        self.interval = None if interval is None else integer("interval", interval)
         self._state: Any = _state_of("scale", scale)
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -110,7 +106,4 @@ class LossScaler:
 
 def _state_of(argument: str, scale: Any) -> np.ndarray:
     """The scale, and the good steps since it last changed."""
-    least, most = ops.LEAST_SCALE, ops.MOST_SCALE
-    if isinstance(scale, BOOL) or not isinstance(scale, REAL) or not least <= scale <= most:
-        raise ValueError(f"{argument} takes a number from {least:g} to {most:g}, got {scale!r}")
-    return np.array([scale, 0], np.float32)
+    return np.array([number(argument, scale, ops.MOST_SCALE, ops.LEAST_SCALE), 0], np.float32)
