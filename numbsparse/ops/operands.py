@@ -174,6 +174,13 @@ def check_range(indices: np.ndarray, n: int, argument: str) -> None:
         )
 
 
+def length_of(a: Any, argument: str) -> int:
+    """Of the last axis; an array without axes is refused."""
+    if a.ndim == 0:
+        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
+    return a.shape[-1]  # type: ignore[no-any-return]
+
+
 def place_of(a: Any) -> str:
     return "cuda" if isinstance(a, DeviceArray) else "cpu"
 
