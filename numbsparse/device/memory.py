@@ -10,8 +10,6 @@ For torch's operators on its side streams, and while torch captures the current 
 memory is torch's own: that of a graph comes from the graph's pool.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import sys
@@ -36,9 +34,9 @@ Shelf = list[tuple[int, Any]]
 
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
-_for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_for_good: "dict[int, Block]" = {}  # what graphs of other libraries read, of which no end is known
 _taken: WeakSet[Any] = WeakSet()  # buffers
-_late: list[Block] = []  # to be let go of once their stream is captured no more
+_late: "list[Block]" = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
 

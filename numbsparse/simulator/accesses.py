@@ -4,8 +4,6 @@ Under a `Watcher` the arrays of kernels (`arrays`) note their accesses, and the 
 `kernels.ptx` what they read and write and what orders it (`clocks`).
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 from numbsparse.simulator import SIMULATED
 from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 
-watcher: Watcher | None = None
+watcher: "Watcher | None" = None
 """The active one, if any."""
 
 running: Callable[[], Any] = lambda: None  # noqa: E731
@@ -83,7 +81,7 @@ class Watcher:
         self._posts: dict[Any, Post] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[Watcher]:
+    def watching(self) -> "Iterator[Watcher]":
         """While this lasts, in the simulator, kernels of every thread are watched."""
         global watcher
         if watcher is not None:
