@@ -149,7 +149,6 @@ def test_an_operand_within_a_named_tuple_is_named():
         ops.lstm(x, ops.LSTMCells(w.to("cuda:0"), bias, w.to("cuda:0")), h, h)
 
 
-
 class Theirs:
     """An array of another library's, on GPU 1."""
 
