@@ -2,10 +2,12 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
@@ -13,10 +15,29 @@ from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
+from numbsparse.draw import matplotlib_figure
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
-from numbsparse.pages.figure import draw_headline, draw_map, matplotlib_figure
+from numbsparse.pages.figure import draw_headline, draw_map
 from numbsparse.puzzles import course as puzzles
+
+Number = TypeVar("Number", int, float)
+
+
+def _from(least: Number) -> Callable[[str], Number]:
+    """Reads a number of the same type, at least so large."""
+
+    def number(word: str) -> Number:
+        if not (value := type(least)(word)) >= least:  # NaN is none
+            raise argparse.ArgumentTypeError(f"takes a number of at least {least}, got {word}")
+        return value
+
+    return number
+
+
+WHOLE, TIME = _from(0), _from(0.0)
+COUNT: Any = {"type": _from(1), "default": 1}
+FILE: Any = {"type": Path, "metavar": "FILE"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -116,7 +137,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
         "profile --json profile.json",
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    command.add_argument("--json", **FILE, help="write the counts there too")
     command = add(
         "trace",
         "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
@@ -127,7 +148,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "trace s11_producer --svg producer.svg",
     )
     command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
-    command.add_argument("--svg", type=Path, metavar="FILE", help="default: RUNG.svg")
+    command.add_argument("--svg", **FILE, help="default: RUNG.svg")
     command = add(
         "notebook",
         "write lessons as Jupyter notebooks that run in the simulator",
@@ -151,9 +172,9 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument(
         "words", nargs="*", help="compile only the calls whose names have one of these words"
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="record what was found there")
+    command.add_argument("--json", **FILE, help="record what was found there")
     command.add_argument(
-        "--jobs", type=int, default=0, help="processes at once; default: one for each core"
+        "--jobs", type=WHOLE, default=0, help="processes at once; default: one for each core"
     )
     command = add(
         "times",
@@ -162,18 +183,15 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "and one row more, and prints where the choice, the kernels or that row cost most.",
         "times --points 20",
     )
-    command.add_argument("--points", type=int, default=100, help="products to draw; default: 100")
+    command.add_argument("--points", type=WHOLE, default=100, help="products to draw; default: 100")
     command.add_argument(
-        "--minutes", type=float, default=inf, help="stop after so many; default: at the last point"
+        "--minutes", type=TIME, default=inf, help="stop after so many; default: at the last point"
     )
-    command.add_argument(
-        "--jobs", type=int, default=1, help="processes that compile ahead; default: 1"
-    )
-    command.add_argument("--seed", type=int, default=0, help="of the points; default: 0")
+    command.add_argument("--jobs", **COUNT, help="processes that compile ahead; default: 1")
+    command.add_argument("--seed", type=WHOLE, default=0, help="of the points; default: 0")
     command.add_argument(
         "--json",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
@@ -187,14 +205,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "plane --place cpu --json map.json --png map.png --minutes 10",
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    command.add_argument("--minutes", type=float, default=5, help="to measure; default: 5; 0: none")
-    command.add_argument("--jobs", type=int, default=1, help="compilers for each GPU; default: 1")
+    command.add_argument("--minutes", type=TIME, default=5, help="to measure; default: 5; 0: none")
+    command.add_argument("--jobs", **COUNT, help="compilers for each GPU; default: 1")
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )
-    command.add_argument("--cards", type=int, default=1, help="GPUs to use; default: 1")
-    command.add_argument("--json", type=Path, metavar="FILE", help="the map to read and extend")
-    command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
+    command.add_argument("--cards", **COUNT, help="GPUs to use; default: 1")
+    command.add_argument("--json", **FILE, help="the map to read and extend")
+    command.add_argument("--png", **FILE, help="draw the map there")
     command = add(
         "tables",
         "write the recorded benchmark results into a Markdown file",
@@ -213,11 +231,10 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="time on the CPU or on the GPU; default: on the CPU, and on a GPU if there is one",
     )
     command.add_argument("--quick", action="store_true", help="two small sizes, in seconds")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    command.add_argument("--json", **FILE, help="write the results there too")
     command.add_argument(
         "--rung",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         action="append",
         default=[],
         help="also time a kernel of your own, from a Python file as examples/07_your_own_rung.py",
@@ -238,7 +255,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="which kernels to time: auto (the one that is chosen; default), all, or names with "
         "commas between, such as k1_naive,k6_hopper",
     )
-    on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the results there")
+    on_gpu.add_argument("--png", **FILE, help="draw the results there")
 
 
 def _read_kernels(options: argparse.Namespace) -> None:

@@ -178,8 +178,8 @@ def _sort(value: Any, arrays: list[Any]) -> Hashable:
         return kind, tuple(_sort(item, arrays) for item in value)
     if isinstance(value, dict):
         return kind, tuple((key, _sort(item, arrays)) for key, item in value.items())
-    if isinstance(value, float):  # 0.0 equals -0.0, and NaN nothing
-        return kind, value.hex()
+    if isinstance(value, float | complex | np.inexact):  # 0.0 equals -0.0, and NaN nothing
+        return kind, repr(value)
     return kind, value if isinstance(value, Hashable) else _Itself(value)
 
 

@@ -36,7 +36,7 @@ HEADS = [PASSES[product] for product in PRODUCTS]
 def fill(path: Path) -> None:
     """Rewrite what stands between `<!-- ladder -->` and `<!-- /ladder -->`, and the like.
 
-    Draws `speed_up.png` where the file shows it; raises RuntimeError where matplotlib is missing,
+    Draws `speed_up.png` where the file shows it; raises ImportError where matplotlib is missing,
     ValueError where the file has no such markers.
     """
     text = path.read_text(encoding="utf-8")
