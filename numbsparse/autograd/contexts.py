@@ -47,18 +47,14 @@ def noting() -> Iterator[dict[int, Tensor]]:
         yield noted
 
 
-@contextmanager
-def recording() -> Iterator[None]:
+def recording() -> AbstractContextManager[None]:
     """Within this context operations are written on the tape: for a vjp that needs a tape."""
-    with set_recording(True):
-        yield
+    return set_recording(True)
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> AbstractContextManager[None]:
     """Within this context, in a vjp, tensors are read as they are now."""
-    with _set(AT_WORK, None):
-        yield
+    return _set(AT_WORK, None)
 
 
 def set_recording(value: bool) -> AbstractContextManager[None]:

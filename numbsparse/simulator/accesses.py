@@ -7,7 +7,7 @@ Under a `Watcher` the arrays of kernels (`arrays`) note their accesses, and the 
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -199,18 +199,14 @@ def note_unseen(what: str) -> None:
         watcher.launches[-1].unseen.add(what)
 
 
-@contextmanager
-def synchronizing(*place: Any) -> Iterator[None]:
+def synchronizing(*place: Any) -> AbstractContextManager[None]:
     """The running thread waits for all that come to that place, and then knows what they did."""
-    with _waiting(place, Post):
-        yield
+    return _waiting(place, Post)
 
 
-@contextmanager
-def multiplying(*place: Any) -> Iterator[None]:
+def multiplying(*place: Any) -> AbstractContextManager[None]:
     """A warp takes part in `wgmma` meanwhile; its lanes are ordered after its end only."""
-    with _waiting((WGMMA, *place), Products):
-        yield
+    return _waiting((WGMMA, *place), Products)
 
 
 @contextmanager
