@@ -1,7 +1,5 @@
 """Whether the tape records, what it notes, and which gradient is being computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -15,8 +13,8 @@ Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
 # Whether operations are recorded; the result and the vjp at work; what `noting` gathers.
 RECORDING: ContextVar[bool] = ContextVar("numbsparse_recording", default=True)
-AT_WORK: ContextVar[tuple[Tensor, Vjp] | None] = ContextVar("numbsparse_at_work", default=None)
-NOTED: ContextVar[dict[int, Tensor] | None] = ContextVar("numbsparse_noted", default=None)
+AT_WORK: "ContextVar[tuple[Tensor, Vjp] | None]" = ContextVar("numbsparse_at_work", default=None)
+NOTED: "ContextVar[dict[int, Tensor] | None]" = ContextVar("numbsparse_noted", default=None)
 
 
 def is_recording() -> bool:
@@ -40,7 +38,7 @@ def no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def noting() -> Iterator[dict[int, Tensor]]:
+def noting() -> "Iterator[dict[int, Tensor]]":
     """As `no_grad`, but the tensors with gradients that operations take are noted, by their ids."""
     noted: dict[int, Tensor] = {}
     with no_grad(), _set(NOTED, noted):

@@ -1,7 +1,5 @@
 """Loss scaling: float16 gradients kept from vanishing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -64,7 +62,7 @@ class LossScaler:
         scale = self.array_in(loss.device)
         return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
 
-    def step(self, *optimizers: Optimizer) -> None:
+    def step(self, *optimizers: "Optimizer") -> None:
         """A step of each optimizer, or of none if a gradient is not finite; then the next scale.
 
         Raises ValueError where no parameter has a gradient, or they are not all in one place, and

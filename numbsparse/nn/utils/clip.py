@@ -1,7 +1,5 @@
 """What is done to the gradients of a model between `backward` and a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def clip_grad_norm(
-    parameters: Iterable[Tensor], max_norm: float, *, scaler: LossScaler | None = None
+    parameters: Iterable[Tensor], max_norm: float, *, scaler: "LossScaler | None" = None
 ) -> Tensor:
     """Scale all gradients by min(1, max_norm / norm), where norm is that of all of them together.
 
