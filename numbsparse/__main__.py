@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
@@ -36,34 +37,23 @@ def _from(least: Number) -> Callable[[str], Number]:
 
 
 WHOLE, TIME = _from(0), _from(0.0)
+Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
 COUNT: Any = {"type": _from(1), "default": 1}
 FILE: Any = {"type": Path, "metavar": "FILE"}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser, bench_parser = _parsers()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        if options.command == "bench":
-            _bench(options, bench_parser)
-        elif options.command == "info":
-            info.write(__version__, options.json)
-        elif options.command == "puzzle":
-            done = puzzles.run(options.number, options.folder, hint=options.hint)
-            sys.exit(0 if done else 1)
-        elif options.command == "plane":
-            _plane(options)
-        elif options.command == "machine-code":
-            same = gate.run(options.words, json_file=options.json, jobs=options.jobs)
-            sys.exit(0 if same else 1)
-        else:
-            _read_kernels(options)
+        done = options.run(options)
     except (ImportError, RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
+    if done is not None:
+        sys.exit(0 if done else 1)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the command line, and that of `bench`."""
+def _parser() -> argparse.ArgumentParser:
+    """What it parses has the command's function as `run`, and what refuses its words as `error`."""
     parser = argparse.ArgumentParser(
         prog="python -m numbsparse",
         description=f"{__doc__}\n\nStart with: python -m numbsparse info",
@@ -75,34 +65,39 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, short: str, more: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
+    def add(name: str, run: Run, short: str, more: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
             name,
             help=short,
             description=f"{short[0].upper()}{short[1:]}.\n\n{more}",
             epilog=f"example:\n  python -m numbsparse {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(run=run, error=command.error)
+        return command
 
     command = add(
         "info",
+        lambda of: info.write(__version__, of.json),
         "show what runs on this machine, and what is missing for more",
         "Lists the processor, the GPU and its driver, what runs on each and in which dtypes, the\n"
         "packages that are installed, and the folder of compiled kernels.",
         "info --json",
     )
     command.add_argument("--json", action="store_true", help="print JSON, for a program to read")
-    bench_parser = add(
+    command = add(
         "bench",
+        _bench,
         "time block-sparse products on this machine",
         "Times forward products and both gradients over a range of sizes and densities, beside\n"
         "the dense product and other libraries where they are installed (SciPy, torch, CuPy).\n"
         "Every result is checked against SciPy before it is timed.",
         "bench --place cpu --quick",
     )
-    _add_bench(bench_parser)
+    _add_bench(command)
     command = add(
         "ladder",
+        _of_kernels("pages.ladder", _ladder),
         "list the GPU kernels: the idea of each, what it reads, its speed, whether it runs here",
         "Prints a table of the kernels that compute products, then one of the fifteen small ones\n"
         "that teach them. Speeds are those of the H100 or H200 that the project measured on.",
@@ -116,6 +111,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "puzzle",
+        lambda of: puzzles.run(of.number, of.folder, hint=of.hint),
         "learn to write GPU kernels: five small ones, checked as you go",
         "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
         "it is there, checks it in the simulator: the result, races between threads, and how\n"
@@ -132,6 +128,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "profile",
+        _of_kernels("pages.profile", lambda profile, of: profile.profile(of.json)),
         "count what the GPU kernels request of memory",
         "On a GPU the counts are those of NVIDIA's profiler, Nsight Compute (ncu), which must be\n"
         "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
@@ -140,6 +137,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--json", **FILE, help="write the counts there too")
     command = add(
         "trace",
+        _of_kernels("pages.trace", lambda trace, of: trace.run(of.rung, of.svg)),
         "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
         "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
         "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
@@ -151,6 +149,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--svg", **FILE, help="default: RUNG.svg")
     command = add(
         "notebook",
+        _of_kernels("pages.notebook", lambda notebook, of: notebook.run(of.names, of.folder)),
         "write lessons as Jupyter notebooks that run in the simulator",
         "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
         "count what is read, find races and draw a trace. Running one needs no GPU, but\n"
@@ -163,6 +162,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--folder", type=Path, default=Path(), help="default: the current")
     command = add(
         "machine-code",
+        lambda of: gate.run(of.words, json_file=of.json, jobs=of.jobs),
         "check whether a change to the source changed the GPU's machine code",
         "For those who work on the kernels. Compiles them for compute capability 9.0, which needs\n"
         "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
@@ -178,6 +178,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "times",
+        _of_kernels("bench.times", _times),
         "check how good the automatic choice of a kernel is on this GPU",
         "Draws products of random size, times the kernels that can compute each, other libraries\n"
         "and one row more, and prints where the choice, the kernels or that row cost most.",
@@ -199,6 +200,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "plane",
+        _plane,
         "map how fast products are, beside other libraries, at every size, batch and density",
         "Times products in a fixed random order for some minutes, and says where another library\n"
         "is faster. Started again with the same file, it goes on where it ended.",
@@ -215,13 +217,14 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--png", **FILE, help="draw the map there")
     command = add(
         "tables",
+        _of_kernels("pages.tables", lambda tables, of: tables.fill(of.file)),
         "write the recorded benchmark results into a Markdown file",
         "For those who work on the project. Fills the lines between comments such as <!-- cpu -->\n"
         "and <!-- /cpu --> with tables of the results in numbsparse/bench/results.",
         "tables BENCHMARKS.md",
     )
     command.add_argument("file", type=Path, help="the Markdown file, changed in place")
-    return parser, bench_parser
+    return parser
 
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
@@ -258,47 +261,41 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     on_gpu.add_argument("--png", **FILE, help="draw the results there")
 
 
-def _read_kernels(options: argparse.Namespace) -> None:
-    """The commands that read the GPU's kernels, and so load numba.cuda."""
-    runtime.require_numba_cuda(options.command)
-    from numbsparse.bench import times
-    from numbsparse.pages import notebook, trace
-    from numbsparse.pages.ladder import table, table_of_steps
-    from numbsparse.pages.profile import profile
-    from numbsparse.pages.tables import fill
+def _of_kernels(module: str, run: Callable[[Any, argparse.Namespace], Any]) -> Run:
+    """A command of a module that reads the GPU's kernels, and so loads numba.cuda."""
 
-    if options.command == "tables":
-        fill(options.file)
-    elif options.command == "trace":
-        trace.run(options.rung, options.svg)
-    elif options.command == "notebook":
-        notebook.run(options.names, options.folder)
-    elif options.command == "times":
-        how = options.minutes, options.jobs, options.seed
-        times.run(options.json, options.points, options.only, *how)
-    elif options.command == "ladder":
-        print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
-    else:
-        profile(options.json)
+    def load(of: argparse.Namespace) -> None:
+        runtime.require_numba_cuda(of.command)
+        run(import_module(f"numbsparse.{module}"), of)
+
+    return load
 
 
-def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _ladder(ladder: Any, of: argparse.Namespace) -> None:
+    print(ladder.table(of.dtype), ladder.table_of_steps(), sep="\n\n\n")
+
+
+def _times(times: Any, of: argparse.Namespace) -> None:
+    times.run(of.json, of.points, of.only, of.minutes, of.jobs, of.seed)
+
+
+def _bench(options: argparse.Namespace) -> None:
     for file in options.rung:
         add_rung(file.stem, _module_of(file))
     known = ["auto", "all", *RUNGS, *OWN]
     if unknown := [name for name in options.kernels.split(",") if name not in known]:
-        parser.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
+        options.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
     of_gpu = bool(options.only) or options.png is not None or options.kernels != "auto"
     if of_gpu and options.place == "cpu":
-        parser.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
+        options.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
     places = [options.place] if options.place else ["cuda"] if of_gpu else ["cpu"]
     if options.place is None and not of_gpu and device.is_available() and not device.SIMULATED:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
-        parser.error("--json takes one place: give --place cpu or --place cuda")
+        options.error("--json takes one place: give --place cpu or --place cuda")
     for name, file in (("--json", options.json), ("--png", options.png)):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            parser.error(f"{name} takes a file in a folder that exists, got {file}")
+            options.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
         run_cpu(Options(quick=options.quick), json_file=options.json)
     if "cuda" in places:

@@ -179,7 +179,7 @@ def test_help_explains_each_option_and_shows_an_example_that_parses(name, capsys
         command_line.main([name, "--help"])
     said = capsys.readouterr().out
     example = said.split("example:\n  python -m numbsparse ")[1].strip()
-    parser, _ = command_line._parsers()
+    parser = command_line._parser()
     assert parser.parse_args(shlex.split(example)).command == name
     (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
     assert list(commands.choices) == COMMANDS
