@@ -6,8 +6,6 @@ Each is written in NumPy; on a GPU the kernel of its name computes it.
 array([0., 0., 2.], dtype=float32)
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature

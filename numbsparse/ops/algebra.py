@@ -12,8 +12,6 @@ GPU. Blocks are never dropped because they hold zeros: a layout follows from lay
  BlockSparse(8 x 8, float64, 1 blocks of 4 x 4, density 0.25))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The three block-sparse products; the gradient of each is another of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import edits, ops
