@@ -1,4 +1,4 @@
-"""From the sums of a warp to a line of y, and to the squares of dw.
+"""From the sums of a warp to a line of y.
 
 An mma leaves a lane two neighbours along its second operand. So where y is contiguous along the
 batch x is the second, elsewhere w; what is stored at once is contiguous then: four float32, or two
