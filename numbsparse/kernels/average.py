@@ -1,7 +1,5 @@
 """A moving average of weights: a thread per weight."""
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch

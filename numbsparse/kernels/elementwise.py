@@ -7,8 +7,6 @@ contiguous, only one axis is left and an index needs no division.
 `run("add", out, a, b)` means out[...] = a + b.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache

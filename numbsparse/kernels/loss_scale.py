@@ -4,8 +4,6 @@ A step's numbers (see `kernels.optimizer`) are then worked out on the GPU too, b
 steps were taken is known only there.
 """
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch

@@ -4,8 +4,6 @@ A step reads every array once and writes it once: one kernel for what NumPy does
 numbers, such as the learning rate, are passed as an array: a captured step finds new ones there.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

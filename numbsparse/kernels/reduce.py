@@ -8,8 +8,6 @@ memory, wide for columns. Where outputs are few, each is cut in parts that a sec
 `reduce("sum", out, a, axes)` means out[...] = a.sum(axes).
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

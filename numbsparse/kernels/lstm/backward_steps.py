@@ -6,8 +6,6 @@ place of the gates, and c after a step is computed again from these and c before
 are truncated to tf32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

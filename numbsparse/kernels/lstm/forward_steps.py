@@ -9,8 +9,6 @@ float32 operands are rounded to tf32, and like 16-bit floats have few bits of a 
 needs the terms of such a sum contiguous, so there `values` are `transposed_blocks`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -37,14 +35,7 @@ from numbsparse.kernels.lstm.units import (
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import (
-    Operand,
-    as_float32,
-    cvt_rna_tf32,
-    load_4xf32,
-    store_4xf32,
-    wgmma,
-)
+from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, load_4xf32, store_4xf32, wgmma
 from numbsparse.kernels.views import span
 
 RINGS = {

@@ -3,8 +3,6 @@
 A thread loads what it needs of all its rows before it computes: what limits it is memory.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any

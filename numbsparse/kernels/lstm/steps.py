@@ -8,8 +8,6 @@ Of more rows of the batch than a tile has, each tile has pieces of its own, and 
 threads: a step takes little longer as long as some of these have nothing to do.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -20,14 +18,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, Plan, deal, places
-from numbsparse.kernels.lstm.producers import (
-    BLOCKS,
-    OF_ROWS,
-    OF_WEIGHTS,
-    THREADS,
-    Ring,
-    copying,
-)
+from numbsparse.kernels.lstm.producers import BLOCKS, OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import (

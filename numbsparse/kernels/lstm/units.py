@@ -13,8 +13,6 @@ needed these are words, which no thread has to wait for to widen.
 `kind` is "f16", "bf16", or "tf32", which is float32 in memory.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

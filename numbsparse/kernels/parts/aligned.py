@@ -1,7 +1,5 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

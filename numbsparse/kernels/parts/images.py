@@ -3,8 +3,6 @@
 A block is small against the rows that it multiplies, so it pays to split it before the product.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

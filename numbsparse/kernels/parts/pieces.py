@@ -4,8 +4,6 @@ A piece is left in memory as the lanes hold it, their 16 bytes side by side. The
 adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

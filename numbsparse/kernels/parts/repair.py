@@ -5,8 +5,6 @@ An infinity splits into hi = inf and lo = NaN, a value that rounds up to one int
 start to end: rare, so simple and slow.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -8,8 +8,6 @@ shared memory, which the copy engine stores while the warp goes on (`box_storer`
 `store_float32` is the same of float32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Which rows and columns a lane has is free in what multiplies, so they are neighbours here.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

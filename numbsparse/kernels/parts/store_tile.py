@@ -3,8 +3,6 @@
 Sums are those of `fragments.products`, which says in `coordinates` what a lane has.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A feature-major copy of batch-major 16-bit values, through tiles in shared memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64

@@ -3,8 +3,6 @@
 Types are checked, not converted, because a float32 that quietly becomes a uint32 is a wrong number.
 """
 
-from __future__ import annotations
-
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Clusters of blocks, and products whose operands are anywhere: compute capability 9.0."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

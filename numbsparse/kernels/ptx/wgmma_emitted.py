@@ -5,8 +5,6 @@ everything from the fence to the wait: so no compiler moves them while products 
 none of them leaves its register. A step must be long enough to hide the wait.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

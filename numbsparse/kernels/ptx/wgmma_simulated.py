@@ -1,7 +1,5 @@
 """`wgmma` in the simulator: the last of a warpgroup's 128 threads to arrive computes."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ A block of threads owns BM x BN of y, where BN features are a block column or a 
 through the blocks that are kept there, BK features a step: a block, a part of one, or two blocks.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,13 +15,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.deal_on_gpu import ranking
-from numbsparse.kernels.parts.fragments import (
-    MMA,
-    Products,
-    Side,
-    piece_of,
-    products,
-)
+from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines

@@ -7,8 +7,6 @@ Both 16-bit operands are read from shared memory. Of float32 a lane reads its va
 them into hi and lo, and gives them to wgmma for one image of w or for two side by side.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -14,8 +14,6 @@ limits float32 is shared memory, from which wgmma reads 64 bytes of an image eac
 what is copied in and what is split.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -8,8 +8,6 @@ Where there are fewer units than warps, neighbouring warps share the steps of on
 them adds what the others leave in shared memory, in their order.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Launches: how the operands of a product are reached, and what its kernel is made for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors

@@ -6,8 +6,6 @@ earlier one it leaves in shared memory, where the warp in which it began adds it
 one share holds a line each leaves its part, and the last to finish writes the line.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

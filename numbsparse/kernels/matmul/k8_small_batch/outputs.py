@@ -5,8 +5,6 @@ batch x is the second, elsewhere w; what is stored at once is contiguous then: f
 16-bit values as a word of y.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -6,8 +6,6 @@ features; a larger block is cut into squares of 32, and smaller blocks of a line
 are added in their order by whichever finishes last.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

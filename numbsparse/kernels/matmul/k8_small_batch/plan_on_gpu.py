@@ -6,8 +6,6 @@ A line that shares first to last hold has the parts first + first to first + las
 a line follow each other, and no other line has them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ The warp leaves them in shared memory, a row of the square in each row, its piec
 exchanged as in `tiles`; the copy engine or the lanes take them from there.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
