@@ -28,7 +28,6 @@ from numbsparse.kernels.lstm.units import (
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
-from numbsparse.kernels.views import span
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
@@ -64,7 +63,8 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, ROWS, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
-    given = Given(*map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias)))
+    arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
+    given = Given(*(a.span for a in arrays))
     of_steps, size = (first - last, (first - 1) * batch, -batch), (batch, units, width)
     run_steps(kernel, ring, SUMS, index, operands, given, arrived, of_steps, size)
 

@@ -36,7 +36,6 @@ from numbsparse.kernels.lstm.units import (
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, load_4xf32, store_4xf32, wgmma
-from numbsparse.kernels.views import span
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
@@ -77,7 +76,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
 
 def _words(array: DeviceArray) -> DeviceArray:
     """16-bit floats by twos, as words; an even number of them, contiguous."""
-    flat = span(array)
+    flat = array.span
     if flat.itemsize == 4:
         return flat
     return DeviceArray(flat.address, (flat.size // 2,), as_dtype("uint32"), (4,), flat.owner)

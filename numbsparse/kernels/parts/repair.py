@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 
@@ -67,7 +66,7 @@ def dense_of(x: DeviceArray, values: DeviceArray, index: Index, transposed: bool
     walk, size = index.rows if transposed else index.columns, values.shape[1]
     x_strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
     w_strides = (1, size) if transposed else (size, 1)
-    return Dense(span(x), x_strides, x.shape[1], span(values), w_strides, *walk)
+    return Dense(x.span, x_strides, x.shape[1], values.span, w_strides, *walk)
 
 
 @cache
@@ -112,7 +111,7 @@ def factors_of(x: DeviceArray, dy: DeviceArray, orders: tuple[bool, bool], index
     strides = (a.strides[0] // a.itemsize for a in (x, dy))
     features = (a.shape[0 if across else 1] for a, across in zip((x, dy), orders, strict=True))
     sizes = *strides, *features, x.shape[1 if orders[0] else 0]
-    return Factors(span(x), span(dy), sizes, index.block_rows, index.block_columns)
+    return Factors(x.span, dy.span, sizes, index.block_rows, index.block_columns)
 
 
 @cache

@@ -15,7 +15,6 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.ptx import add_release, load_4xf32, load_acquire, store_2xu32, store_4xf32
-from numbsparse.kernels.views import span
 
 RUN = 4  # values that a thread takes at once
 AHEAD = 6  # of those, loads in flight
@@ -37,7 +36,7 @@ def sums_into(result: DeviceArray, items: int, pieces: int) -> Sums:
     turns = empty((items,), np.int32)
     if pieces > 1:
         fill(turns, 0)
-    return Sums(pieces, totals, turns, span(result))
+    return Sums(pieces, totals, turns, result.span)
 
 
 @lru_cache(maxsize=1024)

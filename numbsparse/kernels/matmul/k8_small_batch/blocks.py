@@ -40,7 +40,7 @@ from numbsparse.kernels.ptx import (
     tma_load_2d,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span, view_of
+from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
@@ -117,8 +117,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
         box = (WIDTH, WIDTH), WIDTH * x.itemsize
         boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
         maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
-    before = span(x), view_of(x), span(dy), view_of(dy), w_view
-    after = units, count, span(dvalues.reshape(1, -1))
+    before = x.span, view_of(x), dy.span, view_of(dy), w_view
+    after = units, count, dvalues.reshape(1, -1).span
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
