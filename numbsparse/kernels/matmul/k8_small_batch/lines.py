@@ -123,14 +123,14 @@ def line_kernel(lines: Lines) -> Any:
         number = int64(cuda.blockIdx.x) * WARPS + warp
         unit = int32(number * each)
         # All that is read of the plan is loaded at once, and used after the wait.
-        count = plan[sections[0] + number]
+        count = plan[sections.counts + number]
         for s in range(FIRST):
             record = read(plan, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(plan, unit + FIRST), read(plan, unit)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
-        empty_line = plan[sections[2] + min(empty, empty_lines)]
+        empty_line = plan[sections.empty + min(empty, empty_lines)]
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -147,7 +147,7 @@ def line_kernel(lines: Lines) -> Any:
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
-            empty_line = plan[sections[2] + min(empty, empty_lines)]
+            empty_line = plan[sections.empty + min(empty, empty_lines)]
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
@@ -271,7 +271,7 @@ def finishing(lines: Lines) -> Any:
     ):  # fmt: skip
         line, complete = int64(name), True
         if name < 0:
-            cut = sections[1] - 3 * (int64(name) + 1)
+            cut = sections.cuts - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
             part, first = parts - 1 - int64(name), parts + first
             complete = join(partials, tickets, part, first, many, acc)

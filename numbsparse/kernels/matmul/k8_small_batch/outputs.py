@@ -146,7 +146,7 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
 
     @cuda.jit(device=True)
     def repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view):
-        own = sections[3] + line
+        own = sections.indptr + line
         term_step, line_step = (1, w_view[0]) if transposed else (w_view[0], 1)
         for n in range(4 * M * N):
             r = n // 2 % 2
@@ -157,9 +157,9 @@ def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
             if inside and y[at] != y[at]:
                 value = float32(0)
                 for entry in range(plan[own], plan[own + 1]):
-                    c = plan[sections[4] + entry] * int64(depth)
+                    c = plan[sections.indices + entry] * int64(depth)
                     x_at = b * x_view[2] + c * x_view[3]
-                    square = plan[sections[5] + entry]
+                    square = plan[sections.places + entry]
                     w_at = square * int64(WIDTH) + i * line_step
                     terms = min(depth, x_view[1] - c)
                     gate = gates[square >> w_view[3]] if GATED else float32(0)

@@ -43,7 +43,7 @@ def plan_lines(
     part: int,
     slots: int = 0,
     tiles: int = 1,
-) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, int, Lines, int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
@@ -64,11 +64,11 @@ def plan_lines(
     return plan, work.each, begin, empty.size, partials, tickets
 
 
-def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+def joined(units: np.ndarray, sections: Lines) -> tuple[np.ndarray, Lines]:
     """One array of int32 of all that a plan says, and where the parts behind the units start."""
     arrays = [np.ravel(part) for part in (units, *sections)]
     begin = np.cumsum([part.size for part in arrays])[:-1]
-    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), tuple(map(int, begin))
+    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), Lines(*map(int, begin))
 
 
 @compiled(error_model="numpy")

@@ -43,11 +43,11 @@ def lines_on_gpu(
     units, parts = shares * warps * each + READ_AHEAD, 2 * shares
     lengths = Lines(shares * warps, 3 * parts, lines, lines + 1, most, most)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
-    plan = empty((begin.pop(),), np.int32)
-    how = *walk, of, shares, warps, each, tuple(begin)
+    plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
+    how = *walk, of, shares, warps, each, sections
     launch(lines_kernel(size, transposed), blocks(max(units, lines + 1)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
-    return plan, each, tuple(begin), lines, partials, scratch(parts * tiles, np.int32)
+    return plan, each, sections, lines, partials, scratch(parts * tiles, np.int32)
 
 
 @on_gpu_of(plan_blocks)
