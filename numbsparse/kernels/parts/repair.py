@@ -70,15 +70,16 @@ def dense_of(x: DeviceArray, values: DeviceArray, index: Index, transposed: bool
 
 
 @cache
-def repairing_lines(B: int) -> Any:
-    """repair(y, n, feature, dense): y[n, feature] of y = x @ w, if that is NaN.
+def repairing_lines(gated: bool = False) -> Any:
+    """repair(y, n, feature, B, dense, gates): y[n, feature] of y = x @ w, if that is NaN.
 
     y : `store.Output`
     dense : `Dense`
+    gates : if `gated`, what each block of w is multiplied by; one that is 0 counts for nothing
     """
 
     @cuda.jit(device=True)
-    def repair(y, n, feature, dense):
+    def repair(y, n, feature, B, dense, gates):
         values, row_stride, column_stride, _, _ = y
         x, x_strides, in_features, w, w_strides, indptr, indices, blocks = dense
         at = n * row_stride + feature * column_stride
@@ -88,9 +89,11 @@ def repairing_lines(B: int) -> Any:
         for entry in range(indptr[feature // B], indptr[feature // B + 1]):
             first, block = indices[entry] * B, int64(blocks[entry]) * (B * B)
             block += feature % B * w_strides[1]
-            for i in range(min(B, in_features - first)):
+            gate = gates[blocks[entry]] if gated else float32(1)
+            for i in range(min(B, in_features - first) if gate != 0 else 0):
                 value = x[n * x_strides[0] + (first + i) * x_strides[1]]
-                total += value * w[block + i * w_strides[0]]
+                weight = w[block + i * w_strides[0]]
+                total += value * (weight * gate if gated else weight)
         values[at] = total
 
     return repair

@@ -276,7 +276,7 @@ def line_kernel(shape: Shape) -> Any:
 def repairing(shape: Shape) -> Any:
     """Of the tile that a block of threads wrote, where y is NaN: y = x @ w by plain sums."""
     (BM, BN, *_), y_transposed = shape.tile, shape.y_transposed
-    THREADS, repair_one = shape.tile.threads, repairing_lines(shape.B)
+    THREADS, B, repair_one = shape.tile.threads, shape.B, repairing_lines()
 
     @cuda.jit(device=True)
     def repair(y, top, left, dense):
@@ -284,6 +284,6 @@ def repairing(shape: Shape) -> Any:
             in_row, in_column = (item % BM, item // BM) if y_transposed else (item // BN, item % BN)
             row, feature = top + in_row, int64(left + in_column)
             if row < y[3] and feature < y[4]:
-                repair_one(y, row, feature, dense)
+                repair_one(y, row, feature, B, dense, ())
 
     return repair

@@ -87,7 +87,8 @@ def along_lines(
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
-    after = (gates, *work, *_output(y, lines.sums))
+    walk = (index.rows if transposed else index.columns) if form.split else ()
+    after = (gates, walk, *work, *_output(y, lines.sums))
     start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first)
 
 

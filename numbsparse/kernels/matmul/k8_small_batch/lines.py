@@ -76,6 +76,7 @@ def line_kernel(lines: Lines) -> Any:
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
     announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
     gates : of each block, where `sums.w` is gated
+    walk : over the lines of w, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
@@ -92,8 +93,8 @@ def line_kernel(lines: Lines) -> Any:
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
-        x, x_view, values, w_view, maps, fresh, gates, plan, each, sections, empty_lines, partials,
-        tickets, y, y_view,
+        x, x_view, values, w_view, maps, fresh, gates, walk, plan, each, sections, empty_lines,
+        partials, tickets, y, y_view,
     ):  # fmt: skip
         shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
@@ -191,8 +192,8 @@ def line_kernel(lines: Lines) -> Any:
                         add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
-                        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets,
-                        parts, name, y, own_view, acc,
+                        x, x_view, top, values, w_view, gates, walk, plan, sections, partials,
+                        tickets, parts, name, y, own_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
@@ -261,13 +262,13 @@ def finishing(lines: Lines) -> Any:
     """
     sums, depth, *_ = lines
     (M, N), SPLIT = sums.shape, sums.form.split
-    put, repair = storing(sums), repairing(sums, not sums.w.across, depth)
+    put, repair = storing(sums), repairing(sums)
     join, nan_in = pieces.join(M, N), any_nan(M, N, 4)
 
     @cuda.jit(device=True)
     def finish(
-        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets, parts, name, y,
-        y_view, acc,
+        x, x_view, top, values, w_view, gates, walk, plan, sections, partials, tickets, parts,
+        name, y, y_view, acc,
     ):  # fmt: skip
         line, complete = int64(name), True
         if name < 0:
@@ -278,6 +279,6 @@ def finishing(lines: Lines) -> Any:
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and nan_in(acc):
-                repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view)
+                repair(x, x_view, top, values, w_view[0], gates, walk, line * depth, y, y_view)
 
     return finish

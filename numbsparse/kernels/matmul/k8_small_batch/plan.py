@@ -28,10 +28,7 @@ class Lines(NamedTuple):
 
     counts: Any  # units of each warp; below 0 where its first line began in an earlier one
     cuts: Any  # per part of a cut line: its line, the line's first part and how many it has
-    empty: Any  # lines without a unit
-    indptr: Any  # the lines once more, for `repair`
-    indices: Any
-    places: Any  # of squares, see `lines_of`
+    empty: Any  # lines without a unit; and one more, which is looked at and not taken
 
 
 def plan_lines(
@@ -58,7 +55,7 @@ def plan_lines(
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
     name_blocks(units, work.units, indptr, xs, places)
     empty = np.flatnonzero(counts == 0)
-    plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
+    plan, begin = joined(units, Lines(work.filled, work.cuts, np.append(empty, 0)))
     parts = max(len(work.cuts), 1) * tiles
     partials, tickets = scratch((parts + slots) * part, np.float32), scratch(parts, np.int32)
     return plan, work.each, begin, empty.size, partials, tickets
