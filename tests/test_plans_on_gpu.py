@@ -277,11 +277,8 @@ def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, rng):
         made, plan_lines, transposed, size, shares, warps, 1, 0, 2
     )
     indptr, xs, places = lines_of(on_host, transposed, size)
-    filled, cuts, empty, starts, of_x, of_place = np.split(plan.numpy(), begin)[1:]
+    filled, cuts, empty = np.split(plan.numpy(), begin)[1:]
     units = plan.numpy()[: begin[0]].reshape(-1, 4)
-    np.testing.assert_array_equal(starts[: lines + 1], indptr)
-    np.testing.assert_array_equal(of_x[: xs.size], xs)
-    np.testing.assert_array_equal(of_place[: xs.size], places)
     none = np.flatnonzero(np.diff(indptr) == 0)
     assert set(empty[:lines]) - {lines} == set(none)
     runs = abs(filled).reshape(shares, warps)

@@ -3,8 +3,6 @@
 l1 = sum(|v|), l2 = sqrt(sum(v**2)), max = max(|v|), in float32, by a tree in a fixed order.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import sqrt
 from typing import Any

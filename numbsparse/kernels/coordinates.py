@@ -5,8 +5,6 @@ block column. Coordinates set bits, in any order: what they leave is the same ev
 bits are counted along lines, lines are summed up, and each word writes where its blocks are.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any, NamedTuple
 

@@ -5,8 +5,6 @@ The block reads the indices tile by tile; only where one names its row do the th
 the tile, in order, and add: no atomics, the same bits every time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda, float32, int32, int64
 

@@ -4,8 +4,6 @@ Stored blocks are flat, `width` values each. `where` says which block of an arra
 of the other, -1 where none does; a block whose gate is zero is zeros, whatever it holds.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -8,8 +8,6 @@ memory, wide for columns. Where outputs are few, each is cut in parts that a sec
 `reduce("sum", out, a, axes)` means out[...] = a.sum(axes).
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 
@@ -21,7 +19,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger, plus
 from numbsparse.kernels.elementwise import offset
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.views import collapse, span, strides_within
+from numbsparse.kernels.views import collapse, strides_within
 
 WIDTH = 4 if SIMULATED else 32  # outputs side by side, where these are neighbours in memory
 PER_THREAD = 16  # items that make a part worth its thread
@@ -43,18 +41,18 @@ def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -
     threads = _threads(n, length, neighbours=kept_strides[-1] == 1)
     parts = _parts(n, length, threads)
     divisor = float(length) if name == "mean" else 1.0
-    flat, walk = span(a), (kept_shape, kept_strides, reduced_shape, reduced_strides)
+    flat, walk = a.span, (kept_shape, kept_strides, reduced_shape, reduced_strides)
     grid = (-(-n // threads[0]), parts)
     if parts == 1:
-        launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, span(out))
+        launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, out.span)
         return
     partial = empty((n, parts), np.float32)
     per_part = -(-length // parts)
-    launch(kernel, grid, threads, flat, *walk, n, length, per_part, 1.0, span(partial))
+    launch(kernel, grid, threads, flat, *walk, n, length, per_part, 1.0, partial.span)
     walk = ((n,), (parts,), (parts,), (1,))
     threads = _threads(n, parts, neighbours=False)
     grid = (-(-n // threads[0]), 1)
-    launch(kernel, grid, threads, span(partial), *walk, n, parts, parts, divisor, span(out))
+    launch(kernel, grid, threads, partial.span, *walk, n, parts, parts, divisor, out.span)
 
 
 def _collapsed(a: DeviceArray, axes: list[int], strides: tuple[int, ...]) -> Any:

@@ -1,7 +1,5 @@
 """Blocks of a matrix in another order, others between them: a block of threads per kept block."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda
 

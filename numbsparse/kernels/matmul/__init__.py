@@ -26,8 +26,6 @@ Which tile is fastest differs from card to card. A rung with several worth tryin
 and its products take `tile`, the number of one; elsewhere "k6_hopper/1" names the rung with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module

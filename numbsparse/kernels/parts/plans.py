@@ -1,7 +1,5 @@
 """What a rung works out from a layout before its first launch: once per layout, then cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

@@ -5,8 +5,6 @@ at once, so a kernel that never waits fails only on a GPU, and `races` says so; 
 for the wrong number of bytes or arrivals waits forever there, and raises here.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from typing import Any

@@ -29,8 +29,6 @@ both in requests, one for each line of a tile, and in bandwidth. Only sharing mo
 With few blocks kept it is the bandwidth of memory, for x and y.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -44,14 +42,7 @@ from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which registers its plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
-from numbsparse.kernels.matmul.k6_hopper.plan import (
-    ALIGNED,
-    LINE,
-    Form,
-    Plan,
-    line_tiles,
-    steps_of,
-)
+from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way

@@ -1,7 +1,5 @@
 """How forward and input_grad cut their work, and what a block of threads does step by step."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ With gates that only the GPU knows, a thread writes what a step of the plan need
 blocks whose gate is zero are left out; it may be nothing.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

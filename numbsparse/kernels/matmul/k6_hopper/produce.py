@@ -7,8 +7,6 @@ of small blocks is multiplied, and so there may be several such warps.
 The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.images`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -17,11 +15,7 @@ from numba import cuda, int32, int64, uint32
 from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
-from numbsparse.kernels.ptx import (
-    bulk_load,
-    fence_tensor_map,
-    mbarrier_expect,
-)
+from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
 
 X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
 
