@@ -51,7 +51,6 @@ class Sent(Index):
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
-_wanted: dict[Any, Callable[..., tuple[Any, ...]]] = {}
 
 
 def on_gpu_of(make: Any) -> Callable[[Any], Any]:
@@ -67,30 +66,15 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
     return register
 
 
-def wanted_of(make: Any) -> Callable[[Any], Any]:
-    """A decorator: this function leaves blocks whose gate is zero out of a plan of `make`.
-
-    Of gates, the plan of all blocks and the same arguments it makes one for the next launch.
-    """
-
-    def register(function: Any) -> Any:
-        _wanted[make] = function
-        return function
-
-    return register
-
-
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
     """make(index, *key), with the index as NumPy arrays; its result's arrays go where the index is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout. For
     a layout made on the GPU, the function registered by `on_gpu_of` is called. With gates that only
-    the GPU knows, that of `wanted_of` is called every time.
+    the GPU knows it is that of all blocks.
     """
     if index.gates is not None:
-        of, gates = index.gates
-        plan = planned(of, make, *key)
-        return _wanted[make](gates, plan, *key) if make in _wanted else plan
+        return planned(index.gates[0], make, *key)
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:

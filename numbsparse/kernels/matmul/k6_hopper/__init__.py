@@ -52,6 +52,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     line_tiles,
     steps_of,
 )
+from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
@@ -127,6 +128,8 @@ def along_lines(
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
+    if index.gates is not None:
+        records, tiles = steps_wanted(index.gates[1], records, tiles, len(strips), tile)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
