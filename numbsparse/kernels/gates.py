@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.device import SIMULATED
+from numbsparse.device import SIMULATED, compute_capability
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import UNPACK, scaling
-from numbsparse.kernels.ptx import load_4xf32, load_4xu32, store_4xu32
+from numbsparse.kernels.ptx import let_next_kernel_start, load_4xf32, load_4xu32, store_4xu32
 
 ZERO = np.float32(0)
 DEEP = 4  # pieces of a thread
@@ -33,7 +33,8 @@ def scale_blocks(a, where, by, gates, to_all, out):
     if pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES:
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
-    kernel, shift = scale_pieces_kernel(out.dtype.name), pieces.bit_length() - 1
+    early, shift = SIMULATED or compute_capability() >= (9, 0), pieces.bit_length() - 1
+    kernel = scale_pieces_kernel(out.dtype.name, early)
     launch(kernel, blocks(-(-out.size // (piece * DEEP))), THREADS, *args, shift, out.span)
 
 
@@ -63,10 +64,10 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 
 @cache
-def scale_pieces_kernel(dtype: str) -> Any:
+def scale_pieces_kernel(dtype: str, early: bool) -> Any:
     """The same, by pieces of 16 bytes, 2^shift a block: of float32, or 16-bit floats.
 
-    A thread has DEEP of them under way.
+    A thread has DEEP of them under way. What reads the gates alone may run beside it if `early`.
     """
     PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
@@ -74,6 +75,8 @@ def scale_pieces_kernel(dtype: str) -> Any:
     def kernel(a, where, by, gates, to_all, shift, out):
         words, factors = cuda.local.array((DEEP, 4), uint32), cuda.local.array(DEEP, float32)
         first = int64(cuda.blockIdx.x) * (THREADS * DEEP) + cuda.threadIdx.x
+        if early:
+            let_next_kernel_start()
         pieces = out.size // PIECE
         for k in range(DEEP):
             i = first + k * THREADS

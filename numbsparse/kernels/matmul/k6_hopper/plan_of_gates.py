@@ -25,7 +25,10 @@ THREADS = 32 if SIMULATED else 128
 def steps_wanted(
     gates: DeviceArray, records: DeviceArray, tiles: DeviceArray, groups: int, tile: Tile
 ) -> tuple[DeviceArray, DeviceArray]:
-    """(records, tiles) of `plan.steps_of` and `parts.deal.schedule`, with no more steps."""
+    """(records, tiles) of `plan.steps_of` and `parts.deal.schedule`, with no more steps.
+
+    Runs beside the launch before it, which began when the gates were there: as it scales w by them.
+    """
     left, ending = empty(records.shape, np.int32), empty(tiles.shape, np.int32)
     args = records.view(np.uint32), tiles, gates, left.view(np.uint32), ending
     launch(wanted_kernel(tile), groups, THREADS, *args, overlap=True)
@@ -107,7 +110,6 @@ def wanted_kernel(tile: Tile) -> Any:
         left, begins = cuda.shared.array(THREADS, uint32), cuda.shared.array(THREADS + 1, int32)
         span = cuda.shared.array(2, int32)  # of the group; then the new steps of some of its own
         group, t = cuda.blockIdx.x, cuda.threadIdx.x
-        wait_for_earlier_kernels()
         for i in range(t, tiles.shape[0], THREADS):
             if tiles[i, 0] == group and tiles[i, 1] == 0:
                 span[0], span[1] = tiles[i, 2], tiles[i, 3]
@@ -135,5 +137,6 @@ def wanted_kernel(tile: Tile) -> Any:
             if tiles[i, 0] == group:
                 ending[i, 0], ending[i, 1] = group, tiles[i, 1]
                 ending[i, 2], ending[i, 3] = first, done
+        wait_for_earlier_kernels()  # for the next one, which waits for this one alone
 
     return kernel
