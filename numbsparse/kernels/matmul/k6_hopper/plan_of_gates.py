@@ -43,7 +43,7 @@ def wanted_kernel(tile: Tile) -> Any:
     """
     SHARES, SHARE, INPUTS, COLUMNS = tile.SHARES, tile.SHARE, tile.INPUTS, tile.COLUMNS
     FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
-    OWN, ALL, BLOCKS = (1 << SHARE) - 1, (1 << COLUMNS) - 1, tile.BLOCKS
+    OWN, ALL, BLOCKS, ENDS = (1 << SHARE) - 1, (1 << COLUMNS) - 1, tile.BLOCKS, THREADS + 1
 
     @cuda.jit(device=True)
     def wanted_of(records, step, gates):
@@ -107,7 +107,7 @@ def wanted_kernel(tile: Tile) -> Any:
 
     @cuda.jit
     def kernel(records, tiles, gates, wanted, ending):
-        left, begins = cuda.shared.array(THREADS, uint32), cuda.shared.array(THREADS + 1, int32)
+        left, begins = cuda.shared.array(THREADS, uint32), cuda.shared.array(ENDS, int32)
         span = cuda.shared.array(2, int32)  # of the group; then the new steps of some of its own
         group, t = cuda.blockIdx.x, cuda.threadIdx.x
         for i in range(t, tiles.shape[0], THREADS):
