@@ -104,9 +104,12 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
         transposed, rows = n % 2 == 0, 2
         index = Sent(layout.index)
         records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
-        tiles, _ = planned(index, schedule, lengths, rows, 5)
-        found = steps_wanted(ns.to_device(gates), records, tiles, len(strips), tile)
-        records, left, tiles, ending = (a.numpy() for a in (records, found[0], tiles, found[1]))
+        tiles, starts = planned(index, schedule, lengths, rows, 5)
+        own = plan.Plan(records, strips, tiles, starts)
+        found = steps_wanted(ns.to_device(gates), own, tile)
+        records, left, tiles, ending = (
+            a.numpy() for a in (records, found.records, tiles, found.tiles)
+        )
         np.testing.assert_array_equal(ending[:, :3], tiles[:, :3])
         for group, _, first, end in ending:
             all_of_them, last = steps(records, lengths.starts[group], lengths.steps[group], tile)

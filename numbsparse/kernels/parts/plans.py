@@ -51,6 +51,7 @@ class Sent(Index):
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
+_wanted: dict[Any, Callable[..., tuple[Any, ...]]] = {}
 
 
 def on_gpu_of(make: Any) -> Callable[[Any], Any]:
@@ -64,6 +65,25 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
         return function
 
     return register
+
+
+def wanted_of(make: Any) -> Callable[[Any], Any]:
+    """A decorator: this function leaves blocks whose gate is zero out of a plan that `make` begins.
+
+    Of gates on the GPU, the plan of all blocks and what else it takes it makes one for the next
+    launch.
+    """
+
+    def register(function: Any) -> Any:
+        _wanted[make] = function
+        return function
+
+    return register
+
+
+def wanted(index: Index, make: Any, plan: Any, *more: Any) -> Any:
+    """A plan for the next launch: without blocks whose gate is zero, where only the GPU knows."""
+    return plan if index.gates is None else _wanted[make](index.gates[1], plan, *more)
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:

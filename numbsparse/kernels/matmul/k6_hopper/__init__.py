@@ -41,7 +41,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which registers its plans
+from numbsparse.kernels.matmul.k6_hopper import plan_of_gates, plan_on_gpu  # noqa: F401, registered
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import (
@@ -52,14 +52,13 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     line_tiles,
     steps_of,
 )
-from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, wanted
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
@@ -128,8 +127,7 @@ def along_lines(
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
-    if index.gates is not None:
-        records, tiles = steps_wanted(index.gates[1], records, tiles, len(strips), tile)
+    plan = wanted(index, steps_of, Plan(records, strips, tiles, tile_starts), tile)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
@@ -147,7 +145,7 @@ def along_lines(
         line_kernel(form),
         blocks,
         tile.THREADS,
-        *(maps, unannounced(maps), images, Plan(records, strips, tiles, tile_starts)),
+        *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense),
         shared_bytes=nbytes,
         cluster=cluster,

@@ -16,23 +16,31 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, MOST, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import (
+    BEFORE,
+    EDGE,
+    LAST,
+    MOST,
+    Plan,
+    Tile,
+    steps_of,
+)
+from numbsparse.kernels.parts.plans import wanted_of
 from numbsparse.kernels.ptx import wait_for_earlier_kernels
 
 THREADS = 32 if SIMULATED else 128
 
 
-def steps_wanted(
-    gates: DeviceArray, records: DeviceArray, tiles: DeviceArray, groups: int, tile: Tile
-) -> tuple[DeviceArray, DeviceArray]:
-    """(records, tiles) of `plan.steps_of` and `parts.deal.schedule`, with no more steps.
+@wanted_of(steps_of)
+def steps_wanted(gates: DeviceArray, plan: Plan, tile: Tile) -> Plan:
+    """The plan with no more steps in any tile.
 
     Runs beside the launch before it, which began when the gates were there: as it scales w by them.
     """
-    left, ending = empty(records.shape, np.int32), empty(tiles.shape, np.int32)
-    args = records.view(np.uint32), tiles, gates, left.view(np.uint32), ending
-    launch(wanted_kernel(tile), groups, THREADS, *args, overlap=True)
-    return left, ending
+    records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
+    args = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
+    launch(wanted_kernel(tile), len(plan.strips), THREADS, *args, overlap=True)
+    return plan._replace(records=records, tiles=tiles)
 
 
 @cache
