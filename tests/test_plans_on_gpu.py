@@ -11,7 +11,7 @@ from numbsparse import Layout, device
 from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import THREADS, steps_wanted
+from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
@@ -106,7 +106,10 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
         records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
         tiles, starts = planned(index, schedule, lengths, rows, 5)
         own = plan.Plan(records, strips, tiles, starts)
-        found = steps_wanted(ns.to_device(gates), own, tile)
+        dtype = "f4" if tile.ITEM == 4 else "f2"
+        values = ns.to_device(np.zeros((layout.n_blocks, 32, 32), dtype))
+        found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates))
+        assert len(of_w) == (1 if tile.ITEM == 4 else 2)
         records, left, tiles, ending = (
             a.numpy() for a in (records, found.records, tiles, found.tiles)
         )
@@ -115,9 +118,14 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
             all_of_them, last = steps(records, lengths.starts[group], lengths.steps[group], tile)
             kept = [[b for b in step if gates[number(b, tile)] != 0] for step in all_of_them]
             packed, last = steps(left, first, end - first, tile)
+            for step in packed:
+                for nth, (strip, x, block) in enumerate(step):
+                    from_w, is_one = not block & plan.SCALED, gates[number(step[nth], tile)] == 1
+                    assert from_w == (is_one or tile.ITEM == 4)
+                    step[nth] = strip, x, block & ~np.uint32(plan.SCALED)
             assert sorted(chain(*kept)) == sorted(chain(*packed))
             assert last == [False] * (end - first - 1) + [True]
-            some = [chain(*kept[k : k + THREADS]) for k in range(0, len(kept), THREADS)]
+            some = [chain(*kept[k : k + RUN]) for k in range(0, len(kept), RUN)]
             right = [len(step) for blocks in some for step in fewest([*blocks], tile)]
             assert [len(step) for step in packed] == (right or [0])
 
@@ -129,7 +137,7 @@ def steps(records, first, count, tile):
 
 
 def number(block, tile):
-    return (block[2] & (plan.EDGE - 1)) // tile.PARTS // tile.ACROSS
+    return (block[2] & (plan.SCALED - 1)) // tile.PARTS // tile.ACROSS
 
 
 def fewest(blocks, tile):
