@@ -161,7 +161,7 @@ def maps_of(
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
     w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
-    boxes = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
+    boxes: list[Any] = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
         boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
