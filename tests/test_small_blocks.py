@@ -318,7 +318,7 @@ def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
     def shared(index, B, widths, batch, regions, *times):
-        return regions[0]._replace(SLOTS=slots, CLUSTER=4), 1
+        return regions[0]._replace(SLOTS=slots, SPLIT=4), 1
 
     monkeypatch.setattr(regions, "region_for", shared)
     case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
@@ -346,15 +346,16 @@ def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blo
     sizes = regions.region_of(8, 2, 0.1, False), regions.fitted(regions.SMALLER[2, 8])
     where = index, 8, (1024, 1024), batch, sizes, places
     region, pieces = region_plan.region_for(*where, 0.046, 0.05)
-    assert region == (sizes[1]._replace(CLUSTER=blocks) if blocks else sizes[0])
+    assert region == (sizes[1]._replace(SPLIT=blocks) if blocks else sizes[0])
     assert pieces == 1
 
 
 @pytest.mark.parametrize(
-    ("n", "pieces", "blocks"), [(11, 3, 1), (11, 1, 1), (8, 3, 1), (2, 5, 1), (3, 1, 4)]
+    ("n", "pieces", "split", "cluster"),
+    [(11, 3, 1, 1), (11, 1, 1, 1), (8, 3, 1, 1), (2, 5, 1, 1), (3, 1, 4, 1), (10, 3, 1, 2)],
 )
-def test_regions_that_places_lack_are_cut(n, pieces, blocks):
-    segments, cut = cut_regions(None, n, 4, pieces, blocks)
+def test_regions_that_places_lack_are_cut(n, pieces, split, cluster):
+    segments, cut = cut_regions(None, n, 4, pieces, split, cluster)
     segments = segments.reshape(-1, 4)
     assert cut.size == (n % 4 if pieces > 1 else 0)
     parts = np.zeros(n)
@@ -363,3 +364,16 @@ def test_regions_that_places_lack_are_cut(n, pieces, blocks):
     at = segments[segments[:, 3] >= 0]
     assert (cut[at[:, 3] // pieces] == at[:, 0]).all()
     assert (at[:, 3] % pieces == at[:, 1]).all()
+    regions = segments[:, 0].reshape(-1, cluster)  # of a cluster, neighbours
+    assert (regions == regions[:, :1] // cluster * cluster + np.arange(cluster)).all()
+
+
+@pytest.mark.parametrize(("split", "cluster"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_neighbouring_regions_read_x_once(dtype, B, split, cluster, monkeypatch):
+    def shared(index, B, widths, batch, regions, *times):
+        return regions[0]._replace(SLOTS=2, SPLIT=split, CLUSTER=cluster), 1
+
+    monkeypatch.setattr(regions, "region_for", shared)
+    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")

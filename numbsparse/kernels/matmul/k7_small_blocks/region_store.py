@@ -171,15 +171,15 @@ def storer(sums: Sums) -> Any:
 def storer_of_cluster(sums: Sums) -> Any:
     """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
     each warp, the sums of all blocks."""
-    region, SLOTS, BLOCKS, TILES = sums.region, sums.region.SLOTS, sums.region.CLUSTER, sums.TILES
-    OWN, AFTER = -(-SLOTS // BLOCKS), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
+    region, SLOTS, SPLIT, TILES = sums.region, sums.region.SLOTS, sums.region.SPLIT, sums.TILES
+    OWN, AFTER = -(-SLOTS // SPLIT), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
     PARTS, MINE, SHAPE = 4 * SLOTS * TILES, 4 * OWN * TILES, (OWN, TILES, 4)
-    add = add_parts(BLOCKS, BLOCKS, 1, SLOTS, TILES)
+    add, CLUSTER = add_parts(SPLIT, SPLIT, 1, SLOTS, TILES, region.CLUSTER), region.CLUSTER
     store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
 
     @cuda.jit(device=True)
     def store_slice(acc, warp, slot, partial, used, words, start, into, dense):
-        rank = int32(cuda.blockIdx.x) % BLOCKS
+        part = int32(cuda.blockIdx.x) // CLUSTER % SPLIT
         parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
         whole = cuda.local.array(SHAPE, float32)
         for p in range(SLOTS):
@@ -189,7 +189,7 @@ def storer_of_cluster(sums: Sums) -> Any:
         for p in range(OWN):
             for i in range(4 * TILES):
                 whole[p, i // 4, i % 4] = mine[4 * TILES * p + i]
-        first, left = slot + rank * OWN, used - rank * OWN
+        first, left = slot + part * OWN, used - part * OWN
         store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
 
     return store_slice

@@ -63,13 +63,16 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     let_next_kernel_start,
     mbarrier_arrive,
+    mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
     more_registers,
     shfl_idx,
     store_4xu32,
     sync_warp,
+    tma_load_2d_multicast,
     tma_load_3d,
+    tma_load_3d_multicast,
     wait_for_earlier_kernels,
 )
 
@@ -136,7 +139,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
-    segments, cut = planned(index, cut_regions, n, places, pieces, region.CLUSTER)
+    segments, cut = planned(index, cut_regions, n, places, pieces, region.SPLIT, region.CLUSTER)
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
     slots = region.WARPS * region.SLOTS * cut.size
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
@@ -145,14 +148,14 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
-    plan = Plan(segments, boxes, codes, used, rows, tops)
+    plan, together = Plan(segments, boxes, codes, used, rows, tops), region.SPLIT * region.CLUSTER
     launch(
         region_kernel(sums),
         segments.size // 4,
         32 * (region.WARPS + region.FETCHERS),
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
-        cluster=(region.CLUSTER,) if region.CLUSTER > 1 else None,
+        cluster=(together,) if together > 1 else None,
         overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
@@ -242,7 +245,8 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
-    CLUSTER, OF_IMAGES, ALL = region.CLUSTER, sums.of_images, STAGES * region.STAGE_BYTES // 4
+    SPLIT, CLUSTER, OF_IMAGES = region.SPLIT, region.CLUSTER, sums.of_images
+    ALL = STAGES * region.STAGE_BYTES // 4
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
 
@@ -265,10 +269,12 @@ def region_kernel(sums: Sums) -> Any:
                 store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
             fence_proxy_async()
         if t == 0:
-            begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
+            begin_ring(bars, 0, STAGES, FETCHERS, WARPS * CLUSTER)
             fence_mbarrier_init()
         let_next_kernel_start()
         cuda.syncthreads()
+        if CLUSTER > 1:
+            cluster_sync()
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
@@ -276,12 +282,12 @@ def region_kernel(sums: Sums) -> Any:
         if warp >= WARPS:
             supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
-            if CLUSTER > 1:
+            if SPLIT > 1:
                 meet()
         else:
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
-        if CLUSTER > 1:
-            cluster_sync()  # the others may still read here
+        if SPLIT > 1 or CLUSTER > 1:
+            cluster_sync()  # the others may still read here, and arrive at barriers
 
     return kernel
 
@@ -294,10 +300,12 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
+    CLUSTER = region.CLUSTER
     FEWER, *_ = registers_of(region)
     OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
-    load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
+    load_x = load_box(sums, sums.x_transposed, region.CLUSTER > 1)
+    load_dy = load_box(sums, sums.dy_transposed, False)
 
     @cuda.jit(device=True)
     def supply(own, maps, fresh, plan, item, first, steps, ring):
@@ -309,6 +317,9 @@ def supplier(sums: Sums) -> Any:
         for k in range(SHARE):
             at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
             mine[k] = boxes[item, at] if at < GROUPS else -1
+            if CLUSTER > 1 and mine[k] >= 0 and mine[k] & IS_DY == 0:  # x is the other's, too
+                if uint32(at // FETCHERS) % CLUSTER != uint32(cuda.blockIdx.x) % CLUSTER:
+                    mine[k] = -1
             box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
             box = boxes[item, at]
@@ -347,9 +358,12 @@ def as_it_is(tops, rows, row):
 
 
 @cache
-def load_box(sums: Sums, transposed: bool) -> Any:
-    """Request a box that begins at a row of the batch, or of images one with such a code."""
+def load_box(sums: Sums, transposed: bool, for_all: bool) -> Any:
+    """Request a box that begins at a row of the batch, or of images one with such a code; for all
+    regions of a cluster that have the same part of the batch, or for its own alone."""
     FEATURES, load_features = sums.region.FEATURES, load_for(transposed)
+    CLUSTER, RANKS = sums.region.CLUSTER, (1 << sums.region.CLUSTER) - 1
+    first_rank = first_of_cluster(sums.region)
     load_tile = load_pixels(FEATURES)
 
     @cuda.jit(device=True)
@@ -364,7 +378,32 @@ def load_box(sums: Sums, transposed: bool) -> Any:
         else:
             tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
 
-    return load_of_images if sums.of_images else load
+    @cuda.jit(device=True)
+    def load_for_all(shared, to, own_map, box, code, row, bars, stage):
+        group, ranks = int32(box >> GROUP_AT), uint32(RANKS) << first_rank()
+        feature = int32(group * FEATURES)
+        if transposed:
+            tma_load_2d_multicast(shared, to, own_map, row, feature, bars, stage, ranks)
+        elif box & IS_WIDE:
+            tma_load_3d_multicast(shared, to, own_map, 0, row, group, bars, stage, ranks)
+        else:
+            tma_load_2d_multicast(shared, to, own_map, feature, row, bars, stage, ranks)
+
+    if sums.of_images:
+        return load_of_images
+    return load_for_all if for_all else load
+
+
+@cache
+def first_of_cluster(region: Region) -> Any:
+    """The rank of the first of the blocks that read the same x."""
+    SPLIT, CLUSTER = region.SPLIT, region.CLUSTER
+
+    @cuda.jit(device=True)
+    def first():
+        return uint32(cuda.blockIdx.x) // CLUSTER % SPLIT * CLUSTER
+
+    return first
 
 
 @cache
@@ -372,10 +411,11 @@ def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
     region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
     WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
-    STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
+    STAGES, STAGE_BYTES, CLUSTER = region.STAGES, region.STAGE_BYTES, region.CLUSTER
     _, MORE, _ = registers_of(region)
     tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    store = storer(sums) if region.CLUSTER == 1 else storer_of_cluster(sums)
+    first_rank = first_of_cluster(region)
+    store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
@@ -395,8 +435,11 @@ def multiplier(sums: Sums) -> Any:
             start = uint32(base + stage * STAGE_BYTES)
             add_products(shared, start, code, own, warp * SLOTS, used, acc)
             sync_warp()
-            if lane == 0:
-                mbarrier_arrive(bars, STAGES + stage)
+            if CLUSTER == 1:
+                if lane == 0:
+                    mbarrier_arrive(bars, STAGES + stage)
+            elif lane < CLUSTER:
+                mbarrier_arrive_at(bars, STAGES + stage, first_rank() + lane)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
         if tf32:  # which has no register for it meanwhile
