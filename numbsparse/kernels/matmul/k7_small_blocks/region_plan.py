@@ -306,22 +306,17 @@ def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: in
     return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
 
 
-def cut_regions(
-    index: Index, n: int, places: int, pieces: int, split: int, cluster: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(segments, cut): whole regions, as many as fill all places; the rest are cut. Those of a
-    cluster come after each other, for each part of the batch.
+class Cuts(NamedTuple):
+    """Clusters of regions that are whole, as many as fill all places; those that are left, and into
+    how many pieces of the batch they are cut."""
 
-    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
-    its sums are among those that a second pass adds up, or -1.
-    cut (regions that are cut,): their numbers.
-    """
+    whole: int
+    left: int
+    pieces: int
+
+
+def cuts_of(n: int, places: int, pieces: int, cluster: int) -> Cuts:
+    """Of n regions."""
     clusters = n // cluster
-    whole = clusters - clusters % max(places // cluster, 1) if pieces > 1 else clusters
-    first, part, own = (a.reshape(-1) for a in np.indices((whole, split, cluster)))
-    piece, which, other = (a.reshape(-1) for a in np.indices((pieces, clusters - whole, cluster)))
-    cut = which * cluster + other
-    uncut = np.stack([first * cluster + own, part, 0 * part + split, 0 * part - 1], axis=1)
-    at = whole * cluster + cut, piece, 0 * piece + pieces, cut * pieces + piece
-    segments = np.concatenate([uncut, np.stack(at, axis=1)]).astype(np.int32)
-    return segments.reshape(-1), np.arange(whole * cluster, n, dtype=np.int32)
+    left = clusters % max(places // cluster, 1) if pieces > 1 else 0
+    return Cuts(clusters - left, left, pieces)

@@ -196,7 +196,7 @@ def storer_of_cluster(sums: Sums) -> Any:
 
 
 def total_kernel(sums: Sums) -> Any:
-    """The sums of the regions that were cut over the batch; a warp per slot.
+    """The sums of the regions that were cut over the batch, the last ones; a warp per slot.
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
     """
@@ -213,14 +213,14 @@ def _total_kernel(sums: Sums) -> Any:
     read, COMING = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC)
 
     @cuda.jit
-    def kernel(cut, count, into, dense):
+    def kernel(first_item, slots, count, into, dense):
         warp = uint32(cuda.threadIdx.x) // 32
         number = int64(cuda.blockIdx.x) * ADDERS + warp
         which, slot = number // SLOTS, number % SLOTS
         words = cuda.shared.array(ALL, uint32, ALIGNMENT)
-        if which >= cut.size:
+        if number >= slots:
             return
-        stored = stored_blocks(into.blocks, cut[which] * int64(SLOTS) + slot)
+        stored = stored_blocks(into.blocks, first_item * SLOTS + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
         clear(acc)
         wait_for_earlier_kernels()

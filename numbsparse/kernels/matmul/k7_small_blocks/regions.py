@@ -26,8 +26,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     LINE,
     PLACE_AT,
     WIDE,
+    Cuts,
     Region,
-    cut_regions,
+    cuts_of,
     plan_boxes,
     region_for,
 )
@@ -139,19 +140,19 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
-    segments, cut = planned(index, cut_regions, n, places, pieces, region.SPLIT, region.CLUSTER)
+    cuts, together = cuts_of(n, places, pieces, region.CLUSTER), region.SPLIT * region.CLUSTER
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
-    slots = region.WARPS * region.SLOTS * cut.size
+    slots = region.WARPS * region.SLOTS * region.CLUSTER * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
-    plan, together = Plan(segments, boxes, codes, used, rows, tops), region.SPLIT * region.CLUSTER
+    plan = Plan(cuts, boxes, codes, used, rows, tops)
     launch(
         region_kernel(sums),
-        segments.size // 4,
+        cuts.whole * together + cuts.left * pieces * region.CLUSTER,
         32 * (region.WARPS + region.FETCHERS),
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
@@ -159,13 +160,14 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
-    launch(total_kernel(sums), *add, cut, pieces, into, dense, overlap=True)
+    first = cuts.whole * region.CLUSTER
+    launch(total_kernel(sums), *add, first, slots, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):
     """What each block of threads computes: see `plan_boxes`."""
 
-    segments: Any
+    cuts: Cuts
     boxes: Any
     codes: Any
     used: Any
@@ -249,6 +251,7 @@ def region_kernel(sums: Sums) -> Any:
     ALL = STAGES * region.STAGE_BYTES // 4
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
+    own_piece = piece_of_block(region)
 
     @cuda.jit(**registers_of(region)[2])
     def kernel(maps, fresh, batch, plan, into, dense):
@@ -257,9 +260,7 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        segments, _, codes, _, _, _ = plan
-        item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
-        pieces = segments[4 * cuda.blockIdx.x + 2]
+        codes, (item, piece, pieces, _) = plan.codes, own_piece(plan.cuts)
         if tf32:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
@@ -290,6 +291,26 @@ def region_kernel(sums: Sums) -> Any:
             cluster_sync()  # the others may still read here, and arrive at barriers
 
     return kernel
+
+
+@cache
+def piece_of_block(region: Region) -> Any:
+    """(region, which of how many pieces of the batch the block sums over, and where its sums are
+    among those that a second pass adds up, or -1)"""
+    SPLIT, CLUSTER = region.SPLIT, region.CLUSTER
+
+    @cuda.jit(device=True)
+    def piece_of(cuts):
+        whole, left, pieces = int32(cuts.whole), int32(cuts.left), int32(cuts.pieces)
+        cluster, own = int32(cuda.blockIdx.x) // CLUSTER, int32(cuda.blockIdx.x) % CLUSTER
+        if SPLIT > 1:
+            return cluster // SPLIT * CLUSTER + own, cluster % SPLIT, int32(SPLIT), int32(-1)
+        if cluster < whole:
+            return cluster * CLUSTER + own, int32(0), int32(1), int32(-1)
+        which, piece = (cluster - whole) % left * CLUSTER + own, (cluster - whole) // left
+        return whole * CLUSTER + which, piece, pieces, which * pieces + piece
+
+    return piece_of
 
 
 @cache
@@ -413,17 +434,17 @@ def multiplier(sums: Sums) -> Any:
     WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
     STAGES, STAGE_BYTES, CLUSTER = region.STAGES, region.STAGE_BYTES, region.CLUSTER
     _, MORE, _ = registers_of(region)
-    tf32, (place, add_products) = region.ITEM == 4, products(sums)
+    own_piece, (place, add_products) = piece_of_block(region), products(sums)
     first_rank = first_of_cluster(region)
     store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
-        (shared, base, bars), (segments, _, codes, useds, _, _) = ring, plan
+        (shared, base, bars), codes = ring, plan.codes
         if MORE:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
-        used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
+        used = plan.used[own_warp]
         acc, code = cuda.local.array(ACC, float32), cuda.local.array(SLOTS, uint32)
         wait_for_earlier_kernels()
         for p in range(SLOTS):
@@ -442,8 +463,7 @@ def multiplier(sums: Sums) -> Any:
                 mbarrier_arrive_at(bars, STAGES + stage, first_rank() + lane)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
-        if tf32:  # which has no register for it meanwhile
-            partial = segments[4 * cuda.blockIdx.x + 3]
+        partial = own_piece(plan.cuts)[3]
         store(acc, warp, own_warp * SLOTS, partial, used, words, base // 4, into, dense)
 
     return multiply
