@@ -40,8 +40,9 @@ PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
     of the ring; warps that request them from the copy engine; bytes of a value; slots that are
-    multiplied at once, of which a warp has a multiple; blocks of threads that sum over a part of
+    multiplied at once, or left out, of which in float32 a warp has a multiple; blocks of threads that sum over a part of
     the batch each; and neighbouring regions of a panel that read its x once. These make a cluster.
+    MOST are the slots that are taken, where regions are to be smaller than those of the kernel.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
     batch. There are slots for all blocks of a column that a group of x may have.
@@ -57,6 +58,12 @@ class Region(NamedTuple):
     AT_ONCE: int = 1
     SPLIT: int = 1
     CLUSTER: int = 1
+    MOST: int = 0
+
+    @property
+    def CAPACITY(self) -> int:
+        """Slots that may be taken."""
+        return self.MOST or self.WARPS * self.SLOTS
 
     @property
     def FEATURES(self) -> int:
@@ -145,7 +152,7 @@ def _region_of_blocks(
 
     Panels have the height with the fewest bytes and products of all regions.
     """
-    n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
+    n_groups, capacity = -(-sides[0] // of_group), region.CAPACITY
     flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
     counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
     before = np.vstack([0 * counts[:1], counts.cumsum(0)])

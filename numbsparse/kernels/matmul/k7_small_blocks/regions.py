@@ -79,8 +79,8 @@ from numbsparse.kernels.ptx import (
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
-    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(14, 17, 26, 32, 2, 2))),
-    16: ((0.05, Region(9, 15, 54, 16, 2, 3)), (1, Region(13, 10, 27, 16, 4, 3))),
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4, AT_ONCE=9)), (1, Region(14, 17, 26, 32, 2, 2, AT_ONCE=9))),
+    16: ((0.05, Region(9, 15, 54, 16, 2, 3, AT_ONCE=8)), (1, Region(13, 10, 27, 16, 4, 3, AT_ONCE=5))),
 }
 REGIONS_FLOAT32 = {
     8: (
@@ -96,8 +96,8 @@ REGIONS_FLOAT32 = {
 }
 # Where those leave multiprocessors free; by bytes of a value and block size.
 SMALLER = {
-    (2, 8): Region(8, 9, 16, 32, 3),
-    (2, 16): Region(8, 4, 16, 32, 3),
+    (2, 8): Region(8, 9, 16, 32, 3, AT_ONCE=3),
+    (2, 16): Region(8, 4, 16, 32, 3, AT_ONCE=2),
     (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
     (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
 }
@@ -141,7 +141,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
     cuts, together = cuts_of(n, places, pieces, region.CLUSTER), region.SPLIT * region.CLUSTER
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
+    made_for = region._replace(MOST=0)
+    sums = Sums(B, arithmetic, made_for, x_transposed, dy_transposed, bool(offsets))
     slots = region.WARPS * region.SLOTS * region.CLUSTER * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
@@ -209,7 +210,7 @@ def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -
         groups, depth = (4, 16) if kept > 0.2 else (8, 8)
         return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
     groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
-    return Region(2, 128 // B, groups, depth, 2)
+    return Region(2, 128 // B, groups, depth, 2, AT_ONCE=5)
 
 
 def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any, ...]]:
