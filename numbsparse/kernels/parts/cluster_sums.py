@@ -21,9 +21,7 @@ def part_bytes(warps: int, count: int) -> int:
 
 
 @cache
-def add_parts(
-    BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, APART: int = 1
-) -> Any:
+def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, APART: int = 1) -> Any:
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory

@@ -40,9 +40,10 @@ PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
     of the ring; warps that request them from the copy engine; bytes of a value; slots that are
-    multiplied at once, or left out, of which in float32 a warp has a multiple; blocks of threads that sum over a part of
-    the batch each; and neighbouring regions of a panel that read its x once. These make a cluster.
-    MOST are the slots that are taken, where regions are to be smaller than those of the kernel.
+    multiplied at once, or left out, of which in float32 a warp has a multiple; blocks of threads
+    that sum over a part of the batch each; and neighbouring regions of a panel that read its x
+    once. The last two make a cluster. MOST slots are taken, where regions are to be smaller than
+    those of the kernel.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
     batch. There are slots for all blocks of a column that a group of x may have.
@@ -174,7 +175,8 @@ def _run(before, height, widest, per_slot, of_group, capacity, cluster, items, s
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
     Neighbouring columns of a panel of `height` groups fill a region, until their slots or groups
-    are too many; the last of a panel may be empty, so that all have clusters. items (panels, columns): the regions of blocks, where there is room for that;
+    are too many; the last of a panel may be empty, so that all have clusters.
+    items (panels, columns): the regions of blocks, where there is room for that;
     slots : of each region.
     """
     n = groups = 0

@@ -175,9 +175,8 @@ def products_16_bit(sums: Sums) -> Any:
                     add(acc[p, 1], e, b6, b7)
                 elif DEPTH == 32:
                     add(acc[p, 0], e, b2, b3)
-            if rest is not None:
-                if last < used:
-                    rest(shared, stage, code, used, a, (b0, b1, b2, b3, b4, b5, b6, b7), acc)
+            if rest is not None and last < used:
+                rest(shared, stage, code, used, a, (b0, b1, b2, b3, b4, b5, b6, b7), acc)
 
         return add_slots
 

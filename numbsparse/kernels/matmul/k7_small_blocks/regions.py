@@ -79,8 +79,14 @@ from numbsparse.kernels.ptx import (
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
-    8: ((0.05, Region(12, 18, 36, 16, 3, 4, AT_ONCE=9)), (1, Region(14, 17, 26, 32, 2, 2, AT_ONCE=9))),
-    16: ((0.05, Region(9, 15, 54, 16, 2, 3, AT_ONCE=8)), (1, Region(13, 10, 27, 16, 4, 3, AT_ONCE=5))),
+    8: (
+        (0.05, Region(12, 18, 36, 16, 3, 4, AT_ONCE=9)),
+        (1, Region(14, 17, 26, 32, 2, 2, AT_ONCE=9)),
+    ),
+    16: (
+        (0.05, Region(9, 15, 54, 16, 2, 3, AT_ONCE=8)),
+        (1, Region(13, 10, 27, 16, 4, 3, AT_ONCE=5)),
+    ),
 }
 REGIONS_FLOAT32 = {
     8: (
@@ -339,9 +345,9 @@ def supplier(sums: Sums) -> Any:
         for k in range(SHARE):
             at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
             mine[k] = boxes[item, at] if at < GROUPS else -1
-            if CLUSTER > 1 and mine[k] >= 0 and mine[k] & IS_DY == 0:  # x is the other's, too
-                if uint32(at // FETCHERS) % CLUSTER != uint32(cuda.blockIdx.x) % CLUSTER:
-                    mine[k] = -1
+            others = at // FETCHERS % CLUSTER != int32(cuda.blockIdx.x) % CLUSTER
+            if others and mine[k] & IS_DY == 0:  # of x, which it requests for all
+                mine[k] = -1
             box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
             box = boxes[item, at]
@@ -384,7 +390,7 @@ def load_box(sums: Sums, transposed: bool, for_all: bool) -> Any:
     """Request a box that begins at a row of the batch, or of images one with such a code; for all
     regions of a cluster that have the same part of the batch, or for its own alone."""
     FEATURES, load_features = sums.region.FEATURES, load_for(transposed)
-    CLUSTER, RANKS = sums.region.CLUSTER, (1 << sums.region.CLUSTER) - 1
+    RANKS = (1 << sums.region.CLUSTER) - 1
     first_rank = first_of_cluster(sums.region)
     load_tile = load_pixels(FEATURES)
 
