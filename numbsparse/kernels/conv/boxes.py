@@ -192,7 +192,7 @@ def start_rings(bars, x_stages, w_stages, consumers):
 
 
 @cuda.jit(device=True)
-def fetch_box(ring, start, x_map, c, top, scale, origin, image, bars, full):
+def fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, full):
     """Features from c on of the box that a chunk of taps sees from the output `top`."""
-    z, y, x = moved(top, scale, origin)
+    z, y, x = moved(top, tiling.scale, origin)
     tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, full)

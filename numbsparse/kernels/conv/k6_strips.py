@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
@@ -85,9 +84,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     in_regions(x, dy, lines, dvalues, precision)
 
 
-def images_of(
-    x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int
-) -> Images:
+def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int) -> Images:
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))

@@ -232,7 +232,7 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
                     if elect() != 0:
                         start = uint32(x_at * tiling.rows * B)
                         mbarrier_expect(bars, x_at, box_bytes)
-                        fetch_box(ring, start, x_map, c, top, tiling.scale, origin, image, bars, x_at)
+                        fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, x_at)
                     x_at, x_phase = following(x_at, x_phase, X_STAGES)
                 while entry < last:
                     stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)

@@ -196,7 +196,7 @@ def step_fetcher(B: int, STAGES: int) -> Any:
             if elect() != 0:
                 start = uint32(at * stage)
                 mbarrier_expect(bars, at, nbytes)
-                fetch_box(ring, start, x_map, c, top, tiling.scale, origin, image, bars, at)
+                fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, at)
                 start = uint32(start + tiling.rows * B)
                 tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
             at, phase = following(at, phase, STAGES)
