@@ -335,6 +335,7 @@ PIXELS = [
     ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
     ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
     ConvCase(1, (19, 17), 16, 8, 8, (2, 2), stride=2, padding=1),
+    ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
 ]
 
 

@@ -99,10 +99,11 @@ def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.nd
 def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:
     """Each group of the matrix, of `a_tap` in a tap: which of them, and what the tap sees.
 
-    Offsets have BITS each, from the last axis on, over the number below WIDTHS; -1 stays.
+    Offsets have BITS each, from the last axis on, over the number below WIDTHS; -1 stays. What is
+    beyond the last tap means nothing.
     """
     tap, of_tap = np.divmod(np.maximum(groups, 0), a_tap)
-    by = np.array(taps, np.int64)[tap] + (0, MIDDLE, MIDDLE, MIDDLE)
+    by = np.array(taps, np.int64)[np.minimum(tap, len(taps) - 1)] + (0, MIDDLE, MIDDLE, MIDDLE)
     places = [WIDTHS << BITS * k for k in range(4)]
     return np.where(groups < 0, -1, of_tap + by[..., ::-1] @ places).astype(np.int32)
 
