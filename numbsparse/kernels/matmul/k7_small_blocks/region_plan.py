@@ -99,7 +99,7 @@ def plan_boxes(
     _box(groups, whole if offsets is None else 0 * whole, boxes)
     if offsets is not None:
         of_x = boxes_of(boxes >> GROUP_AT, offsets, widths[0] // len(offsets) // region.FEATURES)
-        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0),), WIDTHS)
+        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0, 0),), WIDTHS)
         boxes = np.hstack([boxes, np.where(boxes & IS_DY, of_dy, of_x)])
     return boxes, *rest
 

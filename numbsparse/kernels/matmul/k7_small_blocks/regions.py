@@ -138,7 +138,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     region, pieces = region_for(index, B, widths, batch, regions, *times)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
-        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.offsets
+        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.taps
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
