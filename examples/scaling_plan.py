@@ -23,7 +23,7 @@ MULTIPLICATIVE = tuple(
 )
 LENGTH = 100 * MILLION
 SMALLER, LARGEST = (1280, 832, 448, 2144), 3488  # hidden units of a dense LSTM as large
-ABLATIONS = (*MIXING, WIRINGS[0], *DENSITIES, *BLOCKS, *WIRINGS[1:])
+ABLATIONS = (*MIXING, *WIRINGS, *DENSITIES[:2], *BLOCKS[:2], DENSITIES[2], BLOCKS[2])
 LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
 GROUPS = (  # what one seed tells comes first
     *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
@@ -31,7 +31,6 @@ GROUPS = (  # what one seed tells comes first
     Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
     *(Group(size, MAIN[:2], LENGTH, halved=True) for size in SMALLER),
     *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
-    Group(LARGEST, MAIN[:2], LENGTH, seeds=2, halved=True),
     replace(LONGER, seeds=1),
     Group(832, MULTIPLICATIVE[:2], LENGTH, seeds=1),
     Group(LARGEST, MAIN[:2], LENGTH, halved=True),
