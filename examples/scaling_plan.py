@@ -23,7 +23,7 @@ MULTIPLICATIVE = tuple(
 )
 LENGTH = 100 * MILLION
 SMALLER, LARGEST = (1280, 832, 448, 2144), 3488  # hidden units of a dense LSTM as large
-ABLATIONS = (*MIXING, *WIRINGS, *DENSITIES[:2], *BLOCKS[:2], DENSITIES[2], BLOCKS[2])
+ABLATIONS = (*MIXING, *DENSITIES[:2], *BLOCKS[:2], *WIRINGS, DENSITIES[2], BLOCKS[2])
 LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
 GROUPS = (  # what one seed tells comes first
     *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
