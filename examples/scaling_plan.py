@@ -28,9 +28,9 @@ LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are th
 GROUPS = (  # what one seed tells comes first
     *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
     Group(832, WIRINGS, LENGTH),  # whether it is the small world or the width
-    Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
     *(Group(size, MAIN[:2], LENGTH, halved=True) for size in SMALLER),
     *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
+    Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
     replace(LONGER, seeds=1),
     Group(832, MULTIPLICATIVE[:2], LENGTH, seeds=1),
     Group(LARGEST, MAIN[:2], LENGTH, halved=True),
