@@ -16,9 +16,14 @@ from numbsparse.kernels.floats import rounded, widened
 NAN = np.float32(np.nan)
 
 
-def take_rows(table, indices, taken):
-    """taken[:] = table[indices], for indices (n,) and taken (n, width); NaN for no such row."""
-    launch(take_rows_kernel, blocks(taken.size), THREADS, table, indices, taken)
+def take_rows(table, indices, taken, others=None, missing=NAN):
+    """taken[:] = table[indices], for indices (n,) and taken (n, width).
+
+    For no such row that of `others`, (n, width), or `missing`.
+    """
+    instead = taken if others is None else others
+    args = table, indices, instead, int(others is not None), missing, taken
+    launch(take_rows_kernel, blocks(taken.size), THREADS, *args)
 
 
 def sum_rows(dy, indices, dtable):
@@ -29,7 +34,7 @@ def sum_rows(dy, indices, dtable):
 
 
 @cuda.jit
-def take_rows_kernel(table, indices, taken):
+def take_rows_kernel(table, indices, others, has_others, missing, taken):
     item = cuda.grid(1)
     (n, width), rows = taken.shape, table.shape[0]
     if item >= n * width:
@@ -38,8 +43,10 @@ def take_rows_kernel(table, indices, taken):
     row = indices[i]
     if 0 <= row < rows:
         taken[i, column] = table[row, column]
+    elif has_others:
+        taken[i, column] = others[i, column]
     else:
-        taken[i, column] = rounded(NAN, taken)
+        taken[i, column] = rounded(missing, taken)
 
 
 @cuda.jit
