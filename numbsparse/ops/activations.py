@@ -39,9 +39,8 @@ def _elementwise(in_numpy: Callable[..., Any]) -> Callable[..., Any]:
 @_elementwise
 def sigmoid(a: Any) -> Any:
     """1 / (1 + e ** -a)."""
-    from scipy.special import expit
-
-    return expit(a)
+    with np.errstate(over="ignore"):  # 1 / (1 + inf) is the right 0
+        return 1 / (np.exp(-a) + 1)
 
 
 @_elementwise

@@ -77,7 +77,8 @@ def matmul(
         blocks a layout is made and planned; the last four are remembered. Gates are copied from a
         GPU to the host once after each change that this library makes to them; another library's
         arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` and `k6_hopper` skip zeros, others take as long as with all gates
+        copied: `k8_small_batch` and `k6_hopper` skip zeros, and the pass of the latter over w, in
+        16 bits, leaves out blocks whose gate is one; other kernels take as long as with all gates
         one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
         multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
         gate either, and they are in the order of `w.values`, for `w.T` too.
@@ -398,11 +399,15 @@ def _run(
         layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
     compute, values = function_of(chosen, product), w.values
-    if kept is not None and isinstance(x, DeviceArray) and takes_gates(chosen, x.dtype):
+    if (
+        kept is not None
+        and isinstance(x, DeviceArray)
+        and takes_gates(chosen, x.dtype, kept.is_known)
+    ):
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
-        v = gated(w.T if w.is_transposed else w, kept.gates, kept, within=True)
+        v = gated(w.T if w.is_transposed else w, kept.gates, kept)
         values, layout = v.values, v.stored_layout
     compute(x, taken(layout, values), index_beside(layout, x), y, precision)
 
@@ -418,7 +423,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), dense.dtype)
+    return takes_gates(choose(*case, kept.layout), dense.dtype, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -5,8 +5,6 @@ The first blocks then take a slice each, and read it in the memory of all of the
 has the same bits in every run, and none of it goes through global memory.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

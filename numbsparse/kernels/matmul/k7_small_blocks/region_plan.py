@@ -55,7 +55,7 @@ class Region(NamedTuple):
     FETCHERS: int = 2
     ITEM: int = 2
     AT_ONCE: int = 1
-    CLUSTER: int = 1
+    SPLIT: int = 1
 
     @property
     def FEATURES(self) -> int:
@@ -90,7 +90,7 @@ def plan_boxes(
     _box(groups, whole if offsets is None else 0 * whole, boxes)
     if offsets is not None:
         of_x = boxes_of(boxes >> GROUP_AT, offsets, widths[0] // len(offsets) // region.FEATURES)
-        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0),), WIDTHS)
+        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0, 0),), WIDTHS)
         boxes = np.hstack([boxes, np.where(boxes & IS_DY, of_dy, of_x)])
     return boxes, *rest
 
@@ -290,7 +290,7 @@ def _fastest(
         for blocks, (room, meeting) in CLUSTERS.items():
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
-            ways.append((time, small._replace(CLUSTER=blocks), 1))
+            ways.append((time, small._replace(SPLIT=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]
 
 
@@ -301,22 +301,16 @@ def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: in
     return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
 
 
-def cut_regions(
-    index: Index, n: int, places: int, pieces: int, blocks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(segments, cut): whole regions, as many as fill all places; the rest are cut. Or, where a
-    region is a cluster's, a segment for each of its blocks.
+class Cuts(NamedTuple):
+    """Regions that are whole, as many as fill all places; those that are left, and into how many
+    pieces of the batch they are cut."""
 
-    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
-    its sums are among those that a second pass adds up, or -1.
-    cut (regions that are cut,): their numbers.
-    """
-    whole = n - n % places if pieces > 1 else n
-    cut = np.arange(whole, n)
-    segments = np.zeros((whole * blocks + cut.size * pieces, 4), np.int32)
-    item, rank = np.divmod(np.arange(whole * blocks), blocks)
-    segments[: item.size] = np.stack([item, rank, 0 * rank + blocks, 0 * rank - 1], axis=1)
-    piece, which = np.divmod(np.arange(cut.size * pieces), max(cut.size, 1))
-    segments[item.size :, 0], segments[item.size :, 1] = whole + which, piece
-    segments[item.size :, 2], segments[item.size :, 3] = pieces, which * pieces + piece
-    return segments.reshape(-1), cut.astype(np.int32)
+    whole: int
+    left: int
+    pieces: int
+
+
+def cuts_of(n: int, places: int, pieces: int) -> Cuts:
+    """Of n regions."""
+    left = n % places if pieces > 1 else 0
+    return Cuts(n - left, left, pieces)

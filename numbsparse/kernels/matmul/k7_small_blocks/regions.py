@@ -26,8 +26,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     LINE,
     PLACE_AT,
     WIDE,
+    Cuts,
     Region,
-    cut_regions,
+    cuts_of,
     plan_boxes,
     region_for,
 )
@@ -46,7 +47,6 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
@@ -75,8 +75,14 @@ from numbsparse.kernels.ptx import (
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
-    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(14, 17, 26, 32, 2, 2))),
-    16: ((0.05, Region(9, 15, 54, 16, 2, 3)), (1, Region(13, 10, 27, 16, 4, 3))),
+    8: (
+        (0.05, Region(12, 18, 36, 16, 3, 4)),
+        (1, Region(14, 17, 26, 32, 2, 2)),
+    ),
+    16: (
+        (0.05, Region(9, 15, 54, 16, 2, 3)),
+        (1, Region(13, 10, 27, 16, 4, 3)),
+    ),
 }
 REGIONS_FLOAT32 = {
     8: (
@@ -128,7 +134,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     region, pieces = region_for(index, B, widths, batch, regions, *times)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
-        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.offsets
+        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.taps
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
@@ -136,33 +142,34 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
-    segments, cut = planned(index, cut_regions, n, places, pieces, region.CLUSTER)
+    cuts = cuts_of(n, places, pieces)
     sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
-    slots = region.WARPS * region.SLOTS * cut.size
+    slots = region.WARPS * region.SLOTS * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
-    plan = Plan(segments, boxes, codes, used, rows, tops)
+    plan = Plan(cuts, boxes, codes, used, rows, tops)
     launch(
         region_kernel(sums),
-        segments.size // 4,
+        cuts.whole * region.SPLIT + cuts.left * pieces,
         32 * (region.WARPS + region.FETCHERS),
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
-        cluster=(region.CLUSTER,) if region.CLUSTER > 1 else None,
+        cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
         overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
-    launch(total_kernel(sums), *add, cut, pieces, into, dense, overlap=True)
+    uncut = cuts.whole * region.WARPS * region.SLOTS
+    launch(total_kernel(sums), *add, uncut, slots, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):
     """What each block of threads computes: see `plan_boxes`."""
 
-    segments: Any
+    cuts: Cuts
     boxes: Any
     codes: Any
     used: Any
@@ -242,9 +249,10 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
-    CLUSTER, OF_IMAGES, ALL = region.CLUSTER, sums.of_images, STAGES * region.STAGE_BYTES // 4
+    SPLIT, OF_IMAGES, ALL = region.SPLIT, sums.of_images, STAGES * region.STAGE_BYTES // 4
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
+    own_piece = piece_of_block(region)
 
     @cuda.jit(**registers_of(region)[2])
     def kernel(maps, fresh, batch, plan, into, dense):
@@ -253,9 +261,7 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        segments, _, codes, _, _, _ = plan
-        item, piece = segments[4 * cuda.blockIdx.x], segments[4 * cuda.blockIdx.x + 1]
-        pieces = segments[4 * cuda.blockIdx.x + 2]
+        codes, (item, piece, pieces, _) = plan.codes, own_piece(plan.cuts)
         if tf32:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
@@ -276,14 +282,33 @@ def region_kernel(sums: Sums) -> Any:
         if warp >= WARPS:
             supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
-            if CLUSTER > 1:
-                meet()
+            if SPLIT > 1:
+                cluster_sync()
         else:
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
-        if CLUSTER > 1:
+        if SPLIT > 1:
             cluster_sync()  # the others may still read here
 
     return kernel
+
+
+@cache
+def piece_of_block(region: Region) -> Any:
+    """(region, which of how many pieces of the batch the block sums over, and where its sums are
+    among those that a second pass adds up, or -1)"""
+    SPLIT = region.SPLIT
+
+    @cuda.jit(device=True)
+    def piece_of(cuts):
+        block, whole, left = int32(cuda.blockIdx.x), int32(cuts.whole), int32(cuts.left)
+        if SPLIT > 1:
+            return block // SPLIT, block % SPLIT, int32(SPLIT), int32(-1)
+        if block < whole:
+            return block, int32(0), int32(1), int32(-1)
+        which, piece, pieces = (block - whole) % left, (block - whole) // left, int32(cuts.pieces)
+        return whole + which, piece, pieces, which * pieces + piece
+
+    return piece_of
 
 
 @cache
@@ -374,16 +399,16 @@ def multiplier(sums: Sums) -> Any:
     WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     _, MORE, _ = registers_of(region)
-    tf32, (place, add_products) = region.ITEM == 4, products(sums)
-    store = storer(sums) if region.CLUSTER == 1 else storer_of_cluster(sums)
+    own_piece, (place, add_products) = piece_of_block(region), products(sums)
+    store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
-        (shared, base, bars), (segments, _, codes, useds, _, _) = ring, plan
+        (shared, base, bars), codes = ring, plan.codes
         if MORE:
             more_registers(MORE)
         lane, own_warp = uint32(cuda.threadIdx.x) % 32, int32(item * WARPS + warp)
-        used, partial = useds[own_warp], segments[4 * cuda.blockIdx.x + 3]
+        used = plan.used[own_warp]
         acc, code = cuda.local.array(ACC, float32), cuda.local.array(SLOTS, uint32)
         wait_for_earlier_kernels()
         for p in range(SLOTS):
@@ -399,8 +424,7 @@ def multiplier(sums: Sums) -> Any:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
-        if tf32:  # which has no register for it meanwhile
-            partial = segments[4 * cuda.blockIdx.x + 3]
+        partial = own_piece(plan.cuts)[3]
         store(acc, warp, own_warp * SLOTS, partial, used, words, base // 4, into, dense)
 
     return multiply
