@@ -33,7 +33,7 @@ MOST_PIECES = 32  # of a batch
 # the batch; of a row of a group. A row takes longer in a small region. By blocks of a cluster: the
 # part of the places that so large ones find, and microseconds until they have added their sums.
 A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, SLOWER = 4.5, 2.4, 6.0, 0.0013, 1.25
-CLUSTERS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -287,7 +287,7 @@ def _fastest(
         n, height, groups = of_small
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(SLOWER * row * part, A_GROUP * (height + groups / n))
-        for blocks, (room, meeting) in CLUSTERS.items():
+        for blocks, (room, meeting) in SPLITS.items():
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
             ways.append((time, small._replace(SPLIT=blocks), 1))
