@@ -14,9 +14,6 @@ from numba import cuda, float32, int32, uint32
 from numbsparse.kernels.ptx import add_acq_rel, load_4xf32, shfl_idx, store_4xf32, sync_warp
 
 
-AHEAD = 16  # times 16 bytes that a lane awaits at once, of as many pieces as they are
-
-
 def floats_of(M: int, N: int) -> int:
     """float32 of a piece."""
     return 32 * 4 * M * N
@@ -80,35 +77,13 @@ def add_saved(M: int, N: int) -> Any:
 
 
 @cache
-def add_up(M: int, N: int) -> Any:
-    """acc = the sum of `many` pieces from number `first` on, in their order."""
-    TOGETHER = max(AHEAD // (M * N), 1)
-    COMING, clear_sums, add_sums = (TOGETHER, M, N, 4), clear(M, N), add(M, N)
-    read = add_saved(M, N)
-
-    @cuda.jit(device=True)
-    def add_pieces(pieces, first, many, acc):
-        coming = cuda.local.array(COMING, float32)
-        clear_sums(acc)
-        for done in range(0, many, TOGETHER):
-            for k in range(TOGETHER):
-                clear_sums(coming[k])  # the last one is read again
-                read(pieces, first + min(done + k, many - 1), coming[k])
-            for k in range(TOGETHER):
-                if done + k < many:
-                    add_sums(acc, coming[k])
-
-    return add_pieces
-
-
-@cache
 def join(M: int, N: int) -> Any:
     """Save piece number k of a sum of `many` from `first` on; the last warp adds them all.
 
     Returns whether this was the last one, and acc is then the whole sum, added in the order of its
     pieces. Tickets are zero before and after.
     """
-    save_sums, add_pieces = save(M, N), add_up(M, N)
+    save_sums, add_piece, clear_sums = save(M, N), add_saved(M, N), clear(M, N)
 
     @cuda.jit(device=True)
     def join_pieces(pieces, tickets, k, first, many, acc):
@@ -120,7 +95,9 @@ def join(M: int, N: int) -> Any:
         if shfl_idx(ticket, 0) < many - 1:
             return False
         sync_warp()
-        add_pieces(pieces, first, many, acc)
+        clear_sums(acc)
+        for piece in range(first, first + many):
+            add_piece(pieces, piece, acc)
         if cuda.threadIdx.x % 32 == 0:
             tickets[first] = 0
         return True

@@ -10,14 +10,13 @@ shared memory, which the copy engine stores while the warp goes on (`box_storer`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint16, uint32
 
-from numbsparse.device import DeviceArray, empty
-from numbsparse.kernels.parts.aligned import batch_is_contiguous, copy_matrix, of_bits
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.ptx import (
     bulk_commit,
     bulk_wait_read,
@@ -36,7 +35,6 @@ from numbsparse.kernels.ptx import (
 from numbsparse.kernels.views import span
 
 BYTES = 16  # of a piece
-MUCH = 2**19  # bytes of y, from which on storing items takes longer than copying them once more
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
@@ -51,24 +49,6 @@ def order_of(y: DeviceArray, piece: int = BYTES) -> str:
         if contiguous and all(place % piece == 0 for place in places):
             return order
     return ANY
-
-
-def in_whole_pieces(
-    y: DeviceArray, compute: Callable[[DeviceArray], None], piece: int = BYTES
-) -> None:
-    """compute(y), or where y is feature-major, large and takes no whole pieces, beside it first.
-
-    There a feature has as many rows of the batch as are whole pieces: more than operands have.
-    """
-    batch, features = y.shape
-    small = y.size * y.itemsize < MUCH
-    if small or not batch_is_contiguous(y) or order_of(y, piece) != ANY:
-        compute(y)
-        return
-    run = BYTES // y.itemsize
-    whole = empty((features, -(-batch // run) * run), y.dtype)
-    compute(whole.T)
-    copy_matrix(y.T, whole[:, :batch])
 
 
 class Output(NamedTuple):

@@ -61,15 +61,7 @@ from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
-from numbsparse.kernels.parts.store import (
-    ANY,
-    FEATURES,
-    KINDS,
-    box_of,
-    in_whole_pieces,
-    order_of,
-    output_of,
-)
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -94,21 +86,17 @@ TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in 
 
 def forward(x, values, index, y, precision="highest", tile=0):
     """y[:] = x @ w."""
-    _product(x, values, index, y, False, precision, tile)
+    along_lines(x, values, index, y, False, precision, tile)
 
 
 def input_grad(dy, values, index, dx, precision="highest", tile=0):
     """dx[:] = dy @ w.T."""
-    _product(dy, values, index, dx, True, precision, tile)
+    along_lines(dy, values, index, dx, True, precision, tile)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     gradient.weight_grad(x, dy, index, dvalues, precision)
-
-
-def _product(x, values, index, y, *how):
-    in_whole_pieces(y, lambda whole: along_lines(x, values, index, whole, *how))
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):

@@ -44,7 +44,6 @@ from __future__ import annotations
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.store import in_whole_pieces
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -57,18 +56,14 @@ unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 
 def forward(x, values, index, y, precision="highest", gates=None):
     """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
-    _product(x, values, index, y, False, precision, gates)
+    along_strips(x, values, index, y, False, precision, gates)
 
 
 def input_grad(dy, values, index, dx, precision="highest", gates=None):
     """dx[:] = dy @ w.T, with gates as in forward."""
-    _product(dy, values, index, dx, True, precision, gates)
+    along_strips(dy, values, index, dx, True, precision, gates)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     in_regions(x, dy, index, dvalues, precision)
-
-
-def _product(x, values, index, y, *how):
-    in_whole_pieces(y, lambda whole: along_strips(x, values, index, whole, *how))

@@ -39,7 +39,6 @@ from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feat
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned_in_place, aligned_values
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.store import BYTES, in_whole_pieces
 from numbsparse.kernels.parts.tiles import Form
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -74,14 +73,10 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 
 def _product(index, x, values, y, transposed, precision, gates):
-    def compute(y):
-        how = transposed, _form(values, precision)
-        more = () if gates is None else (gates,)
-        again(index, along_lines, (x, values, y), *how, more=more)
-
     if 0 not in y.shape:
-        x = by_feature(aligned_in_place(x), *values.shape[:2])
-        in_whole_pieces(y, compute, 4 if y.itemsize == 2 else BYTES)
+        operands = by_feature(aligned_in_place(x), *values.shape[:2]), values, y
+        more = () if gates is None else (gates,)
+        again(index, along_lines, operands, transposed, _form(values, precision), more=more)
 
 
 def _form(values, precision):
