@@ -207,6 +207,7 @@ def test_weight_grad_of_more_images_than_pixels(name):
         ("k4_wgmma", "float32"),
     ],
 )
+@pytest.mark.usefixtures("no_garbage")
 def test_nothing_races(name, product, dtype, monkeypatch):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")
@@ -258,17 +259,19 @@ STRIDED = [
 
 
 @needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("case", STRIDED, ids=str)
-def test_outputs_of_each_residue_in_a_pass_of_their_own(case):
-    skip_unless_served("k4_wgmma", "input_grad", case, "float16")
+def test_pixels_of_each_residue_alone(product, case):
+    skip_unless_served("k4_wgmma", product, case, "float16")
     problem = ConvProblem(case, "float16")
-    got = run("k4_wgmma", "input_grad", problem, "cuda").astype(np.float64)
-    assert (abs(got - problem.exact("input_grad")) <= problem.bound("input_grad", "float16")).all()
+    got = run("k4_wgmma", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
+FAR = ConvCase(1, (5, 9), 16, 16, 16, (3, 3), stride=(2, 5), padding=1)
 REFUSED = [
-    ("forward", STRIDED[0], "float16", r"a stride of 1 in forward, got \(1, 2, 2\)"),
-    ("weight_grad", STRIDED[0], "bfloat16", r"a stride of 1 in weight_grad, got \(1, 2, 2\)"),
+    ("forward", FAR, "float16", r"a stride of up to 4 in forward, got \(1, 2, 5\)"),
+    ("weight_grad", FAR, "bfloat16", r"a stride of up to 4 in weight_grad, got \(1, 2, 5\)"),
     (
         "weight_grad",
         ConvCase(1, (3, 2), 16, 16, 16, (3, 1)),
@@ -332,6 +335,8 @@ PIXELS = [
     ConvCase(1, (2, 3, 6), 48, 16, 16, (3, 1, 2), padding=1, dilation=(1, 2, 1)),
     ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
     ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
+    ConvCase(1, (19, 17), 16, 8, 8, (2, 2), stride=2, padding=1),
+    ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
 ]
 
 
@@ -349,7 +354,8 @@ def test_rows_that_are_found_in_images(case, product):
 @pytest.mark.parametrize(
     ("product", "case", "says"),
     [
-        ("forward", ConvCase(1, (9,), 16, 16, 8, (3,), stride=2), "a stride of 1"),
+        ("input_grad", ConvCase(1, (9,), 16, 16, 8, (3,), stride=2), "in input_grad of 1"),
+        ("forward", ConvCase(1, (9, 9), 16, 16, 8, (3, 3), stride=(1, 2)), "a stride of 1 or 2"),
         ("input_grad", ConvCase(1, (9,), 16, 20, 8, (3,)), "multiples of 8 features"),
         ("weight_grad", ConvCase(1, (41, 41), 16, 16, 8, (3, 3)), "boxes of 32 pixels"),
         ("forward", ConvCase(1, (200,), 16, 16, 8, (3,), dilation=65), "less far apart"),

@@ -154,17 +154,17 @@ def layered_kernel(w_map, out):
         out[i] = shared[start + i]
 
 
-@pytest.mark.parametrize("inside", [(9, 32), (16, 20)])
-def test_tma_load_takes_a_part_of_a_layer(inside, rng):
-    w = rng.integers(1, 2**16, (4, 16, 32), dtype=np.uint16)
+@pytest.mark.parametrize(("inside", "step"), [((9, 32), 1), ((16, 20), 1), ((26, 32), 3)])
+def test_tma_load_takes_a_part_of_a_layer(inside, step, rng):
+    w = rng.integers(1, 2**16, (4, 48, 32), dtype=np.uint16)
     kept = device.to_device(w)
     out = device.to_device(np.full(1024, 0xFF, np.uint8))
-    w_map = tensor_map(kept[:, : inside[0], : inside[1]], (1, 16, 32), 64)
+    w_map = tensor_map(kept[:, : inside[0], : inside[1]], (1, 16, 32), 64, (1, step, 1))
     launch(layered_kernel, 1, 32, w_map, out, shared_bytes=2048)
     layer = w[2].copy()
     layer[inside[0] :] = layer[:, inside[1] :] = 0
     got = out.numpy()[swizzled(np.arange(1024), 64)]
-    np.testing.assert_array_equal(got, np.ravel(layer).view(np.uint8))
+    np.testing.assert_array_equal(got, np.ravel(layer[::step][:16]).view(np.uint8))
 
 
 ROUNDS = 5

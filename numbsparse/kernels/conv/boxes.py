@@ -173,10 +173,12 @@ def fetch_rows(B: int, THREADS: int, PIECE: int, place_in: Any) -> Any:
     return fetch
 
 
-def pixel_map(x: DeviceArray, sizes: Three, images: int, box: Three, B: int) -> DeviceArray:
+def pixel_map(
+    x: DeviceArray, sizes: Three, images: int, box: Three, B: int, scale: Three = (1, 1, 1)
+) -> DeviceArray:
     """The map of images (batch, pixels, features) for boxes of B features of some images."""
     whole = x.reshape(x.shape[0], *sizes, x.shape[2])
-    return tensor_map(whole, (images, *box, B), x.itemsize * B)
+    return tensor_map(whole, (images, *box, B), x.itemsize * B, (1, *scale, 1))
 
 
 @cuda.jit(device=True)
@@ -190,7 +192,7 @@ def start_rings(bars, x_stages, w_stages, consumers):
 
 
 @cuda.jit(device=True)
-def fetch_box(ring, start, x_map, c, top, origin, image, bars, full):
+def fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, full):
     """Features from c on of the box that a chunk of taps sees from the output `top`."""
-    z, y, x = int32(top[0] + origin[0]), int32(top[1] + origin[1]), int32(top[2] + origin[2])
+    z, y, x = moved(top, tiling.scale, origin)
     tma_load_5d(ring, start, x_map, c, x, y, z, image, bars, full)

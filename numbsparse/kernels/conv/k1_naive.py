@@ -27,8 +27,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.views import span
 
 DTYPES = ("float16", "bfloat16", "float32")
-LINE_THREADS, RUN = 128, 8  # of a block, and the outputs that each looks at to repair them
-THREADS = (32, 4)  # of a weight-gradient: along the features, along the lines of blocks
+THREADS, RUN = 128, 8  # of a block, and the outputs that each looks at to repair them
 
 
 unsupported = reach("k1_naive", "cuda", (), DTYPES)
@@ -36,13 +35,13 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    run = RUN if repairs else 1
+    kernel, of_block = (line_repair, THREADS * RUN) if repairs else (line_kernel, THREADS)
     for of in window.passes(product):
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
         launch(
-            line_kernel, -(-y.size // (LINE_THREADS * run)), LINE_THREADS,
+            kernel, -(-y.size // of_block), THREADS,
             x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
-            y.shape[2], run, int(repairs),
+            y.shape[2],
         )  # fmt: skip
 
 
@@ -52,14 +51,13 @@ repair_lines = partial(_lines, repairs=True)
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=False):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    n_blocks, size, _ = dvalues.shape
+    kernel, of_block = (block_repair, THREADS * RUN) if repairs else (block_kernel, THREADS)
     (of,) = window.passes("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
-    grid = -(-size // THREADS[0]) * -(-n_blocks * size // THREADS[1])
     launch(
-        weight_grad_kernel, grid, THREADS,
+        kernel, -(-dvalues.size // of_block), THREADS,
         x, dy, index.block_rows, index.block_columns, walk.offsets,
-        window.view("weight_grad", of), dvalues, int(repairs),
+        window.view("weight_grad", of), span(dvalues), dvalues.shape[1],
     )  # fmt: skip
 
 
@@ -67,11 +65,14 @@ repair_blocks = partial(weight_grad, repairs=True)
 
 
 @cuda.jit(device=True)
-def line_and_column(height):
-    """The output of this thread: blocks of threads go down the lines first."""
-    blocks = -(-height // cuda.blockDim.y)
-    line = cuda.blockIdx.x % blocks * cuda.blockDim.y + cuda.threadIdx.y
-    return line, cuda.blockIdx.x // blocks * cuda.blockDim.x + cuda.threadIdx.x
+def nans_in(out):
+    """(the first of RUN outputs, THREADS apart, that this thread looks at, a bit for each NaN)."""
+    first, last = int64(cuda.blockIdx.x) * (THREADS * RUN) + cuda.threadIdx.x, out.size - 1
+    found = int32(0)
+    for r in range(RUN):  # all are under way at once
+        value = widened(out[min(first + r * THREADS, last)])
+        found |= int32(value != value) << r
+    return first, found
 
 
 @cuda.jit(device=True)
@@ -92,17 +93,30 @@ def output_of(x, values, transposed, walk, view, n, o, k):
     return acc
 
 
+@cuda.jit(device=True)
+def compute_line(x, values, transposed, walk, view, y, features, at):
+    """Of y, as one axis, the output `at`, if it is one of the pass."""
+    n, place = place_of(at // features, view.out_sizes)
+    o, own = output_at(place, view.step, view.first)
+    if own:
+        total = output_of(x, values, transposed, walk, view, n, o, at % features)
+        y[at] = rounded(total, y)
+
+
 @cuda.jit
-def line_kernel(x, values, transposed, walk, view, y, features, run, repairs):
-    start = int64(cuda.blockIdx.x) * (LINE_THREADS * run) + cuda.threadIdx.x
-    for at in range(start, min(start + LINE_THREADS * run, y.size), LINE_THREADS):
-        value = widened(y[at])
-        if not repairs or value != value:
-            n, place = place_of(at // features, view.out_sizes)
-            o, own = output_at(place, view.step, view.first)
-            if own:
-                total = output_of(x, values, transposed, walk, view, n, o, at % features)
-                y[at] = rounded(total, y)
+def line_kernel(x, values, transposed, walk, view, y, features):
+    at = int64(cuda.grid(1))
+    if at < y.size:
+        compute_line(x, values, transposed, walk, view, y, features, at)
+
+
+@cuda.jit
+def line_repair(x, values, transposed, walk, view, y, features):
+    first, found = nans_in(y)
+    for r in range(RUN if found else 0):
+        at = first + r * THREADS
+        if found >> r & 1 and at < y.size:
+            compute_line(x, values, transposed, walk, view, y, features, at)
 
 
 @cuda.jit(device=True)
@@ -113,18 +127,11 @@ def output_at(place, step, first):
     return (int32(a // step[0]), int32(b // step[1]), int32(c // step[2])), own
 
 
-@cuda.jit
-def weight_grad_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues, repairs):
-    # The blocks are stacked: line = block * B + i.
-    n_blocks, size, counts = dvalues.shape[0], dvalues.shape[1], view.counts
-    line, j = line_and_column(n_blocks * size)
-    if line >= n_blocks * size or j >= size:
-        return
+@cuda.jit(device=True)
+def compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at):
+    """Of the blocks of dw, as one axis."""
+    line, j, counts = at // size, at % size, view.counts
     block, i = line // size, line % size
-    if repairs:
-        value = widened(dvalues[block, i, j])
-        if value == value:
-            return
     in_blocks = -(-x.shape[2] // size)
     tap = block_rows[block] // in_blocks
     c, k = block_rows[block] % in_blocks * size + i, block_columns[block] * size + j
@@ -136,4 +143,20 @@ def weight_grad_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues,
             if source >= 0:
                 target = (o[0] * counts[1] + o[1]) * counts[2] + o[2]
                 acc += widened(x[n, source, c]) * widened(dy[n, target, k])
-    dvalues[block, i, j] = rounded(acc, dvalues)
+    dvalues[at] = rounded(acc, dvalues)
+
+
+@cuda.jit
+def block_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues, size):
+    at = int64(cuda.grid(1))
+    if at < dvalues.size:
+        compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at)
+
+
+@cuda.jit
+def block_repair(x, dy, block_rows, block_columns, offsets, view, dvalues, size):
+    first, found = nans_in(dvalues)
+    for r in range(RUN if found else 0):
+        at = first + r * THREADS
+        if found >> r & 1 and at < dvalues.size:
+            compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at)

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
-from typing import Any
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
-from numbsparse.kernels.conv.window import Three, Window
+from numbsparse.kernels.conv.window import Pass, Three, Window
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
@@ -46,8 +45,9 @@ def refused(
 ) -> str | None:
     """What the copy engine does not serve."""
     read = out_features if product == "input_grad" else in_features
-    if max(window.stride) > 1:
-        return f"k6_strips takes a stride of 1, got {window.stride}"
+    step, along = max(window.stride), zip(window.stride, window.small, strict=True)
+    if step > (1 if product == "input_grad" else 2) or any(s < step and n > 1 for s, n in along):
+        return f"k6_strips takes a stride of 1 or 2, in input_grad of 1, got {window.stride}"
     if read % size:
         return f"k6_strips takes multiples of {size} features in {product}, got {read}"
     if not fits(window.passes(product)[0].offsets, -(-max(in_features, out_features) // WIDTH)):
@@ -67,7 +67,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         return
     view = window.view(product, of)
     lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
-    images = images_of(x, view.sizes, view.out_sizes, of.offsets, WIDTH)
+    images = images_of(x, view.sizes, view.out_sizes, of, WIDTH)
     along_strips(images, values, lines, y, product == "input_grad", precision)
 
 
@@ -79,13 +79,14 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     (of,), B = window.passes("weight_grad"), dvalues.shape[1]
     how = taps_in_lines, window.taps, "weight_grad", of.taps, FEATURES // B
     lines, *_ = planned(index, *how)
-    x = images_of(x, window.big, window.small, of.offsets, FEATURES)
-    dy = images_of(dy, window.small, window.small, ((0, 0, 0),), 1)
+    x = images_of(x, window.big, window.small, of, FEATURES)
+    dy = images_of(dy, window.small, window.small, None, 1)
     in_regions(x, dy, lines, dvalues, precision)
 
 
-def images_of(x: DeviceArray, sizes: Three, outputs: Three, offsets: Any, group: int) -> Images:
-    """x (batch, pixels, features), a tap's features in whole groups."""
+def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int) -> Images:
+    """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))
-    return Images(pixels, batch, sizes, outputs, offsets, -(-features // group) * group)
+    taps = [(max(of.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
+    return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)

@@ -165,13 +165,14 @@ class Chunk(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """What a kernel knows of a `Cut`; `rows` of a stage hold a box."""
+    """What a kernel knows of a `Cut`, and the scale; `rows` of a stage hold a box."""
 
     images: int
     tile: Three
     box: Three
     rows: int
     tiles: Four
+    scale: Three
 
 
 class Cut(NamedTuple):
@@ -182,6 +183,7 @@ class Cut(NamedTuple):
     box: Three  # of one size for every chunk
     tiles: Four  # along the batch and each axis
     chunks: tuple[Chunk, ...]
+    scale: Three
 
     @property
     def rows(self) -> int:
@@ -192,7 +194,7 @@ class Cut(NamedTuple):
         """With boxes that end where the pattern of swizzled lines of `line` bytes repeats."""
         together = max(1024 // line, ALIGNED)
         rows = -(-self.rows // together) * together
-        return Tiling(self.images, self.tile, self.box, rows, self.tiles)
+        return Tiling(self.images, self.tile, self.box, rows, self.tiles, self.scale)
 
     @property
     def group(self) -> int:
@@ -265,7 +267,8 @@ def cut(
             _, images, tile = best
             box = tuple(t + s for t, s in zip(tile, spread, strict=True))
             along = tuple(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
-            return Cut(images, tile, box, (-(-batch // images), *along), chunks)  # type: ignore[arg-type]
+            tiles = (-(-batch // images), *along)
+            return Cut(images, tile, box, tiles, chunks, of.scale)  # type: ignore[arg-type]
         most_taps = (most_taps + 1) // 2
 
 
@@ -293,7 +296,8 @@ def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: i
     images, tile = shape
     tiles = -(-batch // images) * prod(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
     box = images * prod(t + s for t, s in zip(tile, spread, strict=True))
-    if box > most_rows or max(map(sum, zip(tile, spread, strict=True))) > LONGEST:
+    longest = max((t + s) * by for t, s, by in zip(tile, spread, of.scale, strict=True))
+    if box > most_rows or longest > LONGEST:
         return np.inf, images, tile
     uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together use fewer banks
     return tiles * (rows * max(len(of.taps), 1) * uneven + 2 * box), images, tile

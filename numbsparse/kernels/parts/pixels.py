@@ -6,8 +6,6 @@ are such a box again, elsewhere in the images: the copy engine loads it as it wo
 matrix, with zeros beyond the images.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from itertools import product
 from math import prod
@@ -38,25 +36,26 @@ class Images(NamedTuple):
     batch: int
     sizes: Three
     outputs: Three
-    offsets: tuple[Three, ...]  # of what a tap sees, from an output
+    taps: tuple[Four, ...]  # whether they see every second pixel; of what they see, offsets
     width: int
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.batch * prod(self.outputs), len(self.offsets) * self.width
+        return self.batch * prod(self.outputs), len(self.taps) * self.width
 
     def tops(self, index: Index, tile: Four) -> Any:
         """See `tops_of`."""
         return planned(index, tops_of, self.batch, self.outputs, tile)[0]
 
-    def boxes(self, tile: Four, features: int) -> tuple[DeviceArray, tuple[int, ...], int]:
+    def boxes(self, tile: Four, features: int) -> tuple[Any, ...]:
         """What a tensor map takes for boxes of a tile's pixels, with so many of their features."""
         x, (_, y, z) = self.pixels, self.sizes
         row = x.strides[0] if x.shape[0] > 1 else x.shape[1] * x.itemsize
         strides = tuple(row * n for n in (prod(self.sizes), y * z, z, 1))
         shape = self.batch, *self.sizes, x.shape[1]
         whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
-        return whole, (*tile, features), x.itemsize * features
+        steps = 1, *3 * (1 + self.taps[0][0],), 1
+        return whole, (*tile, features), x.itemsize * features, steps
 
 
 def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
@@ -95,14 +94,15 @@ def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.nd
     return (np.column_stack([first, first + sizes, tops[:, ::-1]]).astype(np.int32),)
 
 
-def boxes_of(groups: np.ndarray, offsets: tuple[Three, ...], a_tap: int) -> np.ndarray:
-    """Each group of the matrix, of `a_tap` in a tap: which of them, and the tap's offsets.
+def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:
+    """Each group of the matrix, of `a_tap` in a tap: which of them, and what the tap sees.
 
-    Offsets have BITS each, from the last axis on, over the number below WIDTHS; -1 stays.
+    Offsets have BITS each, from the last axis on, over the number below WIDTHS; -1 stays. What is
+    beyond the last tap means nothing.
     """
     tap, of_tap = np.divmod(np.maximum(groups, 0), a_tap)
-    by = np.array(offsets, np.int64)[tap] + MIDDLE
-    places = [WIDTHS << BITS * k for k in range(3)]
+    by = np.array(taps, np.int64)[np.minimum(tap, len(taps) - 1)] + (0, MIDDLE, MIDDLE, MIDDLE)
+    places = [WIDTHS << BITS * k for k in range(4)]
     return np.where(groups < 0, -1, of_tap + by[..., ::-1] @ places).astype(np.int32)
 
 
@@ -150,9 +150,10 @@ def load_pixels(features: int) -> Any:
 
     @cuda.jit(device=True)
     def load(shared, to, x_map, box, top, bars, stage):
-        x = int32(top[0] + (box // WIDTHS & MOST) - MIDDLE)
-        y = int32(top[1] + (box // (WIDTHS << BITS) & MOST) - MIDDLE)
-        z = int32(top[2] + (box // (WIDTHS << 2 * BITS)) - MIDDLE)
+        double = box // (WIDTHS << 3 * BITS)
+        x = int32((top[0] << double) + (box // WIDTHS & MOST) - MIDDLE)
+        y = int32((top[1] << double) + (box // (WIDTHS << BITS) & MOST) - MIDDLE)
+        z = int32((top[2] << double) + (box // (WIDTHS << 2 * BITS) & MOST) - MIDDLE)
         c = int32(box % WIDTHS * features)
         tma_load_5d(shared, to, x_map, c, x, y, z, top[3], bars, stage)
 

@@ -5,8 +5,6 @@ at once, so a kernel that never waits fails only on a GPU, and `races` says so; 
 for the wrong number of bytes or arrivals waits forever there, and raises here.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from typing import Any
@@ -133,20 +131,27 @@ tma_load_2d_multicast, tma_load_3d_multicast = map(_loading, (2, 3))
 
 def _lines(info, corner) -> Iterator[tuple[int, int, int]]:
     """(address, bytes, place in the box) of the lines of a box, as far as they are in the array."""
-    axes, itemsize = range(len(corner)), int(info["itemsize"])
-    box, strides, shape = (
-        [int(n) for n in info[name][: len(corner)]] for name in ("box", "strides", "shape")
+    itemsize, box = int(info["itemsize"]), info["box"][: len(corner)]
+    own = [itemsize * int(np.prod(box[a + 1 :])) for a in range(len(corner))]
+    start, first, counts, strides = _inside(info, corner)
+    for at in np.ndindex(*counts[:-1]) if all(counts) else ():
+        places = (*at, 0)
+        within = sum((f + n) * s for f, n, s in zip(first, places, own, strict=True))
+        address = start + sum(n * s for n, s in zip(places, strides, strict=True))
+        yield address, counts[-1] * itemsize, within
+
+
+def _inside(info, corner) -> tuple[int, list[int], list[int], list[int]]:
+    """The items of a box in the array: address, first in the box, how many, bytes from one on."""
+    shape, strides, box, steps = (
+        [int(n) for n in info[name][: len(corner)]] for name in ("shape", "strides", "box", "steps")
     )
-    own = [itemsize * int(np.prod(box[a + 1 :])) for a in axes]
-    first = [max(-corner[a], 0) for a in axes]
-    counts = [min(shape[a] - corner[a], box[a]) - first[a] for a in axes]
-    if min(counts) <= 0:
-        return
-    for at in np.ndindex(*counts[:-1]):
-        places = [f + n for f, n in zip(first, (*at, 0), strict=True)]
-        start = sum((c + n) * s for c, n, s in zip(corner, places, strides, strict=True))
-        within = sum(n * s for n, s in zip(places, own, strict=True))
-        yield int(info["address"]) + start, counts[-1] * itemsize, within
+    first = [max(-(c // s), 0) for c, s in zip(corner, steps, strict=True)]
+    ends = [-((c - n) // s) for c, n, s in zip(corner, shape, steps, strict=True)]
+    counts = [max(min(e, b) - f, 0) for e, b, f in zip(ends, box, first, strict=True)]
+    places = zip(corner, first, steps, strides, strict=True)
+    address = int(info["address"]) + sum((c + f * step) * s for c, f, step, s in places)
+    return address, first, counts, [s * step for s, step in zip(strides, steps, strict=True)]
 
 
 def _info(tensor_map, places):
@@ -175,16 +180,13 @@ def _box(info, corner):
     """The values of a box, 0 where it reaches beyond the array."""
     axes = range(len(corner))
     box = np.zeros([int(info["box"][a]) for a in axes], f"u{int(info['itemsize'])}")
-    first = [max(corner[a], 0) for a in axes]
-    counts = [max(min(corner[a] + box.shape[a], int(info["shape"][a])) - first[a], 0) for a in axes]
+    start, first, counts, strides = _inside(info, corner)
     if 0 not in counts:
-        strides = [int(info["strides"][a]) for a in axes]
-        start = int(info["address"]) + sum(f * s for f, s in zip(first, strides, strict=True))
         nbytes = sum((n - 1) * s for n, s in zip(counts, strides, strict=True)) + box.itemsize
-        memory = np.frombuffer((ctypes.c_char * nbytes).from_address(start), np.uint8)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
         values = np.lib.stride_tricks.as_strided(
             memory[: box.itemsize].view(box.dtype), counts, strides
         )
-        inside = (slice(first[a] - corner[a], first[a] - corner[a] + counts[a]) for a in axes)
+        inside = (slice(f, f + n) for f, n in zip(first, counts, strict=True))
         box[tuple(inside)] = values
     return box

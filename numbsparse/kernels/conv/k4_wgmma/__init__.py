@@ -39,6 +39,8 @@ BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
+FARTHEST = 4  # stride: of a line of 64 pixels the copy engine takes no more
+
 of_card = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
 
@@ -63,8 +65,8 @@ def refused(
     out_features: int,
 ) -> str | None:
     """What the copy engine does not serve, and what would be wasteful, in words."""
-    if product != "input_grad" and max(window.stride) > 1:
-        return f"takes a stride of 1 in {product}, got {window.stride}"
+    if product != "input_grad" and max(window.stride) > FARTHEST:
+        return f"takes a stride of up to {FARTHEST} in {product}, got {window.stride}"
     if product == "weight_grad":
         if in_features % 8 or out_features % 8:
             return f"takes multiples of 8 features, got {in_features} and {out_features}"

@@ -150,7 +150,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
             adds = product_of_float32(arithmetic, size)
-        x_map = pixel_map(x, view.sizes, how.images, how.box, size)
+        x_map = pixel_map(x, view.sizes, how.images, how.box, size, of.scale)
         out = output_of(y, view, how.tile, size)
         fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(
@@ -232,7 +232,7 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
                     if elect() != 0:
                         start = uint32(x_at * tiling.rows * B)
                         mbarrier_expect(bars, x_at, box_bytes)
-                        fetch_box(ring, start, x_map, c, top, origin, image, bars, x_at)
+                        fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, x_at)
                     x_at, x_phase = following(x_at, x_phase, X_STAGES)
                 while entry < last:
                     stop, full = uint32(min(entry + W_TAPS, last)), uint32(W_FULL + w_at)

@@ -90,7 +90,7 @@ def weight_grad(x, dy, index, window, dvalues):
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
-    x_map = pixel_map(x, window.big, how.images, how.box, size)
+    x_map = pixel_map(x, window.big, how.images, how.box, size, of.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
     fresh = max(map(unannounced, (x_map, dy_map)))
     launch(
@@ -196,7 +196,7 @@ def step_fetcher(B: int, STAGES: int) -> Any:
             if elect() != 0:
                 start = uint32(at * stage)
                 mbarrier_expect(bars, at, nbytes)
-                fetch_box(ring, start, x_map, c, top, origin, image, bars, at)
+                fetch_box(ring, start, x_map, c, top, tiling, origin, image, bars, at)
                 start = uint32(start + tiling.rows * B)
                 tma_load_5d(ring, start, dy_map, k, top[2], top[1], top[0], image, bars, at)
             at, phase = following(at, phase, STAGES)

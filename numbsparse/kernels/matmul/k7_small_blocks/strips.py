@@ -85,7 +85,7 @@ def along_strips(
     values, order, tops, offsets = aligned_values(values), order_of(y), (), None
     x_order, even = IMAGES, False
     if type(x) is Images:
-        tile, offsets = tile_in_a_row(x.batch, x.outputs, ROWS), x.offsets
+        tile, offsets = tile_in_a_row(x.batch, x.outputs, ROWS), x.taps
         tops = x.tops(index, tile)
         batch = tops.shape[0] * ROWS
     else:
