@@ -10,6 +10,7 @@ one column. Of float32 a step is a block. The steps of a stage are stored by war
 from __future__ import annotations
 
 from functools import cache, lru_cache
+from itertools import product as every
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,8 @@ def strip_of(
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
-    warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, even, of_images)
+    how = index.block_rows.size, multiprocessors(), even, of_images
+    warps, split, rows = shared_out(sizes, B, item, *how)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
@@ -187,41 +189,29 @@ def filled(strip: Strip, limit: int) -> Strip:
     return strip
 
 
+@lru_cache(1024)
 def shared_out(
     sizes: tuple[int, int, int],
     B: int,
     item: int,
     n_blocks: int,
+    units: int,
     even: bool = False,
     of_images: bool = False,
 ) -> tuple[int, int, int]:
-    """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time.
+    """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time
+    on so many multiprocessors.
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
     cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
     even may have other heights: what counts is how many tiles each multiprocessor has in turn.
     """
-    how = multiprocessors(), warps_for(sizes[2], item)
-    return _least(sizes, B, item, n_blocks, even, of_images, *how)
-
-
-@lru_cache(1024)
-def _least(
-    sizes: tuple[int, int, int],
-    B: int,
-    item: int,
-    n_blocks: int,
-    even: bool,
-    of_images: bool,
-    units: int,
-    widest: int,
-) -> tuple[int, int, int]:
     batch, features, columns = sizes
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
-    room = ROOM_OF_IMAGES if of_images else ROOM[item]
+    widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
 
-    def cost(warps: int, split: int, rows: int) -> float:
+    def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
         if split > 1 and tiles * split > units * room[split]:
             return float("inf")
@@ -232,17 +222,14 @@ def _least(
     if -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS) >= 2 * units:
         return widest, 1, ROWS
     heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
-    return min(
-        (
-            (warps, split, rows)
-            for rows in (ROWS, *sorted(heights))
-            if rows >= min(batch, HEIGHTS[0])
-            for warps in (widest, 8, 4)
-            for split in (1, *room)
-            if warps <= widest and (rows <= ROWS or warps <= NARROW)
-        ),
-        key=lambda way: cost(*way),
-    )
+    ways = [
+        (rows, warps, split)
+        for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))
+        if rows >= min(batch, HEIGHTS[0])
+        and warps <= (widest if rows <= ROWS else min(widest, NARROW))
+    ]
+    rows, warps, split = min(ways, key=lambda way: cost(*way))
+    return warps, split, rows
 
 
 def warps_for(columns: int, item: int) -> int:
