@@ -36,7 +36,7 @@ ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as ma
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
-COSTS = {(2, 8): (0.005, 0.003, 4, 0.4), (2, 16): (0.0035, 0.0131, 4, 0.34)}
+COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
 COSTS |= {(4, 8): (0.0036, 0.0184, 1.5, 0.1), (4, 16): (0.0014, 0.064, 1.5, 0.1)}
 COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
 # Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
