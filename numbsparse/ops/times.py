@@ -4,10 +4,10 @@
 output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
 as between the last two. What counts is the order of the rungs, not their times: on another card it
-may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated, but for
-k7's. What k8 gained since was measured forward at some points, and scales the others. A weight that
-is not square is as a square one with the same values, whose sides are between a line of the result
-and the mean of both sides: that came nearest to 151 products that nobody tuned.
+may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated, all
+but k7's. What k8 gained since was measured at some points forward, and scales the others. A weight
+that is not square is as a square one with the same values, whose sides are between a line of the
+result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 """
 
 import json
