@@ -187,6 +187,12 @@ class Layout:
     def n_blocks(self) -> int:
         return self._block_rows.size
 
+    @cached
+    def longest(self) -> tuple[int, int]:
+        """The most blocks of a block row, and of a block column."""
+        rows, columns = np.diff(self.indptr), np.bincount(self.indices)
+        return int(rows.max(initial=0)), int(columns.max(initial=0))
+
     def check(self) -> int:
         """How many blocks are kept: `n_blocks`, but for a layout that `on_device` made."""
         return self.n_blocks

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_965,
+    "numbsparse": 2_975,
     "numbsparse/autograd": 680,
     "numbsparse/bench": 2_795,
     "numbsparse/compat": 400,
@@ -18,8 +18,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_160,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_740,
-    "numbsparse/kernels/matmul": 8_760,
-    "numbsparse/kernels/parts": 4_290,
+    "numbsparse/kernels/matmul": 8_780,
+    "numbsparse/kernels/parts": 4_295,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_410,

@@ -76,6 +76,13 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
                 assert mine[32 * place // size**2] == line // cut
 
 
+def test_a_line_has_no_more_parts_than_give_each_warp_a_unit():
+    pattern = np.zeros((40, 3), bool)
+    pattern[:, 0] = pattern[7, 1] = True
+    *_, tickets = plan_lines(ns.Layout(pattern).index, False, 32, 132, 8, 100)
+    assert tickets.size == 5
+
+
 def test_a_plan_for_weight_grad_holds_every_square_once(rng):
     index = ns.Layout(rng.random((9, 7)) < 0.4).index
     for size, together, cut in ((8, 4, 1), (32, 1, 1), (64, 1, 2)):

@@ -68,15 +68,30 @@ def test_times_are_interpolated_in_logarithms(written, features, density, batch,
     assert times.expected("input_grad", *case) == {}
 
 
-def test_a_product_is_as_one_of_a_square_weight_with_sums_as_long(written):
-    written({f"{product} float16 B=32": {"k5_tensor_core": RISING} for product in PRODUCTS})
-    wide, square = layout(2, 8, 1.0), layout(8, 8, 0.25)  # 64 terms for each of 256 columns
+def test_a_product_is_as_one_of_a_square_weight(written):
+    """With sides between the line of the result and the mean of both sides."""
+    written({f"{product} float16 B=32": {"k8_small_batch": RISING} for product in PRODUCTS})
+    wide, square = layout(2, 32, 1.0), layout(16, 16, 0.25)
     case = 32, as_dtype("float16"), 4, "highest"
     assert times.expected("forward", *case, wide) == times.expected("forward", *case, square)
-    tall = times.expected("input_grad", *case, layout(8, 2, 1.0))
+    tall = times.expected("input_grad", *case, layout(32, 2, 1.0))
     assert tall == times.expected("forward", *case, wide)
-    both = times.expected("weight_grad", *case, wide)  # of 128 features, all blocks kept
-    assert both == times.expected("weight_grad", *case, layout(4, 4, 1.0))
+    both = times.expected("weight_grad", *case, wide)  # of 256 features, all blocks kept
+    assert both == times.expected("weight_grad", *case, layout(8, 8, 1.0))
+
+
+def test_a_line_longer_than_others_is_late(written):
+    """Of rungs that do not cut it, and with few rows: else all multiprocessors are busy anyway."""
+    written({"forward float16 B=32": {"k5_tensor_core": RISING, "k8_small_batch": RISING}})
+    heavy = np.eye(32, dtype=bool)
+    heavy[:, 3] = True
+    case = "forward", 32, as_dtype("float16")
+    few, many = (times.expected(*case, batch, "highest", Layout(heavy)) for batch in (4, 4096))
+    assert few["k5_tensor_core"] == pytest.approx(
+        few["k8_small_batch"] * 32 / (63 / 32 + 3 * (63 / 32) ** 0.5)
+    )
+    assert few["k5_tensor_core"] > 5 * few["k8_small_batch"]
+    assert many["k5_tensor_core"] == pytest.approx(many["k8_small_batch"] * 32 / (63 * 64 / 512))
 
 
 def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):

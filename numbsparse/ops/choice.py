@@ -41,7 +41,7 @@ def choose(
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
     case: tuple[Any, ...] = (product, kernel, block_size, batch, precision,
-        x.dtype, type(x), type(layout), layout.shape, layout.n_blocks)  # fmt: skip
+        x.dtype, type(x), type(layout), layout.shape, layout.n_blocks, layout.longest)  # fmt: skip
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
     name = _chosen.get(case)

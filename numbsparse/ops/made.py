@@ -49,6 +49,8 @@ class MadeLayout(Layout):
                 _spare.clear()
             _spare.setdefault(home, []).append((made, self.word))
 
+    longest = 0, 0  # nobody knows
+
     @property
     def n_blocks(self) -> int:
         return self._capacity

@@ -4,9 +4,10 @@
 output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
 as between the last two. What counts is the order of the rungs, not their times: on another card it
-may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated. What
-k7 and k8 gained since was measured forward at some points of the grid, mostly at a tenth kept, and
-scales the others: the input-gradient has the same, blocks of 128 those of 64.
+may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated, all
+but k7's. What k8 gained since was measured at some points forward, and scales the others. A weight
+that is not square is as a square one with the same values, whose sides are between a line of the
+result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 """
 
 import json
@@ -23,6 +24,8 @@ from numbsparse.layout import Layout
 FILE = Path(__file__).with_name("times.json")
 AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
+WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
+ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
 
 
 class Times(NamedTuple):
@@ -45,7 +48,7 @@ def expected(
         return {}
     n_in, n_out = (n * block_size for n in layout.shape)
     sides = {"forward": n_out, "input_grad": n_in, "weight_grad": (n_in * n_out) ** 0.5}
-    features = sides[product]  # those of a square weight with sums as long as here
+    features = sides[product] ** 0.5 * (n_in * n_out) ** 0.25
     tile = next(tile for most, tile in TILES if batch <= most)
     rows = -(-batch // tile) * tile
     times, point = measured(), np.log2([features, values / features**2, rows])
@@ -55,7 +58,23 @@ def expected(
         name: sum(weight * float(array[place]) for place, weight in corners)
         for name, array in of_rung.items()
     }
-    return {name: 2**log for name, log in logs.items() if log == log}
+    late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
+    return {name: 2**log * late.get(name, 1) for name, log in logs.items() if log == log}
+
+
+def lateness(product: str, batch: int, layout: Layout) -> float:
+    """How many times as long the longest line takes as one of a random layout, or as all others.
+
+    >>> from numbsparse import Layout, patterns
+    >>> round(lateness("forward", 64, Layout(patterns.random(64, 64, 0.2, seed=0))), 1)
+    1.0
+    """
+    if product == "weight_grad":
+        return 1.0
+    longest = layout.longest[product == "forward"]
+    mean = layout.n_blocks / layout.shape[product == "forward"]
+    others = layout.n_blocks * -(-batch // ROWS) / PLACES
+    return max(longest / max(mean + 3 * mean**0.5, others, 1), 1.0)
 
 
 def case_of(product: str, block_size: int, dtype: Any, precision: str) -> str:

@@ -31,7 +31,7 @@ class Work(NamedTuple):
 
 def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     """Cut lines of `counts` units into equal shares, and each share into equal runs."""
-    line, first, count, part_of, share = _pieces(counts, shares)
+    line, first, count, part_of, share = _pieces(counts, shares, warps)
     order = np.lexsort((first, line, share))
     line, first, count, part_of, share = (a[order] for a in (line, first, count, part_of, share))
 
@@ -71,8 +71,11 @@ def _run(line, first, count, name, share, loads, warps, each, units, filled):
             units[u, 3], units[u, 4] = name[piece], place
 
 
-def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:
-    """(line, first unit within it, units, pieces of the line, share), per piece."""
+def _pieces(counts: np.ndarray, shares: int, least: int) -> tuple[np.ndarray, ...]:
+    """(line, first unit within it, units, pieces of the line, share), per piece.
+
+    A share of cut lines has `least` units: each warp one, and fewer pieces to be added up.
+    """
     line = np.flatnonzero(counts)
     whole = counts[line]
     largest, share = np.argsort(-whole, kind="stable"), np.empty_like(line)
@@ -82,6 +85,7 @@ def _pieces(counts: np.ndarray, shares: int) -> tuple[np.ndarray, ...]:
     if np.bincount(share, whole, shares).max(initial=0) <= fair + TOGETHER:
         return line, np.zeros_like(line), whole, np.ones_like(line), share
     # All lines end to end, cut wherever a share is full.
+    fair = max(fair, least)
     starts = np.cumsum(counts) - counts
     cuts = np.union1d(starts[line], np.arange(0, total, fair))
     of = np.searchsorted(starts[line], cuts, "right") - 1

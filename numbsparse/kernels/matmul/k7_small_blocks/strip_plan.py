@@ -9,7 +9,8 @@ one column. Of float32 a step is a block. The steps of a stage are stored by war
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
+from itertools import product as every
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +32,16 @@ COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 5
 WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
-ROWS, FEW_TILES = 64, 3  # of a tile; up to so many tiles of the batch may have fewer
-# By bytes of a value and block size, fitted to an H200: microseconds of a group in a warp, and
-# more for each block. Blocks that share a sum, and the part of the multiprocessors that clusters of
-# that size find free at once; and where x are images.
-A_GROUP = {(2, 8): (0.0028, 0.0045), (2, 16): (0.0012, 0.0125)}
-A_GROUP |= {(4, 8): (0.0036, 0.0184), (4, 16): (0.0014, 0.064)}
-ROOM = {2: 1.0, 4: 0.75}
+ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+NARROW = 8  # warps of a strip that leave registers for more than ROWS
+# By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
+# each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
+COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
+COSTS |= {(4, 8): (0.0036, 0.0184, 1.5, 0.1), (4, 16): (0.0014, 0.064, 1.5, 0.1)}
+COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
+# Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
+# at once.
+ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
@@ -149,7 +153,8 @@ def strip_of(
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = 16 // B if item == 2 else 1
     columns, widest = sizes[2], warps_for(sizes[2], item)
-    warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, even, of_images)
+    how = index.block_rows.size, multiprocessors(), even, of_images
+    warps, split, rows = shared_out(sizes, B, item, *how)
     width = warps * WARP_COLUMNS
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
@@ -184,44 +189,47 @@ def filled(strip: Strip, limit: int) -> Strip:
     return strip
 
 
+@lru_cache(1024)
 def shared_out(
     sizes: tuple[int, int, int],
     B: int,
     item: int,
     n_blocks: int,
+    units: int,
     even: bool = False,
     of_images: bool = False,
 ) -> tuple[int, int, int]:
-    """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time.
+    """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time
+    on so many multiprocessors.
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
     cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
-    even have no more rows than they take.
+    even may have other heights: what counts is how many tiles each multiprocessor has in turn.
     """
     batch, features, columns = sizes
-    of_x, of_block = A_GROUP[item, B]
+    of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
-    units, widest = multiprocessors(), warps_for(columns, item)
-    room = ROOM_OF_IMAGES if of_images else ROOM
-    n_tiles = -(-batch // ROWS)
-    fewer = max(-(-batch // (16 * n_tiles)) * 16, ROWS // 2)
+    widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
 
-    def cost(warps: int, split: int, rows: int) -> float:
-        tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows)
+    def cost(rows: int, warps: int, split: int) -> float:
+        tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
         if split > 1 and tiles * split > units * room[split]:
             return float("inf")
-        group, adding = (of_x + of_block * blocks) * (warps + 1.5), 0.1 * warps * (split > 1)
-        if of_images:
-            adding *= split / 2
-        group *= (1 + rows / ROWS) / 2
+        group = (of_rows * high + of_block * blocks) * (warps + beside)
+        adding = of_sums * warps * high * (split > 1) * (split / 2 if of_images else 1)
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
-    if -(-columns // (widest * WARP_COLUMNS)) * n_tiles >= 2 * units:
+    if -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS) >= 2 * units:
         return widest, 1, ROWS
-    ways = [(n, split, ROWS) for n in (widest, 8, 4) if n <= widest for split in (1, *room)]
-    if even and n_tiles <= FEW_TILES:
-        ways += [(*way[:2], fewer) for way in ways if way[0] <= 8]
-    return min(ways, key=lambda way: cost(*way))
+    heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
+    ways = [
+        (rows, warps, split)
+        for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))
+        if rows >= min(batch, HEIGHTS[0])
+        and warps <= (widest if rows <= ROWS else min(widest, NARROW))
+    ]
+    rows, warps, split = min(ways, key=lambda way: cost(*way))
+    return warps, split, rows
 
 
 def warps_for(columns: int, item: int) -> int:

@@ -31,7 +31,13 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
-from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import (
+    aligned_either_way,
+    aligned_values,
+    batch_is_contiguous,
+    is_aligned,
+    of_bits,
+)
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
@@ -44,6 +50,7 @@ from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, outp
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
+from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -82,7 +89,10 @@ def along_strips(
         tops = x.tops(index, tile)
         batch = tops.shape[0] * ROWS
     else:
-        x, x_transposed = aligned_either_way(of_bits(x))
+        x = of_bits(x)
+        if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
+            x = transposed_copy(x.T).T  # copied anyway, and so its tiles are even
+        x, x_transposed = aligned_either_way(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = x.itemsize == 2 and not x_transposed and order != FEATURES
     sizes, more = (batch, features, columns), (gates is not None, even, bool(offsets))
