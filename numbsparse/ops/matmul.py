@@ -77,7 +77,8 @@ def matmul(
         blocks a layout is made and planned; the last four are remembered. Gates are copied from a
         GPU to the host once after each change that this library makes to them; another library's
         arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` and `k6_hopper` skip zeros, others take as long as with all gates
+        copied: `k8_small_batch` and `k6_hopper` skip zeros, and the pass of the latter over w, in
+        16 bits, leaves out blocks whose gate is one; other kernels take as long as with all gates
         one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
         multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
         gate either, and they are in the order of `w.values`, for `w.T` too.
