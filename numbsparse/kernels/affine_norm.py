@@ -15,12 +15,13 @@ from numba import cuda, float32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
+from numbsparse.kernels.blocks import LEAST_THREADS, threads_for
 from numbsparse.kernels.floats import rounded, widened
 
 KINDS = ("plain", "relu", "times", "plus_relu")
 
 ZERO = np.float32(0)
-LEAST_THREADS, MOST_THREADS = (2, 8) if SIMULATED else (32, 1024)
+MOST_THREADS = 8 if SIMULATED else 1024
 LIMIT = {} if SIMULATED else {"max_registers": 64}  # what that many threads leave for each
 COLUMNS, ROWS = (4, 2) if SIMULATED else (32, 8)  # of a table of threads that sums columns
 TABLE = COLUMNS * ROWS
@@ -46,9 +47,7 @@ def backward(kind, x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dothe
 
 def _threads(width):
     """Threads of a row, a power of two, and the items of each."""
-    threads = LEAST_THREADS
-    while threads < min(width, MOST_THREADS):
-        threads *= 2
+    threads = threads_for(width, MOST_THREADS)
     return threads, -(-width // threads)
 
 

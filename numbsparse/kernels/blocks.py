@@ -14,10 +14,10 @@ LEAST_THREADS = 2 if SIMULATED else 32
 LOWEST = np.float32(-np.inf)
 
 
-def threads_for(n: int) -> int:
+def threads_for(n: int, most: int = MOST_THREADS) -> int:
     """Threads of a block that walks n items together: a power of two, as the tree needs."""
     threads = LEAST_THREADS
-    while threads < min(n, MOST_THREADS):
+    while threads < min(n, most):
         threads *= 2
     return threads
 
