@@ -336,6 +336,7 @@ PIXELS = [
     ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
     ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
     ConvCase(1, (19, 17), 16, 8, 8, (2, 2), stride=2, padding=1),
+    ConvCase(2, (3, 5), 22, 16, 8, (3, 1), stride=(2, 1), padding=1),  # pixels that none sees
     ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
 ]
 
@@ -354,7 +355,7 @@ def test_rows_that_are_found_in_images(case, product):
 @pytest.mark.parametrize(
     ("product", "case", "says"),
     [
-        ("input_grad", ConvCase(1, (9,), 16, 16, 8, (3,), stride=2), "in input_grad of 1"),
+        ("input_grad", ConvCase(1, (9,), 16, 16, 8, (3,), stride=3), "a stride of 1 or 2"),
         ("forward", ConvCase(1, (9, 9), 16, 16, 8, (3, 3), stride=(1, 2)), "a stride of 1 or 2"),
         ("input_grad", ConvCase(1, (9,), 16, 20, 8, (3,)), "multiples of 8 features"),
         ("weight_grad", ConvCase(1, (41, 41), 16, 16, 8, (3, 3)), "boxes of 32 pixels"),
