@@ -1,13 +1,14 @@
 """What this machine can run, how fast it is, and how the kernels work."""
 
-from __future__ import annotations
-
 import argparse
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
 from types import ModuleType
+from typing import Any, TypeVar
 
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
@@ -15,36 +16,44 @@ from numbsparse.bench.measure import Options
 from numbsparse.bench.run import run, run_cpu
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
+from numbsparse.draw import matplotlib_figure
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
-from numbsparse.pages.figure import draw_headline, draw_map, matplotlib_figure
+from numbsparse.pages.figure import draw_headline, draw_map
 from numbsparse.puzzles import course as puzzles
+
+Number = TypeVar("Number", int, float)
+
+
+def _from(least: Number) -> Callable[[str], Number]:
+    """Reads a number of the same type, at least so large."""
+
+    def number(word: str) -> Number:
+        if not (value := type(least)(word)) >= least:  # NaN is none
+            raise argparse.ArgumentTypeError(f"takes a number of at least {least}, got {word}")
+        return value
+
+    return number
+
+
+WHOLE, TIME = _from(0), _from(0.0)
+Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
+COUNT: Any = {"type": _from(1), "default": 1}
+FILE: Any = {"type": Path, "metavar": "FILE"}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser, bench_parser = _parsers()
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        if options.command == "bench":
-            _bench(options, bench_parser)
-        elif options.command == "info":
-            info.write(__version__, options.json)
-        elif options.command == "puzzle":
-            done = puzzles.run(options.number, options.folder, hint=options.hint)
-            sys.exit(0 if done else 1)
-        elif options.command == "plane":
-            _plane(options)
-        elif options.command == "machine-code":
-            same = gate.run(options.words, json_file=options.json, jobs=options.jobs)
-            sys.exit(0 if same else 1)
-        else:
-            _read_kernels(options)
+        done = options.run(options)
     except (ImportError, RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
+    if done is not None:
+        sys.exit(0 if done else 1)
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """The parser of the command line, and that of `bench`."""
+def _parser() -> argparse.ArgumentParser:
+    """What it parses has the command's function as `run`, and what refuses its words as `error`."""
     parser = argparse.ArgumentParser(
         prog="python -m numbsparse",
         description=f"{__doc__}\n\nStart with: python -m numbsparse info",
@@ -56,34 +65,39 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, short: str, more: str, example: str) -> argparse.ArgumentParser:
-        return commands.add_parser(
+    def add(name: str, run: Run, short: str, more: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
             name,
             help=short,
             description=f"{short[0].upper()}{short[1:]}.\n\n{more}",
             epilog=f"example:\n  python -m numbsparse {example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.set_defaults(run=run, error=command.error)
+        return command
 
     command = add(
         "info",
+        lambda of: info.write(__version__, of.json),
         "show what runs on this machine, and what is missing for more",
         "Lists the processor, the GPU and its driver, what runs on each and in which dtypes, the\n"
         "packages that are installed, and the folder of compiled kernels.",
         "info --json",
     )
     command.add_argument("--json", action="store_true", help="print JSON, for a program to read")
-    bench_parser = add(
+    command = add(
         "bench",
+        _bench,
         "time block-sparse products on this machine",
         "Times forward products and both gradients over a range of sizes and densities, beside\n"
         "the dense product and other libraries where they are installed (SciPy, torch, CuPy).\n"
         "Every result is checked against SciPy before it is timed.",
         "bench --place cpu --quick",
     )
-    _add_bench(bench_parser)
+    _add_bench(command)
     command = add(
         "ladder",
+        _of_kernels("pages.ladder", _ladder),
         "list the GPU kernels: the idea of each, what it reads, its speed, whether it runs here",
         "Prints a table of the kernels that compute products, then one of the fifteen small ones\n"
         "that teach them. Speeds are those of the H100 or H200 that the project measured on.",
@@ -97,6 +111,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "puzzle",
+        lambda of: puzzles.run(of.number, of.folder, hint=of.hint),
         "learn to write GPU kernels: five small ones, checked as you go",
         "Without a number, lists the puzzles. With one, writes a file for you to complete; once\n"
         "it is there, checks it in the simulator: the result, races between threads, and how\n"
@@ -113,14 +128,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "profile",
+        _of_kernels("pages.profile", lambda profile, of: profile.profile(of.json)),
         "count what the GPU kernels request of memory",
         "On a GPU the counts are those of NVIDIA's profiler, Nsight Compute (ncu), which must be\n"
         "installed. In the simulator (NUMBA_ENABLE_CUDASIM=1) they are counted one by one.",
         "profile --json profile.json",
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
+    command.add_argument("--json", **FILE, help="write the counts there too")
     command = add(
         "trace",
+        _of_kernels("pages.trace", lambda trace, of: trace.run(of.rung, of.svg)),
         "draw what a GPU kernel does: who waits for whom, stages, sectors, banks",
         "Runs the forward product of a rung or of a taught step in the simulator, and draws when\n"
         "its warps load, wait and compute, when each stage of shared memory is filled and read,\n"
@@ -129,9 +146,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
         "trace s11_producer --svg producer.svg",
     )
     command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
-    command.add_argument("--svg", type=Path, metavar="FILE", help="default: RUNG.svg")
+    command.add_argument("--svg", **FILE, help="default: RUNG.svg")
     command = add(
         "notebook",
+        _of_kernels("pages.notebook", lambda notebook, of: notebook.run(of.names, of.folder)),
         "write lessons as Jupyter notebooks that run in the simulator",
         "A lesson's text, its kernel in cells to be changed, and cells that check the result,\n"
         "count what is read, find races and draw a trace. Running one needs no GPU, but\n"
@@ -144,6 +162,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument("--folder", type=Path, default=Path(), help="default: the current")
     command = add(
         "machine-code",
+        lambda of: gate.run(of.words, json_file=of.json, jobs=of.jobs),
         "check whether a change to the source changed the GPU's machine code",
         "For those who work on the kernels. Compiles them for compute capability 9.0, which needs\n"
         "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
@@ -153,29 +172,27 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     command.add_argument(
         "words", nargs="*", help="compile only the calls whose names have one of these words"
     )
-    command.add_argument("--json", type=Path, metavar="FILE", help="record what was found there")
+    command.add_argument("--json", **FILE, help="record what was found there")
     command.add_argument(
-        "--jobs", type=int, default=0, help="processes at once; default: one for each core"
+        "--jobs", type=WHOLE, default=0, help="processes at once; default: one for each core"
     )
     command = add(
         "times",
+        _of_kernels("bench.times", _times),
         "check how good the automatic choice of a kernel is on this GPU",
         "Draws products of random size, times the kernels that can compute each, other libraries\n"
         "and one row more, and prints where the choice, the kernels or that row cost most.",
         "times --points 20",
     )
-    command.add_argument("--points", type=int, default=100, help="products to draw; default: 100")
+    command.add_argument("--points", type=WHOLE, default=100, help="products to draw; default: 100")
     command.add_argument(
-        "--minutes", type=float, default=inf, help="stop after so many; default: at the last point"
+        "--minutes", type=TIME, default=inf, help="stop after so many; default: at the last point"
     )
-    command.add_argument(
-        "--jobs", type=int, default=1, help="processes that compile ahead; default: 1"
-    )
-    command.add_argument("--seed", type=int, default=0, help="of the points; default: 0")
+    command.add_argument("--jobs", **COUNT, help="processes that compile ahead; default: 1")
+    command.add_argument("--seed", type=WHOLE, default=0, help="of the points; default: 0")
     command.add_argument(
         "--json",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
@@ -183,29 +200,31 @@ def _parsers() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     )
     command = add(
         "plane",
+        _plane,
         "map how fast products are, beside other libraries, at every size, batch and density",
         "Times products in a fixed random order for some minutes, and says where another library\n"
         "is faster. Started again with the same file, it goes on where it ended.",
         "plane --place cpu --json map.json --png map.png --minutes 10",
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
-    command.add_argument("--minutes", type=float, default=5, help="to measure; default: 5; 0: none")
-    command.add_argument("--jobs", type=int, default=1, help="compilers for each GPU; default: 1")
+    command.add_argument("--minutes", type=TIME, default=5, help="to measure; default: 5; 0: none")
+    command.add_argument("--jobs", **COUNT, help="compilers for each GPU; default: 1")
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )
-    command.add_argument("--cards", type=int, default=1, help="GPUs to use; default: 1")
-    command.add_argument("--json", type=Path, metavar="FILE", help="the map to read and extend")
-    command.add_argument("--png", type=Path, metavar="FILE", help="draw the map there")
+    command.add_argument("--cards", **COUNT, help="GPUs to use; default: 1")
+    command.add_argument("--json", **FILE, help="the map to read and extend")
+    command.add_argument("--png", **FILE, help="draw the map there")
     command = add(
         "tables",
+        _of_kernels("pages.tables", lambda tables, of: tables.fill(of.file)),
         "write the recorded benchmark results into a Markdown file",
         "For those who work on the project. Fills the lines between comments such as <!-- cpu -->\n"
         "and <!-- /cpu --> with tables of the results in numbsparse/bench/results.",
         "tables BENCHMARKS.md",
     )
     command.add_argument("file", type=Path, help="the Markdown file, changed in place")
-    return parser, bench_parser
+    return parser
 
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
@@ -215,11 +234,10 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="time on the CPU or on the GPU; default: on the CPU, and on a GPU if there is one",
     )
     command.add_argument("--quick", action="store_true", help="two small sizes, in seconds")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    command.add_argument("--json", **FILE, help="write the results there too")
     command.add_argument(
         "--rung",
-        type=Path,
-        metavar="FILE",
+        **FILE,
         action="append",
         default=[],
         help="also time a kernel of your own, from a Python file as examples/07_your_own_rung.py",
@@ -240,50 +258,44 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="which kernels to time: auto (the one that is chosen; default), all, or names with "
         "commas between, such as k1_naive,k6_hopper",
     )
-    on_gpu.add_argument("--png", type=Path, metavar="FILE", help="draw the results there")
+    on_gpu.add_argument("--png", **FILE, help="draw the results there")
 
 
-def _read_kernels(options: argparse.Namespace) -> None:
-    """The commands that read the GPU's kernels, and so load numba.cuda."""
-    runtime.require_numba_cuda(options.command)
-    from numbsparse.bench import times
-    from numbsparse.pages import notebook, trace
-    from numbsparse.pages.ladder import table, table_of_steps
-    from numbsparse.pages.profile import profile
-    from numbsparse.pages.tables import fill
+def _of_kernels(module: str, run: Callable[[Any, argparse.Namespace], Any]) -> Run:
+    """A command of a module that reads the GPU's kernels, and so loads numba.cuda."""
 
-    if options.command == "tables":
-        fill(options.file)
-    elif options.command == "trace":
-        trace.run(options.rung, options.svg)
-    elif options.command == "notebook":
-        notebook.run(options.names, options.folder)
-    elif options.command == "times":
-        how = options.minutes, options.jobs, options.seed
-        times.run(options.json, options.points, options.only, *how)
-    elif options.command == "ladder":
-        print(f"{table(options.dtype)}\n\n\n{table_of_steps()}")
-    else:
-        profile(options.json)
+    def load(of: argparse.Namespace) -> None:
+        runtime.require_numba_cuda(of.command)
+        run(import_module(f"numbsparse.{module}"), of)
+
+    return load
 
 
-def _bench(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _ladder(ladder: Any, of: argparse.Namespace) -> None:
+    print(ladder.table(of.dtype), ladder.table_of_steps(), sep="\n\n\n")
+
+
+def _times(times: Any, of: argparse.Namespace) -> None:
+    times.run(of.json, of.points, of.only, of.minutes, of.jobs, of.seed)
+
+
+def _bench(options: argparse.Namespace) -> None:
     for file in options.rung:
         add_rung(file.stem, _module_of(file))
     known = ["auto", "all", *RUNGS, *OWN]
     if unknown := [name for name in options.kernels.split(",") if name not in known]:
-        parser.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
+        options.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
     of_gpu = bool(options.only) or options.png is not None or options.kernels != "auto"
     if of_gpu and options.place == "cpu":
-        parser.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
+        options.error("--only, --kernels and --png are of the GPU's benchmark: give --place cuda")
     places = [options.place] if options.place else ["cuda"] if of_gpu else ["cpu"]
     if options.place is None and not of_gpu and device.is_available() and not device.SIMULATED:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
-        parser.error("--json takes one place: give --place cpu or --place cuda")
+        options.error("--json takes one place: give --place cpu or --place cuda")
     for name, file in (("--json", options.json), ("--png", options.png)):
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            parser.error(f"{name} takes a file in a folder that exists, got {file}")
+            options.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
         run_cpu(Options(quick=options.quick), json_file=options.json)
     if "cuda" in places:

@@ -75,7 +75,8 @@ class BlockSparse(Blocks):
     ----------
     data : array of float16, bfloat16, float32 or float64, (n_blocks, B, B)
         The values of the kept blocks, in the order of SciPy's BSR format: block row by block row.
-        A NumPy array, or a GPU array of numbsparse, torch, CuPy, JAX or Numba. Never copied.
+        A NumPy array, or a GPU array of numbsparse, torch, CuPy, JAX or Numba. Never copied, but
+        for a NumPy array that is not C-contiguous.
     layout : Layout, or a pattern (array of bool, (in_blocks, out_blocks))
         Which blocks are kept.
     shape : (in_features, out_features), optional

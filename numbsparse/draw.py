@@ -116,9 +116,7 @@ class Drawing:
 
         Opens no window, and touches no state of pyplot. Raises ImportError without matplotlib.
         """
-        _require_matplotlib()
-        from matplotlib.figure import Figure
-
+        figures = matplotlib_figure()
         shades, _ = _pool(self.pattern, FINEST, FINEST)
         # A whole number of pixels per cell, so that cells drawn alike look alike.
         cell = max(1, 4.6 * DPI // max(shades.shape)) / DPI
@@ -126,7 +124,7 @@ class Drawing:
         # Inches around the image.
         left, below, above, right, margin, gap = 0.8, 0.6, 0.6, 0.4, 0.7, 0.12
         total = (left + wide + gap + margin + right, below + high + gap + margin + above)
-        figure = Figure(figsize=total, dpi=DPI)
+        figure: Figure = figures.Figure(figsize=total, dpi=DPI)
 
         def axes(x: float, y: float, width: float, height: float) -> Axes:
             box = (x / total[0], y / total[1], width / total[0], height / total[1])
@@ -190,13 +188,15 @@ def _plot_counts(ax: Axes, counts: np.ndarray, along: str) -> None:
         ax.set_xlabel("blocks\nper row", fontsize=8)
 
 
-def _require_matplotlib() -> None:
+def matplotlib_figure() -> Any:
+    """matplotlib's module of figures, which draw without a screen; ImportError without it."""
     try:
-        import matplotlib  # noqa: F401
+        from matplotlib import figure
     except ImportError as error:
         raise ImportError(
             "a figure needs matplotlib: pip install 'numbsparse[examples]'"
         ) from error
+    return figure
 
 
 def _can_print(characters: str) -> bool:

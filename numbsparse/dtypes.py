@@ -4,8 +4,6 @@ NumPy has no bfloat16 of its own. Nothing here loads ml_dtypes before bfloat16 i
 an array that has the dtype comes from those who loaded it.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

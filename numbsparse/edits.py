@@ -4,8 +4,6 @@ Tensors and edits are numbered in the order in which they came to be. What an op
 its gradient was changed since if an edit of its memory has a higher number than its result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """Capture a training step once and replay it: all its launches for the price of one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator
 from functools import update_wrapper
 from typing import Any
@@ -19,7 +17,7 @@ MOST_GRAPHS = 16
 """Of one step; calls beyond that many sorts of arguments run as they are, uncaptured."""
 
 
-def graph(step: Callable[..., Any]) -> Graph:
+def graph(step: Callable[..., Any]) -> "Graph":
     """A function that does what `step` does, with the work of the GPU captured and replayed.
 
     A step of many small kernels waits for Python to launch them. `graph` lets the first call run as
@@ -180,6 +178,8 @@ def _sort(value: Any, arrays: list[Any]) -> Hashable:
         return kind, tuple(_sort(item, arrays) for item in value)
     if isinstance(value, dict):
         return kind, tuple((key, _sort(item, arrays)) for key, item in value.items())
+    if isinstance(value, float | complex | np.inexact):  # 0.0 equals -0.0, and NaN nothing
+        return kind, repr(value)
     return kind, value if isinstance(value, Hashable) else _Itself(value)
 
 

@@ -60,7 +60,6 @@ class Index:
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/parts/plans.py
     calls: dict[Any, Any] = field(default_factory=dict, repr=False)  # and kernels/parts/calls.py
-    gates: Any = None  # (the index of all blocks, a number for each): those of zero may be left out
     made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
     replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 

@@ -5,8 +5,6 @@ size, so that no damaged or doctored file asks for memory that its content does 
 ever unpickled.
 """
 
-from __future__ import annotations
-
 import ast
 import errno
 import os
@@ -38,7 +36,7 @@ def write_npz(path: Any, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 @contextmanager
-def open_npz(path: Any, what: str) -> Iterator[dict[str, Member]]:
+def open_npz(path: Any, what: str) -> "Iterator[dict[str, Member]]":
     """The members of an `.npz` file by name, each read when it is asked for.
 
     Whatever is wrong in the block under `with` is the file's fault: ValueError, "not a " + `what`.

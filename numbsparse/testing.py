@@ -1,7 +1,5 @@
 """For those who write functions and kernels: is the gradient right, is the kernel, at what cost?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

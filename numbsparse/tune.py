@@ -1,7 +1,5 @@
 """Time the rungs and their tiles on the card at hand; `kernel="auto"` takes the fastest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -47,6 +45,8 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
         serve the case are absent; the time of one whose result disagrees with the first rung's is
         infinite, and it is never chosen.
 
+    Raises ValueError for what is no such matrix, and where no rung serves it, with the reasons.
+
     Examples
     --------
     >>> import numbsparse as ns
@@ -65,6 +65,7 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     w = w.T if w.is_transposed else w
     results, fastest = {}, {}
     for product, call in _products(w, batch, precision).items():
+        choice.choose(product, "auto", w.block_size, w.values, batch, precision, w.stored_layout)
         names = choice.with_tiles(product, w.block_size, w.dtype, "cuda", batch, precision)
         right = sample(call(names[-1]))
         seconds = {}

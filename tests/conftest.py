@@ -21,6 +21,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  
 
 import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
 
 HAS_NUMBA_CUDA = find_spec("numba_cuda") is not None
 if "numba" not in sys.modules and HAS_NUMBA_CUDA:
@@ -158,6 +159,18 @@ def pytest_xdist_make_scheduler(config, log):
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    """Of two processes each sends one report of a test that passes, and not five: half of the time
+    that a short test takes."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return None
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        if report.when == "call" or not report.passed:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(42)
@@ -180,6 +193,14 @@ def turns_and_holes(request):
     falling = testing.in_turns("falling") if number % 2 else nullcontext()
     with falling, patch.object(memory, "_hole", memory.HOLES[number // 2 % 2]):
         yield
+
+
+@pytest.fixture
+def no_garbage():
+    """While a recording of a hundred thousand tuples lives, nobody looks for garbage in them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
 TRIES = 30 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
+EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
 Case = dict[str, Any]
 Meeting = frozenset[tuple[str, Any]]
@@ -194,13 +195,13 @@ class Suite:
         self.cases[place] += self.parts[place][-1][1]
 
     def numbers(self) -> list[tuple[str, int]]:
-        """(place, number of a case)."""
-        return [(place, n) for place in self.cases for n in range(len(self.cases[place]))]
+        """(place, number of the first case) of each test."""
+        return [(place, n) for place in self.cases for n in range(0, len(self.cases[place]), EACH)]
 
-    def run(self, place: str, number: int) -> None:
-        case = self.cases[place][number]
-        print(case)
-        self.check(place, case, number)
+    def run(self, place: str, first: int) -> None:
+        for number, case in enumerate(self.cases[place][first : first + EACH], first):
+            print(number, case)  # the last one is the one that fails
+            self.check(place, case, number)
 
     def check_left_out(self, place: str) -> None:
         """That what meets in no case is allowed in none; says how much meets."""

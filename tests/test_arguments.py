@@ -27,17 +27,22 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "Conv1d": (nn.Conv1d, {"in_channels": 8, "out_channels": 8, "kernel_size": 3}, {
         "in_channels": SIZE, "out_channels": SIZE, "dtype": DTYPE}),
     "LSTM": (nn.LSTM, {"input_size": 8, "hidden_size": 8}, {
-        "input_size": SIZE, "hidden_size": SIZE, "forget_bias": (*BAD, NAN, True),
-        "update_dropout": NUMBER, "dtype": DTYPE}),
+        "input_size": SIZE, "hidden_size": SIZE, "num_layers": SIZE,
+        "forget_bias": (*BAD, NAN, True), "update_dropout": NUMBER, "dtype": DTYPE}),
     "MultiplicativeLSTM": (nn.MultiplicativeLSTM, {"input_size": 8, "hidden_size": 8}, {
         "input_size": SIZE, "hidden_size": SIZE, "forget_bias": (*BAD, NAN, True),
-        "dropout": NUMBER, "eps": NUMBER, "dtype": DTYPE}),
+        "internal_steps": (*SIZE, 1), "dropout": NUMBER, "eps": NUMBER, "dtype": DTYPE}),
     "Embedding": (nn.Embedding, {"num_embeddings": 4, "embedding_dim": 4}, {
         "num_embeddings": SIZE, "embedding_dim": SIZE, "dtype": DTYPE}),
     "LayerNorm": (nn.LayerNorm, {"features": 4}, {
         "features": SIZE, "eps": NUMBER, "dtype": DTYPE}),
     "layer_norm": (nn.functional.layer_norm, {"x": np.ones((2, 3))}, {"eps": NUMBER}),
     "Dropout": (nn.Dropout, {}, {"p": (*NUMBER, 1.0), "seed": (*BAD[1:], -1, 0.5, True, 2**63)}),
+    "dropout": (nn.functional.dropout, {"x": np.ones(3), "rate": 0.5, "seed": 0}, {
+        "rate": (*NUMBER, 1.0)}),
+    "LossScaler": (optim.LossScaler, {}, {"scale": NUMBER, "interval": SIZE[1:]}),
+    "ExponentialMovingAverage": (optim.ExponentialMovingAverage, {"parameters": P}, {
+        "parameters": (P[0], [1]), "decay": (*NUMBER, 1.0)}),
     "SGD": (optim.SGD, {"parameters": P, "lr": 0.1}, {
         "parameters": (None, 3, P[0]), "lr": NUMBER, "momentum": (*NUMBER, 1.0),
         "weight_decay": NUMBER}),

@@ -154,6 +154,12 @@ def test_no_grad_records_nothing():
     assert (x * 2.0).requires_grad
 
 
+def test_inputs_may_come_from_an_iterator():
+    x = ns.Tensor(3.0, requires_grad=True)
+    (gradient,) = ns.grad(x * x, iter([x]))
+    assert gradient.item() == 6.0
+
+
 def test_gradients_go_only_where_they_are_required():
     a, b = ns.Tensor(A, requires_grad=True), ns.Tensor(B)
     (a * b).sum().backward()

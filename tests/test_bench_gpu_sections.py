@@ -172,5 +172,5 @@ def test_the_figure_is_drawn(tmp_path):
 
 def test_the_figure_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(RuntimeError, match=r"pip install 'numbsparse\[examples\]'"):
-        figure.matplotlib_figure()
+    with pytest.raises(ImportError, match=r"pip install 'numbsparse\[examples\]'"):
+        figure.draw_speed_up({"rows": []}, "speed_up.png")

@@ -302,6 +302,8 @@ def test_sizes_of_a_convolution():
     assert BlocksparseConv(**CONVS["of unequal sizes"]).padding == [0, 1, 0]
     assert BlocksparseConv(**CONVS["dilated"]).padding == [0, 1, 3]
     assert BlocksparseConv(**CONVS["one tap"]).padding == [0, 0, 0]
+    as_array = CONVS["of unequal sizes"] | {"padding": np.array([1, 0])}
+    assert BlocksparseConv(**as_array).padding == [0, 1, 0]
 
 
 @pytest.mark.parametrize(

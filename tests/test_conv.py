@@ -207,6 +207,7 @@ def test_weight_grad_of_more_images_than_pixels(name):
         ("k4_wgmma", "float32"),
     ],
 )
+@pytest.mark.usefixtures("no_garbage")
 def test_nothing_races(name, product, dtype, monkeypatch):
     if not device.SIMULATED:
         pytest.skip("the simulator looks at accesses")

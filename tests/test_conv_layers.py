@@ -19,6 +19,7 @@ def tap_weights(layer):
     return layer.weight.numpy().reshape(taps, -1, layer.weight.shape[1])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("axes", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
 def test_layers_by_torchs_names(rng, put, place, axes, kind):

@@ -67,8 +67,8 @@ def lstm():
     size, batch = 48, 16
     layout = ns.Layout(np.ones((3, 12)))
     x, h, c = (np.ones((*steps, batch, size), np.float32) for steps in ((3,), (), ()))
-    weights = [ns.nn.init.uniform(layout, 16, seed=seed) for seed in range(2)]
-    return x, *weights, np.zeros(4 * size, np.float32), h, c
+    ih, hh = (ns.nn.init.uniform(layout, 16, seed=seed) for seed in range(2))
+    return x, ops.LSTMCells(hh, np.zeros(4 * size, np.float32), ih), h, c
 
 
 def lstm_forward():
@@ -77,9 +77,9 @@ def lstm_forward():
 
 
 def lstm_backward():
-    x, w_ih, w_hh, bias, h, c = lstm()
-    trace = ops.lstm(x, w_ih, w_hh, bias, h, c)
-    return lambda: ops.lstm_grad(trace, w_hh, bias, x, h, c)
+    x, cells, h, c = lstm()
+    trace = ops.lstm(x, cells, h, c)
+    return lambda: ops.lstm_grad(trace, cells, x, h, c)
 
 
 def conv(product):

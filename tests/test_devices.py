@@ -141,6 +141,14 @@ def test_calls(name):
             call(sent(a, "cuda:0"), sent(b, "cuda:1"))
 
 
+def test_an_operand_within_a_named_tuple_is_named():
+    w = ns.BlockSparse(np.ones((4, 4, 4), np.float32), np.ones((1, 4)))
+    x, h = ops.zeros((1, 2, 4), "float32", "cuda:0"), ops.zeros((2, 4), "float32", "cuda:0")
+    bias = ops.zeros((16,), "float32", "cuda:1")
+    with pytest.raises(ValueError, match="bias takes an array on cuda:0, where weight_hh is"):
+        ops.lstm(x, ops.LSTMCells(w.to("cuda:0"), bias, w.to("cuda:0")), h, h)
+
+
 class Theirs:
     """An array of another library's, on GPU 1."""
 

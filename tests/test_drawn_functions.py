@@ -217,7 +217,7 @@ ELSEWHERE = {  # with tests of their own
     *("repeated", "replayed", "started", "check_factors"),
 }
 OF_NO_ARRAYS = {
-    *("HalfOnCPU", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
+    *("HalfOnCPU", "LSTMCells", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
     *("set_precision", "draws_noted", "draws_repeated", "full", "zeros", "index_beside", "is_half"),
     *(
         "space_of",

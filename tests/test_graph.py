@@ -103,9 +103,13 @@ def test_each_sort_of_arguments_is_a_capture():
     for _ in range(3):
         np.testing.assert_array_equal(host(step(x[:4], 2.0).data), 2 * x[:4])
         np.testing.assert_array_equal(host(step(x, 3.0, name="three").data), 3 * x)
+        for zero in (0.0, -0.0, np.float32(0), -np.float32(0)):
+            assert (np.signbit(host(step(x[1:], zero).data)) == np.signbit(zero)).all()
+        assert np.isnan(host(step(x, float("nan")).data)).all()
+    assert len(step._recordings) == 8
     if not device.SIMULATED:
-        assert len(calls) == 6
-        assert step.captures == 3
+        assert len(calls) == 16
+        assert step.captures == 8
 
 
 def test_beyond_the_most_graphs_calls_run_as_they_are():

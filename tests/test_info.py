@@ -179,9 +179,22 @@ def test_help_explains_each_option_and_shows_an_example_that_parses(name, capsys
         command_line.main([name, "--help"])
     said = capsys.readouterr().out
     example = said.split("example:\n  python -m numbsparse ")[1].strip()
-    parser, _ = command_line._parsers()
+    parser = command_line._parser()
     assert parser.parse_args(shlex.split(example)).command == name
     (commands,) = (a for a in parser._actions if isinstance(a.choices, dict))
     assert list(commands.choices) == COMMANDS
     assert all(action.help for action in commands.choices[name]._actions)
     assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["plane --jobs 0", "plane --minutes nan", "plane --cards 0", "times --points -1",
+     "machine-code --jobs -1"],
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_refused(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(words.split())
+    option = words.split()[-2]
+    said = f"argument {option}: takes a number of at least"
+    assert said in capsys.readouterr().err.replace("\n", " ")

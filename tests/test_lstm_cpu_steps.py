@@ -49,19 +49,20 @@ def operands(units, block_size, batch, dtype, dropout, rng):
 def test_steps_at_once(units, block_size, batch, dtype, dropout, n_cores, monkeypatch):
     inputs, kept = operands(units, block_size, batch, dtype, dropout, np.random.default_rng(0))
     dy = np.random.default_rng(1).standard_normal((STEPS, batch, units)).astype(dtype)
-    assert cpu_steps.serves(inputs[2].values, batch, units)
+    x, weight_ih, weight_hh, bias, h, c = inputs
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, kept=kept)
+    assert cpu_steps.serves(weight_hh.values, batch, units)
 
     def results():
-        trace = ops.lstm(*inputs, kept=kept)
+        trace = ops.lstm(x, cells, h, c)
         gates = trace.gates.copy()
-        how = {"kept": kept}
-        grads = ops.lstm_grad(trace, inputs[2], inputs[3], dy, dy[0], dy[1], **how)
+        grads = ops.lstm_grad(trace, cells, dy, dy[0], dy[1])
         return gates, trace.h, trace.c, *grads[:4]
 
     def apart():
-        trace = ops.lstm(*inputs, kept=kept)
-        gates, how = trace.gates.copy(), {"kept": kept, "in_place": False}
-        grads = ops.lstm_grad(trace, inputs[2], inputs[3], dy, dy[0], dy[1], **how)
+        trace = ops.lstm(x, cells, h, c)
+        gates = trace.gates.copy()
+        grads = ops.lstm_grad(trace, cells, dy, dy[0], dy[1], in_place=False)
         np.testing.assert_array_equal(trace.gates, gates)
         return gates, trace.h, trace.c, *grads[:4]
 

@@ -69,12 +69,12 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     if streams is None:
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
     assert streams.takes(x, weight_ih) == (inputs % B == 0)
-    how = {"kept": kept_, "precision": "high"}
-    trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **how)
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, kept=kept_, precision="high")
+    trace = ops.lstm(x, cells, h, c)
     dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]
     given = [put(a, kind) for a, kind in zip(dy, (to, to, np.float32), strict=True)]
     before = trace.gates.numpy()
-    grads = ops.lstm_grad(trace, weight_hh, bias, *given, **how, in_place=kept is None)
+    grads = ops.lstm_grad(trace, cells, *given, in_place=kept is None)
     assert (grads.gates is trace.gates) == (kept is None)
     if kept is not None:
         np.testing.assert_array_equal(trace.gates.numpy().view("u1"), before.view("u1"))
@@ -109,7 +109,8 @@ def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, d
         h, bias = (ops.zeros(shape, to, "cuda") for shape in ((1, units), (4 * B,)))
         c = ops.zeros(h.shape, "float32", "cuda")
         weight_ih = ns.BlockSparse(ops.inside(w), w.layout)
-        trace = ops.lstm(ns.to_device(x.astype(to)), weight_ih, w, bias, h, c, precision="high")
+        cells = ops.LSTMCells(w, bias, weight_ih, precision="high")
+        trace = ops.lstm(ns.to_device(x.astype(to)), cells, h, c)
         ends.append(trace.h.numpy().astype(float))
     assert ends[0][1:].all()
     np.testing.assert_array_equal(*ends)

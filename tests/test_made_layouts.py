@@ -87,6 +87,14 @@ def test_wrong_coordinates_are_told_and_do_no_harm(
     with pytest.raises(ValueError, match="take"):
         layout.to_host()
     ns.synchronize()  # was told
+    wrong = [Layout.on_device(*of, (2, 3), capacity=capacity) for _ in range(2)]
+    for _ in range(2):
+        with pytest.raises(ValueError, match=of_gpu):
+            wrong[0].check()
+    with pytest.raises(ValueError, match=r"check\(\) of each layout"):
+        ns.synchronize()  # of the other one
+    with pytest.raises(ValueError, match=of_gpu):
+        wrong[1].check()  # which tells nothing of those that follow
     Layout.on_device(*of, (2, 3), capacity=capacity)  # and is gone
     with pytest.raises(ValueError, match=r"check\(\) of each layout"):
         ns.synchronize()

@@ -29,6 +29,7 @@ def cells_of(name, kind):
 
 @simulator
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.usefixtures("no_garbage")
 def test_a_notebook_runs(name, capsys):
     """Those of SHORT as a whole, the others until y is found right, of one input block."""
     *code, count, races, trace = cells_of(name, "code")

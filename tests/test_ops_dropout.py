@@ -58,9 +58,9 @@ def test_masks_are_unrelated():
 
 
 REFUSED = {
-    "rate 1": ({"rate": 1.0}, ValueError, "rate takes a probability"),
-    "rate -1": ({"rate": -0.1}, ValueError, "rate takes a probability"),
-    "rate nan": ({"rate": float("nan")}, ValueError, "rate takes a probability"),
+    "rate 1": ({"rate": 1.0}, ValueError, "rate takes a number from 0 to below 1"),
+    "rate -1": ({"rate": -0.1}, ValueError, "rate takes a number from 0 to below 1"),
+    "rate nan": ({"rate": float("nan")}, ValueError, "rate takes a number from 0 to below 1"),
     "seed": ({"seed": -1}, ValueError, "seed takes an integer"),
     "call": ({"call": 2**64}, ValueError, "call takes an integer"),
     "dtype": ({"dtype": "int32"}, TypeError, "dtype takes .* got int32"),

@@ -314,6 +314,8 @@ REFUSED = {
     "shapes": (lambda: ops.add(F32, F32[:2]), ValueError, r"a and b .* \(3,\) and \(2,\)"),
     "no broadcast": (lambda: ops.relu_grad(F32, F32[:1]), ValueError, "x and dy take one shape"),
     "exponent": (lambda: ops.power(F32, F32), TypeError, "exponent takes a number"),
+    "complex": (lambda: ops.multiply(F32, np.complex64(1j)), TypeError, "b takes .* got numpy.c"),
+    "complex exponent": (lambda: ops.power(F32, np.complex64(1j)), TypeError, "exponent takes"),
     "cast": (lambda: ops.cast(F32, "int32"), TypeError, "dtype takes .* got int32"),
     "copy": (lambda: ops.copy([1]), TypeError, "a takes .* got list"),
     "copy_into": (lambda: ops.copy_into(F32[:2], F32), ValueError, "target and source take"),

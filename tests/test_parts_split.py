@@ -55,7 +55,7 @@ def repairing_kernel(repair, is_line):
         dense = x, x_strides, features, w, w_strides, indptr, indices, blocks
         for i in range(cuda.threadIdx.x, batch * columns, 32):
             out = y, row_stride, column_stride, batch, columns
-            repair(out, i // columns, i % columns, dense)
+            repair(out, i // columns, i % columns, B, dense, ())
 
     @cuda.jit
     def of_blocks(dvalues, x, dy, sizes, rows, columns, orders):
@@ -74,7 +74,7 @@ def test_outputs_that_are_nan_are_plain_sums_and_others_stay(rng):
     y[:, 1::3] = np.nan
     out, walk = to_device(y), layout.index.columns
     dense = to_device(x.reshape(-1)), (x.shape[1], 1), x.shape[1], to_device(values.reshape(-1))
-    kernel, sizes = repairing_kernel(repairing_lines(B), True), (2 * B, 1, batch, 2 * B)
+    kernel, sizes = repairing_kernel(repairing_lines(), True), (2 * B, 1, batch, 2 * B)
     arrays = [to_device(np.asarray(a, np.int32)) for a in walk]
     launch(kernel, 1, 32, out.reshape(-1), sizes, *dense, (B, 1), *arrays)
 

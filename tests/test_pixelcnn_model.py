@@ -38,9 +38,9 @@ def test_no_output_depends_on_its_pixel_or_a_later_one(model_module, rng, kind, 
 
 
 @pytest.mark.parametrize(
-    "larger", [{"deeper": 2.0}, {"deeper": 3.0}, {"deeper": 1.0, "wider": 1.5}]
+    ("filters", "larger"),
+    [(32, {"deeper": 2.0}), (48, {"deeper": 3.0}), (32, {"deeper": 1.0, "wider": 1.5})],
 )
-@pytest.mark.parametrize("filters", [32, 48])
 def test_the_sparse_model_has_as_many_parameters(model_module, filters, larger):
     given = options(filters=filters, block_size=8, dtype="float32", **larger)
     dense, sparse = (model_module.make_model(given, kind) for kind in ("dense", "sparse"))

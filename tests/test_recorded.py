@@ -15,7 +15,10 @@ from numbsparse.pages.reads import reads
 from numbsparse.pages.trace import RUNGS, case_of, trace_of
 from numbsparse.testing import Case, check_rung, count, races, record, trace
 
-pytestmark = pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+pytestmark = [
+    pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator"),
+    pytest.mark.usefixtures("no_garbage"),
+]
 
 TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, others
     "s01_naive": (8, 0, 0, 0),

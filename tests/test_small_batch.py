@@ -159,17 +159,23 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
 
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
-@pytest.mark.parametrize("engine", [True, False], ids=["copy engine", "lanes"])
-@pytest.mark.parametrize("product", PRODUCTS)
-def test_infinities_and_nans_come_out_as_in_float32(product, engine, rng, monkeypatch):
+@pytest.mark.parametrize(
+    ("product", "size", "engine"),
+    [
+        *((product, 32, engine) for product in PRODUCTS for engine in (True, False)),
+        *(("forward", 64, True), ("input_grad", 8, False)),
+    ],
+)
+def test_infinities_and_nans_come_out_as_in_float32(product, size, engine, rng, monkeypatch):
     if not engine:
         monkeypatch.setattr(launches, "has_engine", lambda: False)
-    layout = ns.Layout(np.ones((3, 2), bool))
-    x, dy = (rng.standard_normal((5, n)).astype(np.float32) for n in (96, 64))
-    values = rng.standard_normal((6, 32, 32)).astype(np.float32)
+    layout = ns.Layout(np.ones((-(-96 // size), -(-64 // size)), bool))
+    x, dy = (rng.standard_normal((5, n * size)).astype(np.float32) for n in layout.shape)
+    values = rng.standard_normal((layout.n_blocks, size, size)).astype(np.float32)
     x[0, 3], x[1, 7], x[2, 9], dy[0, 3], dy[3, 40] = np.inf, -np.inf, np.nan, -np.inf, np.nan
     x[4, 11] = dy[4, 5] = np.finfo(np.float32).max  # rounds to an infinity as a tf32
-    x[:3, 20], values[1, 20, 4], values[2, 4, 20] = 1, np.inf, -np.inf
+    x[:3, 20], values[1, 20 % size, 4] = 1, np.inf
+    values[2 % layout.n_blocks, 4, 20 % size] = -np.inf
     values[0, 5, 5], values[0, 3] = 0, np.round(values[0, 3])
     operands = {"forward": (x, values), "input_grad": (dy, values), "weight_grad": (x, dy)}[product]
     shape = {"forward": dy.shape, "input_grad": x.shape, "weight_grad": values.shape}[product]

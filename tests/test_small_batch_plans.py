@@ -16,7 +16,7 @@ from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
-from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, plan_lines
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY
@@ -25,9 +25,8 @@ from numbsparse.kernels.parts.tiles import Form, Operand
 
 def units_of(plan, sections, together):
     """(units as rows of numbers, cuts) of a plan for lines."""
-    begin = Lines(*sections)
-    units = plan[: begin.counts].reshape(-1, 2 * together + 2)
-    return units[:-READ_AHEAD], plan[begin.cuts : begin.empty].reshape(-1, 3)
+    units = plan[: sections.counts].reshape(-1, 2 * together + 2)
+    return units[:-READ_AHEAD], plan[sections.cuts : sections.empty].reshape(-1, 3)
 
 
 def squares_at(places, size):
@@ -52,7 +51,7 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
     units, cuts = units_of(plan, sections, together)
     assert len(units) == 13 * 2 * each
     shares = (units[:, -1].reshape(13, 2 * each) > 0).sum(1)
-    counts = plan[Lines(*sections).counts : Lines(*sections).cuts].reshape(13, 2)
+    counts = plan[sections.counts : sections.cuts].reshape(13, 2)
     np.testing.assert_array_equal(abs(counts).sum(1), shares)
     assert np.isin(abs(counts[:, 0]) - abs(counts[:, 1]), (0, 1)).all()
     firsts, lasts = (

@@ -10,7 +10,7 @@ import pytest
 from numbsparse import device, ops, patterns
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan, strips
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cut_regions, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_of, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
 from numbsparse.layout import Layout
@@ -306,19 +306,17 @@ def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 
     cut_of = []
     monkeypatch.setattr(regions, "region_for", halves)
-    monkeypatch.setattr(
-        regions, "cut_regions", lambda *of: cut_of.append(cut_regions(*of)) or cut_of[-1]
-    )
+    monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
     case = Case(batch=66, in_features=40, out_features=60, block_size=B, density=0.3)
     check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
-    assert any(cut.size for _, cut in cut_of)
+    assert any(cuts.left for cuts in cut_of)
 
 
 @pytest.mark.parametrize("slots", [2, 6])
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
     def shared(index, B, widths, batch, regions, *times):
-        return regions[0]._replace(SLOTS=slots, CLUSTER=4), 1
+        return regions[0]._replace(SLOTS=slots, SPLIT=4), 1
 
     monkeypatch.setattr(regions, "region_for", shared)
     case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
@@ -346,20 +344,29 @@ def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blo
     sizes = regions.region_of(8, 2, 0.1, False), regions.fitted(regions.SMALLER[2, 8])
     where = index, 8, (1024, 1024), batch, sizes, places
     region, pieces = region_plan.region_for(*where, 0.046, 0.05)
-    assert region == (sizes[1]._replace(CLUSTER=blocks) if blocks else sizes[0])
+    assert region == (sizes[1]._replace(SPLIT=blocks) if blocks else sizes[0])
     assert pieces == 1
 
 
 @pytest.mark.parametrize(
-    ("n", "pieces", "blocks"), [(11, 3, 1), (11, 1, 1), (8, 3, 1), (2, 5, 1), (3, 1, 4)]
+    ("n", "pieces", "cluster", "left"), [(11, 3, 1, 3), (11, 1, 1, 0), (8, 3, 2, 0), (10, 3, 2, 1)]
 )
-def test_regions_that_places_lack_are_cut(n, pieces, blocks):
-    segments, cut = cut_regions(None, n, 4, pieces, blocks)
-    segments = segments.reshape(-1, 4)
-    assert cut.size == (n % 4 if pieces > 1 else 0)
-    parts = np.zeros(n)
-    np.add.at(parts, segments[:, 0], 1 / segments[:, 2])
-    np.testing.assert_allclose(parts, 1)
-    at = segments[segments[:, 3] >= 0]
-    assert (cut[at[:, 3] // pieces] == at[:, 0]).all()
-    assert (at[:, 3] % pieces == at[:, 1]).all()
+def test_regions_that_places_lack_are_cut(n, pieces, cluster, left):
+    cuts = cuts_of(n, 4, pieces, cluster)
+    assert cuts == ((n // cluster - left), left, pieces)
+
+
+@pytest.mark.parametrize("split", [1, 2])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_neighbouring_regions_read_x_once(dtype, B, split, monkeypatch):
+    cut_of = []
+
+    def shared(index, B, widths, batch, regions, *times):
+        return regions[0]._replace(SLOTS=2, SPLIT=split, CLUSTER=2), 2 // split
+
+    monkeypatch.setattr(regions, "region_for", shared)
+    monkeypatch.setattr(regions, "multiprocessors", lambda: 8)
+    monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
+    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
+    assert any(cuts.left for cuts in cut_of) == (split == 1)

@@ -104,6 +104,12 @@ def test_tiles_are_tuned_too(monkeypatch):
     )
 
 
+def test_refuses_what_no_rung_serves():
+    w = ns.BlockSparse(np.ones((1, 5, 5), np.float32), [[1]]).to("cuda")
+    with pytest.raises(ValueError, match="k1_naive takes block sizes"):
+        ns.tune(w, 3)
+
+
 @pytest.mark.parametrize("tile", ["2", "-1", "x", ""])
 def test_refuses_a_tile_that_is_none(w, tile):
     with pytest.raises(ValueError, match=r"k1_naive has 1 tiles|kernel takes"):

@@ -13,5 +13,5 @@ from numbsparse.autograd.contexts import no_grad as no_grad
 from numbsparse.autograd.tape import differentiable_grads, grads_at, once, record, refuse_again
 from numbsparse.autograd.tape import grad as grad
 from numbsparse.autograd.tensor import Tensor as Tensor
-from numbsparse.autograd.tensor import as_data, as_tensor, unread
+from numbsparse.autograd.tensor import as_data, as_tensor, listed, tensors_of, unread
 from numbsparse.autograd.watch import unchanged

@@ -1,21 +1,20 @@
 """Whether the tape records, what it notes, and which gradient is being computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
 
+T = TypeVar("T")
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
 
 # Whether operations are recorded; the result and the vjp at work; what `noting` gathers.
 RECORDING: ContextVar[bool] = ContextVar("numbsparse_recording", default=True)
-AT_WORK: ContextVar[tuple[Tensor, Vjp] | None] = ContextVar("numbsparse_at_work", default=None)
-NOTED: ContextVar[dict[int, Tensor] | None] = ContextVar("numbsparse_noted", default=None)
+AT_WORK: "ContextVar[tuple[Tensor, Vjp] | None]" = ContextVar("numbsparse_at_work", default=None)
+NOTED: "ContextVar[dict[int, Tensor] | None]" = ContextVar("numbsparse_noted", default=None)
 
 
 def is_recording() -> bool:
@@ -39,39 +38,32 @@ def no_grad() -> Iterator[None]:
 
 
 @contextmanager
-def noting() -> Iterator[dict[int, Tensor]]:
+def noting() -> "Iterator[dict[int, Tensor]]":
     """As `no_grad`, but the tensors with gradients that operations take are noted, by their ids."""
     noted: dict[int, Tensor] = {}
-    token = NOTED.set(noted)
-    try:
-        with no_grad():
-            yield noted
-    finally:
-        NOTED.reset(token)
+    with no_grad(), _set(NOTED, noted):
+        yield noted
 
 
-@contextmanager
-def recording() -> Iterator[None]:
+def recording() -> AbstractContextManager[None]:
     """Within this context operations are written on the tape: for a vjp that needs a tape."""
-    with set_recording(True):
-        yield
+    return set_recording(True)
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
+def unwatched() -> AbstractContextManager[None]:
     """Within this context, in a vjp, tensors are read as they are now."""
-    token = AT_WORK.set(None)
-    try:
-        yield
-    finally:
-        AT_WORK.reset(token)
+    return _set(AT_WORK, None)
+
+
+def set_recording(value: bool) -> AbstractContextManager[None]:
+    """Within this context operations are written on the tape, or not."""
+    return _set(RECORDING, value)
 
 
 @contextmanager
-def set_recording(value: bool) -> Iterator[None]:
-    """Within this context operations are written on the tape, or not."""
-    token = RECORDING.set(value)
+def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        RECORDING.reset(token)
+        variable.reset(token)

@@ -1,16 +1,14 @@
 """The tape: operations record themselves, and gradients go back along what they recorded."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd.contexts import AT_WORK, NOTED, RECORDING, Vjp, recording, set_recording
-from numbsparse.autograd.tensor import Tensor, as_tensor
+from numbsparse.autograd.tensor import Tensor, as_tensor, tensors_of
 from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
 
@@ -33,13 +31,16 @@ def grad(
     >>> first.item(), second.item()
     (27.0, 18.0)
     """
-    if isinstance(inputs, Tensor):  # its rows are new tensors, which nothing depends on
-        raise TypeError("inputs takes a list of Tensors, got a Tensor")
+    inputs = tensors_of("inputs", inputs)
+    return _found(inputs, gradients_of(output, seed_of(output, grad_output), create_graph))
+
+
+def _found(
+    inputs: Sequence[Tensor], gradients: Iterable[tuple[Tensor, Tensor]]
+) -> list[Tensor | None]:
+    """Of the gradients of tensors those of the inputs, in their order."""
     wanted = {id(tensor) for tensor in inputs}
-    found = {}
-    for tensor, gradient in gradients_of(output, seed_of(output, grad_output), create_graph):
-        if id(tensor) in wanted:
-            found[id(tensor)] = gradient
+    found = {id(tensor): gradient for tensor, gradient in gradients if id(tensor) in wanted}
     return [found.get(id(tensor)) for tensor in inputs]
 
 
@@ -104,11 +105,7 @@ def grads_at(
     with recording():
         joined = record(np.zeros(()), *((y, lambda _, z, dy=dy: dy) for y, dy in outputs))  # type: ignore[misc]
     ends = {id(tensor) for tensor in inputs}
-    found = {}
-    for tensor, gradient in gradients_of(joined, Tensor(np.ones(())), False, ends):
-        if id(tensor) in ends:
-            found[id(tensor)] = gradient
-    return [found.get(id(tensor)) for tensor in inputs]
+    return _found(inputs, gradients_of(joined, Tensor(np.ones(())), False, ends))
 
 
 def seed_of(output: Tensor, gradient: Any) -> Tensor:

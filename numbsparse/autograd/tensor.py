@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -251,6 +251,22 @@ def as_data(data: Any) -> Any:
 def as_tensor(x: Any) -> Tensor:
     """A Tensor as it is; an array as one that takes no gradient."""
     return x if isinstance(x, Tensor) else Tensor(x)
+
+
+def listed(argument: str, given: Any) -> list[Any]:
+    """What an argument lists; refused is a Tensor, whose rows would be copies."""
+    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+        raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}")
+    return list(given)
+
+
+def tensors_of(argument: str, given: Any) -> list[Tensor]:
+    """The Tensors that an argument lists; anything else is refused."""
+    found = listed(argument, given)
+    for i, each in enumerate(found):
+        if not isinstance(each, Tensor):
+            raise TypeError(f"{argument}[{i}] takes a Tensor, got {type(each).__name__}")
+    return found
 
 
 def unread(a: Any) -> Any:

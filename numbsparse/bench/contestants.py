@@ -1,7 +1,5 @@
 """Who computes: numbsparse's rungs and convolutions. Others stand in `peers`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -6,8 +6,6 @@ empty block rows, activations in either order. Each result is checked before it 
 product of one row more is timed beside it, so that a cliff is seen wherever it is.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from itertools import islice

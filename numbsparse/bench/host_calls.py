@@ -1,7 +1,6 @@
 """What the host does for a product, ours, torch's and JAX's; so small that no GPU is behind."""
 
-from __future__ import annotations
-
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -92,6 +91,16 @@ def chains(options: Options) -> dict[str, float]:
     """Median seconds of a product, sparse and dense, in JAX; nothing where JAX has no GPU."""
     if SIMULATED or options.quick or find_spec("jax") is None:
         return {}
-    command = [sys.executable, "-c", CHAIN]
-    run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8")
-    return dict(zip(("numbsparse.jax", "jnp.matmul"), map(float, run.stdout.split()), strict=False))
+    return dict(zip(("numbsparse.jax", "jnp.matmul"), printed(CHAIN, check=False), strict=False))
+
+
+def printed(code: str, check: bool = True, **environment: str) -> list[float]:
+    """The numbers that a program prints in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        encoding="utf-8",
+        check=check,
+    )
+    return [float(word) for word in run.stdout.split()]

@@ -1,17 +1,12 @@
 """What the card can do at most, and what the host's side of a call costs."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.host_calls import calls, chains
+from numbsparse.bench.host_calls import calls, chains, printed
 from numbsparse.bench.measure import Options
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import graph_of, record, seconds_of
@@ -79,22 +74,9 @@ def host(options: Options) -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             code = FIRST.format(features=features, batch=batch, dtype=dtype)
             for cache in ("empty", "warm"):
-                imported, first = _in_a_new_process(code, folder)
+                imported, first = printed(code, NUMBSPARSE_CACHE_DIR=folder)
                 yield {
                     "host": f"first result, {features} features, batch {batch}, {dtype}",
                     "cache": cache,
                     "seconds": {"import": imported, "import to result": first},
                 }
-
-
-def _in_a_new_process(code: str, cache: str) -> tuple[float, float]:
-    """Seconds of the import, and from there to the first result."""
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"NUMBSPARSE_CACHE_DIR": cache},
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-    )
-    imported, first = run.stdout.split()
-    return float(imported), float(first)

@@ -4,8 +4,6 @@ All compute the same: torch's dense weights are zero where no block is kept. The
 gradients of each are checked against the CPU's, in float32 and of the same weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -191,7 +189,8 @@ def _step(sequence: Sequence, options: Options) -> dict[str, float]:
     z = ops.zeros((steps, n, weight.shape[1]), dtype, place)
     h = ops.zeros((steps + 1, n, units), dtype, place)
     c = ops.zeros(h.shape, ops.state_dtype(dtype), place)
-    run = ops.lstm_steps(ops.LSTMTrace(z, h, c), weight, bias, precision=sequence.precision)
+    cells = ops.LSTMCells(weight, bias, precision=sequence.precision)
+    run = ops.lstm_steps(ops.LSTMTrace(z, h, c), cells)
 
     def turns() -> None:
         run(0, steps)

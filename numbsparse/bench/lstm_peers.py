@@ -1,7 +1,5 @@
 """The same LSTM by torch: cuDNN's dense one, and one of torch's block-sparse products (Triton)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ SciPy and torch. Each gets its operands as it likes them best, made before the c
 sparse ones of torch multiply from the left, y.T = w.T @ x.T, with activations feature-major.
 """
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -5,8 +5,6 @@ a row, checked and timed. All points of a place are in one fixed random order, s
 them is spread over the whole plane; a run goes on where the file ends, for as long as it is given.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator
@@ -100,7 +98,7 @@ class Point(NamedTuple):
         return Case(problem, self.product, "", (plane.dense,), {})
 
     @property
-    def dense(self) -> Point:
+    def dense(self) -> "Point":
         """The dense product of as many features and rows."""
         return self._replace(block_size=32, density=1.0)
 

@@ -5,15 +5,13 @@ out of our times and of the peers'. Replays follow one another: what fits in the
 there by the next one, and larger operands are read from memory each time.
 """
 
-from __future__ import annotations
-
-import gc
 import time
 from collections.abc import Callable
 from statistics import median
 from typing import Any, NamedTuple
 
 from numbsparse.device import SIMULATED, Capture, is_available, require, synchronize
+from numbsparse.device.waits import no_collection
 
 Call = Callable[[], Any]
 Recorder = Callable[[Call, int], Call]
@@ -93,18 +91,12 @@ def record_torch(call: Call, count: int) -> Call:
     synchronize()
     # torch.cuda.graph would collect garbage each time, which takes longer than all else here; and
     # what is collected while a stream is captured cannot be freed.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.stream(stream):
-            graph.capture_begin()
-            try:
-                repeated(call, count)()
-            finally:
-                graph.capture_end()
-    finally:
-        if collects:
-            gc.enable()
+    with no_collection(), torch.cuda.stream(stream):
+        graph.capture_begin()
+        try:
+            repeated(call, count)()
+        finally:
+            graph.capture_end()
     return graph.replay
 
 

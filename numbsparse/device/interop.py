@@ -205,6 +205,7 @@ def _on_gpus(operands: Any) -> Iterator[tuple[str, bool, int]]:
         if isinstance(values, DeviceArray):
             yield name, values is not operand, values.device_id
         elif isinstance(operand, list | tuple):
-            yield from _on_gpus((f"{name}[{i}]", item) for i, item in enumerate(operand))
+            names = getattr(operand, "_fields", [f"{name}[{i}]" for i in range(len(operand))])
+            yield from _on_gpus(zip(names, operand, strict=True))
         elif is_device_operand(operand):
             yield name, False, memory.device_of(operand)

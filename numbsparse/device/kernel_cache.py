@@ -3,9 +3,7 @@
 A file holds a kernel's machine code for a GPU, and is named by its fingerprint; see `kept`.
 """
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 from numbsparse.device import compiler, kept, runtime, waits
@@ -20,23 +18,12 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
     file = _file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
-    with _no_collection(), waits.said(kernel):
+    # To search the objects of the compiler for garbage, millions, takes a tenth of its time.
+    with waits.no_collection(), waits.said(kernel):
         built = compiler.build(kernel, signature)
     if file is not None and built.code is not None:
         kept.write(file, pack(built.name, built.code))
     return built.kernel
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """To search the objects of the compiler for garbage, millions, takes a tenth of its time."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def pack(name: str, code: bytes) -> bytes:

@@ -5,8 +5,6 @@ launch. Arguments are packed here as Numba's kernels take them, 8 bytes each: an
 parent, size, itemsize, data, *shape, *strides), a tuple its items, one after another.
 """
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Iterable
@@ -34,7 +32,7 @@ _INT, _FLOAT = struct.Struct("q").pack, struct.Struct("f4x").pack
 
 _compiled: dict[tuple[Any, ...], Any] = {}
 _compiling = Lock()  # several threads may want a kernel at once
-_prepared: dict[tuple[Any, ...], Prepared] = {}
+_prepared: "dict[tuple[Any, ...], Prepared]" = {}
 _kinds: dict[tuple[Any, ...], int] = {}
 
 
@@ -105,7 +103,7 @@ def _check_devices(args: Iterable[Any]) -> None:
             _check_devices(arg)
 
 
-def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> tuple[Prepared, bytes]:
+def _prepare(kernel: Any, args: tuple[Any, ...], shared_bytes: int) -> "tuple[Prepared, bytes]":
     """The compiled kernel, and the arguments as it takes them."""
     device = runtime.current_id() if runtime.several_devices else None
     kinds: list[Any] = [kernel, shared_bytes > PERMITTED and shared_bytes, device]
@@ -144,7 +142,7 @@ def _take(args: tuple[Any, ...], kinds: list[Any], parts: list[bytes]) -> None:
             parts.append(_INT(int(arg)))
 
 
-def _start(prepared: Prepared, values: bytes, how: tuple[Any, ...], capture: Any) -> None:
+def _start(prepared: "Prepared", values: bytes, how: tuple[Any, ...], capture: Any) -> None:
     start, setting = _launcher()
     stream = streams.current().handle if capture is None else capture.stream_handle
     config = setting(*how, stream)

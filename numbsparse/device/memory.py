@@ -10,8 +10,6 @@ For torch's operators on its side streams, and while torch captures the current 
 memory is torch's own: that of a graph comes from the graph's pool.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import sys
@@ -36,9 +34,9 @@ Shelf = list[tuple[int, Any]]
 
 _kept = 0
 _streams: WeakSet[streams.Stream] = WeakSet()  # whose memory is kept
-_for_good: dict[int, Block] = {}  # what graphs of other libraries read, of which no end is known
+_for_good: "dict[int, Block]" = {}  # what graphs of other libraries read, of which no end is known
 _taken: WeakSet[Any] = WeakSet()  # buffers
-_late: list[Block] = []  # to be let go of once their stream is captured no more
+_late: "list[Block]" = []  # to be let go of once their stream is captured no more
 _hole = HOLES[0]
 
 
@@ -125,12 +123,6 @@ def allocate(nbytes: int) -> Block:
         _kept -= size
         return Block(address, buffer, size, shelf, stream)
     return _fresh(nbytes, size, stream)
-
-
-def _not_recorded() -> None:
-    """What is done with memory here is not launched again."""
-    if (recording := runtime.recording()) is not None:
-        recording.is_whole = False
 
 
 def rounded(nbytes: int) -> int:
@@ -316,56 +308,47 @@ def forget_peak() -> None:
 
 def copy_in(address: int, host: np.ndarray) -> None:
     """Copy a C-contiguous NumPy array to the device."""
-    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the GPU",
         "each replay would copy the same values; make the array an argument of the step",
     )
-    if runtime.SIMULATED:
-        ctypes.memmove(address, host.ctypes.data, host.nbytes)
-    elif host.nbytes:
-        stream = streams.current()
-        with stream.context():
-            error = runtime.driver().cuMemcpyHtoDAsync(
-                address, host.ctypes.data, host.nbytes, stream.handle
-            )
-        runtime.checked(error, "copying to the GPU")
+    _copy("HtoD", "to the GPU", address, host.ctypes.data, host.nbytes)
 
 
 def copy_out(host: np.ndarray, address: int) -> None:
     """Copy from the device into a C-contiguous NumPy array, and wait for it."""
-    _not_recorded()
     streams.refuse_in_capture(
         "a copy to the host (.numpy(), .item(), float())",
         "its values do not exist yet; return the array and read it outside",
     )
-    if runtime.SIMULATED:
-        ctypes.memmove(host.ctypes.data, address, host.nbytes)
-    elif host.nbytes:
-        stream = streams.current()
-        with stream.context():
-            error = runtime.driver().cuMemcpyDtoHAsync(
-                host.ctypes.data, address, host.nbytes, stream.handle
-            )
-            runtime.checked(error, "copying to the host")
-            streams.finish()
+    _copy("DtoH", "to the host", host.ctypes.data, address, host.nbytes)
+    if host.nbytes:
+        streams.finish()
 
 
 def copy_within(target: int, source: int, nbytes: int, of: int | None = None) -> None:
     """Copy from one place on the GPU in use to another; `of` is the GPU that the source is on."""
-    _not_recorded()
+    _copy("DtoD", "on the GPU", target, source, nbytes, of)
+
+
+def _copy(
+    way: str, words: str, target: int, source: int, nbytes: int, of: int | None = None
+) -> None:
+    if (recording := runtime.recording()) is not None:  # a copy is not launched again
+        recording.is_whole = False
     if runtime.SIMULATED:
         ctypes.memmove(target, source, nbytes)
     elif nbytes:
-        stream = streams.current()
+        driver, stream = runtime.driver(), streams.current()
         with stream.context():
             if of is None or of == stream.device:
-                error = runtime.driver().cuMemcpyDtoDAsync(target, source, nbytes, stream.handle)
+                copy = getattr(driver, f"cuMemcpy{way}Async")
+                error = copy(target, source, nbytes, stream.handle)
             else:
                 to, of_source = _reaching(stream.device, of)
                 how = target, to, source, of_source, nbytes, stream.handle
-                error = runtime.driver().cuMemcpyPeerAsync(*how)
-        runtime.checked(error, "copying on the GPU")
+                error = driver.cuMemcpyPeerAsync(*how)
+        runtime.checked(error, f"copying {words}")
 
 
 @cache

@@ -4,8 +4,6 @@ Memory is the host's, so that plans are worked out as on a card. Nothing is comp
 zeros. A process that has installed it is good for nothing else.
 """
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -76,7 +74,7 @@ class _Card:
         pass
 
     @classmethod
-    def get_all_devices(cls) -> tuple[_Card, ...]:
+    def get_all_devices(cls) -> "tuple[_Card, ...]":
         return (cls(),)
 
 

@@ -9,8 +9,6 @@ does. Then launches are recorded there; what numbsparse makes once and keeps (pl
 machine code) is made at once on a stream apart.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -73,7 +71,7 @@ class Stream:
 
         return int(Device().device_id)  # the one that CUDA calls current when it is first used
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> "Stream":
         before, context = current(), None
         device = self._device if self.handle <= LEGACY else self.device
         if device is not None and device != before.device:  # asked before it moves
@@ -88,7 +86,7 @@ class Stream:
         _current.set(before)
         runtime.return_to(context)
 
-    def use(self) -> Stream:
+    def use(self) -> "Stream":
         """Let this thread work on it from now on; all threads, where none used a GPU before."""
         if DEFAULT._device is None and self.handle <= LEGACY:
             DEFAULT._device = self.device
@@ -96,7 +94,7 @@ class Stream:
         _current.set(self)
         return self
 
-    def is_same(self, other: Stream) -> bool:
+    def is_same(self, other: "Stream") -> bool:
         """Whether both are one stream of the driver's."""
         if self.handle != other.handle:
             return False

@@ -4,8 +4,6 @@ The driver works them out on the host. They are copied to the GPU once, and stay
 call with the same matrix.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Any
 

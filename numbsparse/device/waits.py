@@ -1,5 +1,6 @@
 """What to say on a terminal of what takes longer than two seconds: compiling, or many steps."""
 
+import gc
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,18 @@ def said(kernel: Any) -> Iterator[None]:
             yield
     finally:
         _busy.release()
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Within this context Python searches for no garbage."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def shown(steps: Collection[T], what: str) -> Iterable[T]:

@@ -1,7 +1,5 @@
 """Data parallel training: each rank has the whole model and a part of the batch."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Group: the processes that train together, and what they compute together."""
 
-from __future__ import annotations
-
 import atexit
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -115,7 +113,7 @@ class Group:
         """
         return self._links.share(value, call) if self._links else [value]
 
-    def split(self, color: int) -> Group:
+    def split(self, color: int) -> "Group":
         """The group of those ranks that give the same color, numbered in their order here.
 
         All ranks call it. What one part computes waits for no other: a layer split over the ranks
@@ -165,7 +163,7 @@ class Group:
             self.barrier()
         self._leave("")
 
-    def __enter__(self) -> Group:
+    def __enter__(self) -> "Group":
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -3,8 +3,6 @@
 Messages are JSON, so that reading one runs nothing, and arrays follow as their bytes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import selectors
@@ -49,7 +47,7 @@ class Links:
         self._waiting: dict[int, tuple[int, str]] = {}
         threading.Thread(target=self._run, name="numbsparse ranks", daemon=True).start()
 
-    def is_part_of(self, whole: Links, ranks: list[int]) -> None:
+    def is_part_of(self, whole: "Links", ranks: list[int]) -> None:
         """Call ranks by their numbers in the whole, and know that the program noticed there."""
         self._numbers, self._noticed = ranks, whole._noticed
 

@@ -4,8 +4,6 @@ Both give every rank the same bits. The links need nothing else and sum in the o
 of it on rank 0: for a few processes, and for tests. MPI is for more.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How the processes of a launcher find each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

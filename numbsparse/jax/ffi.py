@@ -10,8 +10,6 @@ not tell of the graph's end, so what kernels need beside operands is kept for go
 each result, by its address. No two calls use it at once, as both would write there.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 from collections.abc import Callable

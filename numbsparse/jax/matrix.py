@@ -1,7 +1,5 @@
 """BlockSparse with a JAX array for its values, and the products of such matrices."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any, TypeAlias
 
@@ -78,7 +76,7 @@ class BlockSparse(Blocks):
         return self.values.dtype
 
     @property
-    def T(self) -> BlockSparse:
+    def T(self) -> "BlockSparse":
         """The transposed matrix: the same values, walked the other way."""
         of = self.stored_layout, self.shape[::-1], not self.is_transposed
         return _unflatten(of, (self.values,))
@@ -90,7 +88,7 @@ class BlockSparse(Blocks):
         return matmul(x, self)
 
     @classmethod
-    def from_dense(cls, array: Any, layout: Any, *, block_size: int) -> BlockSparse:
+    def from_dense(cls, array: Any, layout: Any, *, block_size: int) -> "BlockSparse":
         """The blocks of a dense matrix that a layout keeps; the others are dropped.
 
         Differentiable. Raises TypeError and ValueError as the constructor does.

@@ -6,8 +6,6 @@ operands, and its two gradients are the two others: so JAX has derivatives of an
 reverse, by two rules for each.
 """
 
-from __future__ import annotations
-
 import atexit
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Products of arrays that lie on several devices, under jit: each device computes its own rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -7,8 +7,6 @@ r % groups. A block of threads has a row, which it reads once: a thread keeps it
 issued together, before stores: a load is not moved past a store. All in float32.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

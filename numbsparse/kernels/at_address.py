@@ -4,8 +4,6 @@ Numba compiles what a function calls into it. Where one of many functions of the
 to be called, as many callers would be compiled; at an address there is one.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

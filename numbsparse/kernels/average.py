@@ -1,18 +1,15 @@
 """A moving average of weights: a thread per weight."""
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import widened
-from numbsparse.kernels.views import span
 
 
 def average_step(average, p, share):
     """average += share[0] * (p - average); a share of 1 makes it p, whatever it was."""
-    launch(average_kernel, blocks(p.size), THREADS, span(average), span(p), share)
+    launch(average_kernel, blocks(p.size), THREADS, average.span, p.span, share)
 
 
 @cuda.jit

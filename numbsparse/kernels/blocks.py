@@ -3,8 +3,6 @@
 The tree has a fixed order: the same values give the same bits.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda
 

@@ -1,7 +1,5 @@
 """What kernels find out about the card before they are launched."""
 
-from __future__ import annotations
-
 from numbsparse.device import SIMULATED, compute_capability, runtime
 
 REGISTERS = 65536  # of a multiprocessor

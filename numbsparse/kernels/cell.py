@@ -5,8 +5,6 @@ c = sigmoid(z_f) * c_before + sigmoid(z_i) * tanh(z_g) * kept;  h = sigmoid(z_o)
 c and its gradient are float32 with 16-bit floats. All arrays are C-contiguous.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from numba import cuda

@@ -5,8 +5,6 @@ stored blocks are joined in a second pass, in the order of a `Walk`: the same bi
 in float32. Stored blocks are flat: block, row, column.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

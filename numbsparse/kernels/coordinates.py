@@ -5,8 +5,6 @@ block column. Coordinates set bits, in any order: what they leave is the same ev
 bits are counted along lines, lines are summed up, and each word writes where its blocks are.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -29,7 +27,7 @@ from numbsparse.kernels.ptx import shfl_idx
 from numbsparse.layout import Index, Walk
 
 KEPT, TWICE, OUTSIDE, DISTINCT = range(4)  # of the numbers that are counted
-WRONG: dict[int, DeviceArray] = {}  # of each GPU: the most of these since they were last told
+WRONG: dict[int, DeviceArray] = {}  # of each GPU: see `wrong_here`
 CLEARING = 512  # blocks of threads that write zeros
 LINES = 32 if SIMULATED else 1024  # threads that sum up lines
 
@@ -93,7 +91,11 @@ def _write(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
 
 
 def wrong_here() -> DeviceArray:
-    """(4,) int32 of the GPU in use, that all its layouts write to, and captured graphs for ever."""
+    """(4,) int32 of the GPU in use, that all its layouts write to, and captured graphs for ever.
+
+    Of all of them how many had more blocks than places, the sums of TWICE and of OUTSIDE, and the
+    most blocks that were too many.
+    """
     device = current_stream().device
     if device not in WRONG:
         with outside_capture():
@@ -220,10 +222,11 @@ def sum_lines() -> Any:
             found[DISTINCT] = total
             found[KEPT] = total if total <= capacity else 0
             if total > capacity:
+                cuda.atomic.add(wrong, KEPT, 1)
                 cuda.atomic.max(wrong, DISTINCT, total)
             for k in range(TWICE, DISTINCT):
                 if found[k] != 0:
-                    cuda.atomic.max(wrong, k, found[k])
+                    cuda.atomic.add(wrong, k, found[k])
 
     return kernel
 

@@ -7,8 +7,6 @@ functions compiled with `nogil=True`, so any thread may start a product at any t
 forked process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

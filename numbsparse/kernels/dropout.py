@@ -1,7 +1,5 @@
 """The dropout mask: a thread per value, which hashes its position."""
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch

@@ -1,7 +1,5 @@
 """Stored blocks with zeros beyond the edge of their matrix: a thread per value."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda
 

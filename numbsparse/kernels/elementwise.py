@@ -7,8 +7,6 @@ contiguous, only one axis is left and an index needs no division.
 `run("add", out, a, b)` means out[...] = a + b.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cache
@@ -22,7 +20,7 @@ from numbsparse.device.launch import launch
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels import several
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.views import span, walk
+from numbsparse.kernels.views import walk
 
 THREADS = 32 if SIMULATED else 256
 LARGE = 100 if SIMULATED else 1 << 18  # values, of which a thread takes several
@@ -156,7 +154,7 @@ def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: 
 def copy(out: DeviceArray, source: DeviceArray) -> None:
     """out[...] = source, broadcast and rounded to the dtype of `out`; both of any strides."""
     shape, (out_strides, strides) = walk(out.shape, out, source)
-    args = span(out), out_strides, span(source), strides
+    args = out.span, out_strides, source.span, strides
     converts = out.dtype != source.dtype and (is_bfloat16(out.dtype) or is_bfloat16(source.dtype))
     kernel = convert_kernel if converts else copy_kernel
     launch(kernel, blocks(out.size), THREADS, out.size, shape, *args)
@@ -164,7 +162,7 @@ def copy(out: DeviceArray, source: DeviceArray) -> None:
 
 def fill(out: DeviceArray, value: float) -> None:
     """out[...] = value, for a C-contiguous `out`."""
-    launch(fill_kernel, blocks(out.size), THREADS, span(out), value)
+    launch(fill_kernel, blocks(out.size), THREADS, out.span, value)
 
 
 def blocks(size: int) -> int:

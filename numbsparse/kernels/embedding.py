@@ -5,8 +5,6 @@ The block reads the indices tile by tile; only where one names its row do the th
 the tile, in order, and add: no atomics, the same bits every time.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda, float32, int32, int64
 
@@ -18,9 +16,14 @@ from numbsparse.kernels.floats import rounded, widened
 NAN = np.float32(np.nan)
 
 
-def take_rows(table, indices, taken):
-    """taken[:] = table[indices], for indices (n,) and taken (n, width); NaN for no such row."""
-    launch(take_rows_kernel, blocks(taken.size), THREADS, table, indices, taken)
+def take_rows(table, indices, taken, others=None, missing=NAN):
+    """taken[:] = table[indices], for indices (n,) and taken (n, width).
+
+    For no such row that of `others`, (n, width), or `missing`.
+    """
+    instead = taken if others is None else others
+    args = table, indices, instead, int(others is not None), missing, taken
+    launch(take_rows_kernel, blocks(taken.size), THREADS, *args)
 
 
 def sum_rows(dy, indices, dtable):
@@ -31,7 +34,7 @@ def sum_rows(dy, indices, dtable):
 
 
 @cuda.jit
-def take_rows_kernel(table, indices, taken):
+def take_rows_kernel(table, indices, others, has_others, missing, taken):
     item = cuda.grid(1)
     (n, width), rows = taken.shape, table.shape[0]
     if item >= n * width:
@@ -40,8 +43,10 @@ def take_rows_kernel(table, indices, taken):
     row = indices[i]
     if 0 <= row < rows:
         taken[i, column] = table[row, column]
+    elif has_others:
+        taken[i, column] = others[i, column]
     else:
-        taken[i, column] = rounded(NAN, taken)
+        taken[i, column] = rounded(missing, taken)
 
 
 @cuda.jit

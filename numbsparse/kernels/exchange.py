@@ -5,8 +5,6 @@ waits for the flags of all others and reads its own mailbox. A slot is written a
 later: by then each GPU has notified once more, and so has read it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from numba import cuda, float32

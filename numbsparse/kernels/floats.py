@@ -5,8 +5,6 @@ loads pass through `widened`, and stores through `rounded`: at no cost for float
 as Numba converts it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import types
 

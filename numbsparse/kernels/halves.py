@@ -4,8 +4,6 @@ Rows of n values become rows of 2n, or the other way; all arrays are C-contiguou
 take several rows of a column at once, as in `several`.
 """
 
-from __future__ import annotations
-
 import math
 
 from numba import cuda, uint64

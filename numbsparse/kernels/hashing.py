@@ -4,8 +4,6 @@ Numbers are below 2^32: Python integers, NumPy arrays of uint32, or int64 in a k
 product may overflow but its low 32 bits are right.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 MASK = 0xFFFFFFFF

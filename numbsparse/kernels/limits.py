@@ -1,7 +1,5 @@
 """Kernels that do one thing as fast as the card can: the limits that every other kernel meets."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,14 +4,11 @@ A step's numbers (see `kernels.optimizer`) are then worked out on the GPU too, b
 steps were taken is known only there.
 """
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.optimizer import INFINITY
 from numbsparse.kernels.rates import adam_rates
-from numbsparse.kernels.views import span
 
 MOST_ROWS = 32  # in a block
 _adam_rates = cuda.jit(device=True)(adam_rates)
@@ -24,7 +21,7 @@ def judge(norm, state, verdict, interval, least, most):
     the norm is not finite; after `interval` good steps it is doubled, not above `most`. Of an
     interval of 0 it stays.
     """
-    launch(judge_kernel, 1, 1, span(norm), state, verdict, interval, least, most)
+    launch(judge_kernel, 1, 1, norm.span, state, verdict, interval, least, most)
 
 
 def sgd_numbers(settings, verdict, skipped, numbers):

@@ -1,7 +1,5 @@
 """An edit of the kept blocks in one pass: some of them go, and others come between."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.kernels.cores import compiled

@@ -4,8 +4,6 @@ The variance is the mean of (x - mean)^2, from a second look at the row: the mea
 mean^2 would cancel. All in float32. Arrays are (rows, width).
 """
 
-from __future__ import annotations
-
 import math
 
 from numba import cuda, float32

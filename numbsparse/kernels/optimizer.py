@@ -4,8 +4,6 @@ A step reads every array once and writes it once: one kernel for what NumPy does
 numbers, such as the learning rate, are passed as an array: a captured step finds new ones there.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -16,7 +14,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import MOST_THREADS, block_sum
 from numbsparse.kernels.elementwise import THREADS, blocks, offset
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.views import span, walk
+from numbsparse.kernels.views import walk
 
 PER_THREAD = 16  # squares that a thread adds
 MOST_BLOCKS = 1024  # on one array: as many as run at a time
@@ -28,11 +26,11 @@ def sgd_step(p, g, velocity, master, numbers, nesterov):
 
     numbers = lr, momentum, weight_decay, unscale, go; the last two as in `adam_step`.
     """
-    grid, arrays = blocks(p.size), (span(p), span(g), span(p if master is None else master))
+    grid, arrays = blocks(p.size), (p.span, g.span, (p if master is None else master).span)
     if velocity is None:
         launch(sgd_kernel, grid, THREADS, *arrays, numbers)
     else:
-        launch(momentum_kernel, grid, THREADS, *arrays, span(velocity), numbers, int(nesterov))
+        launch(momentum_kernel, grid, THREADS, *arrays, velocity.span, numbers, int(nesterov))
 
 
 def adam_step(p, g, m, v, master, numbers):
@@ -45,7 +43,7 @@ def adam_step(p, g, m, v, master, numbers):
     A 16-bit parameter may have a float32 master: p is then the master rounded. Where p was set to
     something else meanwhile, the master follows it.
     """
-    arrays = span(p), span(g), span(p if master is None else master), span(m), span(v)
+    arrays = p.span, g.span, (p if master is None else master).span, m.span, v.span
     launch(adam_kernel, blocks(p.size), THREADS, *arrays, numbers)
 
 
@@ -56,9 +54,9 @@ def global_norm(arrays, norm):
     for a, count in zip(arrays, counts, strict=True):
         shape, (strides,) = walk(a.shape, a)
         part = partial[first : first + count]
-        launch(squares_kernel, count, MOST_THREADS, span(a), a.size, shape, strides, part)
+        launch(squares_kernel, count, MOST_THREADS, a.span, a.size, shape, strides, part)
         first += count
-    launch(norm_kernel, 1, MOST_THREADS, partial, span(norm))
+    launch(norm_kernel, 1, MOST_THREADS, partial, norm.span)
 
 
 def scale_to_norm(a, norm, max_norm, result):
@@ -67,7 +65,7 @@ def scale_to_norm(a, norm, max_norm, result):
     Where the norm is not finite it is a as it is.
     """
     shape, (strides,) = walk(a.shape, a)
-    args = span(a), a.size, shape, strides, span(norm), max_norm, span(result)
+    args = a.span, a.size, shape, strides, norm.span, max_norm, result.span
     launch(scale_kernel, min(blocks(a.size), MOST_BLOCKS), THREADS, *args)
 
 

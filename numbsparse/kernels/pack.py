@@ -1,7 +1,5 @@
 """Many small arrays copied into a large one, some of them by one launch: to be sent together."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from numba import cuda

@@ -1,7 +1,5 @@
 """A matrix packed in panels: what a register tile reads becomes one run of memory."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.kernels.cores import DONE, inner, next_share, wait

@@ -1,7 +1,5 @@
 """Fill an output with NaN before a product, and look for NaN after it: was every value written?"""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda
 

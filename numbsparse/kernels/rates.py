@@ -1,7 +1,5 @@
 """Adam's correction of its moments, as Python and the GPU compute it alike, in float64."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 

@@ -1,4 +1,4 @@
-"""Sums, means and maxima over axes.
+"""Sums, means, maxima and norms over axes.
 
 A block of threads is a table: x runs along outputs, y along what is reduced to each. Every thread
 takes each blockDim.y-th item of its output, and a tree in shared memory joins the threads of an
@@ -7,8 +7,6 @@ memory, wide for columns. Where outputs are few, each is cut in parts that a sec
 
 `reduce("sum", out, a, axes)` means out[...] = a.sum(axes).
 """
-
-from __future__ import annotations
 
 from math import prod
 from typing import Any
@@ -21,7 +19,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import LOWEST, MOST_THREADS, larger, plus
 from numbsparse.kernels.elementwise import offset
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.views import collapse, span, strides_within
+from numbsparse.kernels.views import collapse, strides_within
 
 WIDTH = 4 if SIMULATED else 32  # outputs side by side, where these are neighbours in memory
 PER_THREAD = 16  # items that make a part worth its thread
@@ -29,10 +27,14 @@ ENOUGH_BLOCKS = 4 if SIMULATED else 512  # more blocks than that are not made by
 
 
 def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -> None:
-    """out[...] = the sum, mean or max of `a` over `axes`; `out` is C-contiguous."""
+    """out[...] = the sum, mean or max of `a` over `axes`; `out` is C-contiguous.
+
+    Or "sum of sizes", "sum of squares" or "max of sizes", the size of a value being |value|.
+    """
     if out.size == 0:
         return
-    kernel = max_kernel if name == "max" else sum_kernel
+    joining = MAX if name.startswith("max") else SUM
+    kernel = KERNELS.get(name, joining)
     strides = strides_within(a, a.shape)
     kept = [i for i in range(a.ndim) if i not in axes]
     # The order of what is summed is free: walk memory upwards.
@@ -43,18 +45,18 @@ def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -
     threads = _threads(n, length, neighbours=kept_strides[-1] == 1)
     parts = _parts(n, length, threads)
     divisor = float(length) if name == "mean" else 1.0
-    flat, walk = span(a), (kept_shape, kept_strides, reduced_shape, reduced_strides)
+    flat, walk = a.span, (kept_shape, kept_strides, reduced_shape, reduced_strides)
     grid = (-(-n // threads[0]), parts)
     if parts == 1:
-        launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, span(out))
+        launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, out.span)
         return
     partial = empty((n, parts), np.float32)
     per_part = -(-length // parts)
-    launch(kernel, grid, threads, flat, *walk, n, length, per_part, 1.0, span(partial))
+    launch(kernel, grid, threads, flat, *walk, n, length, per_part, 1.0, partial.span)
     walk = ((n,), (parts,), (parts,), (1,))
     threads = _threads(n, parts, neighbours=False)
     grid = (-(-n // threads[0]), 1)
-    launch(kernel, grid, threads, span(partial), *walk, n, parts, parts, divisor, span(out))
+    launch(joining, grid, threads, partial.span, *walk, n, parts, parts, divisor, out.span)
 
 
 def _collapsed(a: DeviceArray, axes: list[int], strides: tuple[int, ...]) -> Any:
@@ -78,7 +80,22 @@ def _parts(n: int, length: int, threads: tuple[int, int]) -> int:
     return max(1, min(useful, wanted))
 
 
-def _reduction(combine, identity):
+@cuda.jit(device=True)
+def itself(value):
+    return value
+
+
+@cuda.jit(device=True)
+def size_of(value):
+    return abs(value)
+
+
+@cuda.jit(device=True)
+def square_of(value):
+    return value * value
+
+
+def _reduction(combine, identity, of=itself):
     @cuda.jit
     def kernel(
         a,
@@ -101,7 +118,8 @@ def _reduction(combine, identity):
         if item < n:
             start = offset(item, kept_shape, kept_strides)
             for i in range(first + y, min(first + per_part, length), cuda.blockDim.y):
-                acc = combine(acc, widened(a[start + offset(i, reduced_shape, reduced_strides)]))
+                place = start + offset(i, reduced_shape, reduced_strides)
+                acc = combine(acc, of(widened(a[place])))
         scratch[t] = acc
         cuda.syncthreads()
         half = cuda.blockDim.y // 2
@@ -116,5 +134,9 @@ def _reduction(combine, identity):
     return kernel
 
 
-sum_kernel = _reduction(plus, np.float32(0))
-max_kernel = _reduction(larger, LOWEST)
+SUM, MAX = _reduction(plus, np.float32(0)), _reduction(larger, LOWEST)
+KERNELS = {
+    "sum of sizes": _reduction(plus, np.float32(0), size_of),
+    "sum of squares": _reduction(plus, np.float32(0), square_of),
+    "max of sizes": _reduction(larger, LOWEST, size_of),
+}

@@ -5,8 +5,6 @@ multiplied with, each row of a table. No place needs a division: of a table a th
 of a column.
 """
 
-from __future__ import annotations
-
 from numba import cuda, uint64
 
 from numbsparse.device import SIMULATED

@@ -7,8 +7,6 @@ All of it works only inside `numba.njit`. Positions count elements from an array
 nothing is bounds-checked.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 from llvmlite import ir

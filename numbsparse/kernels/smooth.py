@@ -7,8 +7,6 @@ take `**FAST`, without which a division is checked for a zero, one number at a t
 serve GPU kernels too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

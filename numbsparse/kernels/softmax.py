@@ -4,8 +4,6 @@ The threads of a row find its largest value, then the sum of its exponentials, b
 memory; the row is read again for each, from the cache. All in float32. Arrays are (rows, width).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Strided views as kernels walk them: few axes, strides in items, a flat span of memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any

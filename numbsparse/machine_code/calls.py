@@ -3,8 +3,6 @@
 A call is named by what a user would say of it, so that its name outlives any change of files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product as every

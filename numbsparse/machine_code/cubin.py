@@ -4,8 +4,6 @@ It is an ELF file, read here as far as that takes. NVIDIA documents the file's p
 Utilities), not its sections: of those only what held for every kernel here is read, and checked.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """Machine code of compute capability 9.0, compiled without a GPU, beside that committed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import edits, ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, tensors_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
 from numbsparse.nn import kept
@@ -52,15 +52,8 @@ class ExponentialMovingAverage:
     """
 
     def __init__(self, parameters: Iterable[Tensor], decay: float = 0.9995):
-        if isinstance(parameters, Tensor):  # its rows would be copies
-            raise TypeError("parameters takes a list of Tensors, got a Tensor")
-        self.parameters = list(parameters)
-        for i, parameter in enumerate(self.parameters):
-            if not isinstance(parameter, Tensor):
-                raise TypeError(f"parameters[{i}] takes a Tensor, got {type(parameter).__name__}")
-        self.decay = number("decay", decay)
-        if self.decay >= 1:
-            raise ValueError(f"decay takes a number from 0 to below 1, got {decay}")
+        self.parameters = tensors_of("parameters", parameters)
+        self.decay = number("decay", decay, below=1)
         self.steps = 0
         self._averages: list[Any] = []
         self._forms: list[kept.Form] = []

@@ -1,7 +1,5 @@
 """Modules that hold others: in a row, in a list, by names."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
 
@@ -38,7 +36,7 @@ class Sequential(Module):
     def _names(self) -> list[str]:
         return [name for name, value in vars(self).items() if isinstance(value, Module)]
 
-    def append(self, module: Module) -> Sequential:
+    def append(self, module: Module) -> "Sequential":
         """Add a module at the end, by the next number that is not a name yet; returns this one."""
         number = len(self)
         while hasattr(self, str(number)):

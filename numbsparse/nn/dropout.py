@@ -10,7 +10,23 @@ from numbsparse.nn.module import Module
 from numbsparse.patterns.checks import integer, number
 
 
-class Dropout(Module):
+class Draws(Module):
+    """The base of modules that draw by a seed, and by how often they were called."""
+
+    saved = ("seed", "calls")
+    seed: int
+    calls = 0
+
+    def next_call(self) -> int:
+        """The number of a call, each one higher than the last."""
+        self.calls += 1
+        return self.calls
+
+    def check_saved(self, name: str, value: Any, argument: str) -> None:
+        integer(argument, value, least=0, most=2**63 - 1)  # more calls than that are not made
+
+
+class Dropout(Draws):
     """In training, each value becomes 0 with probability `p`, and x / (1 - p) otherwise.
 
     The mask depends on `seed` and on how often the module was called, which the state dict keeps:
@@ -25,17 +41,13 @@ class Dropout(Module):
     Tensor([1., 1., 1., 1., 1., 1.])
     """
 
-    saved = ("seed", "calls")
     stream = 0  # the rank, where several train on a part of the batch each: see DataParallel
 
     def __init__(self, p: float = 0.5, *, seed: int | None = None):
         super().__init__()
-        if number("p", p) >= 1:
-            raise ValueError(f"p takes a probability from 0 to below 1, got {p}")
-        self.p = p
+        self.p = number("p", p, below=1)
         self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
         self.check_saved("seed", self.seed, "seed")
-        self.calls = 0
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
@@ -47,14 +59,6 @@ class Dropout(Module):
     def own_seed(self) -> int:
         """The seed that this process draws by."""
         return (self.seed + (self.stream << 32)) % 2**64
-
-    def next_call(self) -> int:
-        """The number of a call, each one higher than the last."""
-        self.calls += 1
-        return self.calls
-
-    def check_saved(self, name: str, value: Any, argument: str) -> None:
-        integer(argument, value, least=0, most=2**63 - 1)  # more calls than that are not made
 
     def describe(self) -> str:
         return f"p={self.p}"

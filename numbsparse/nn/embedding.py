@@ -1,7 +1,5 @@
 """Embedding: a row of a table for each index."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

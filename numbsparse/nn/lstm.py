@@ -1,7 +1,5 @@
 """LSTM layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
+from numbsparse.patterns.checks import integer
 
 
 class LSTM(Module):
@@ -90,8 +89,7 @@ class LSTM(Module):
         seed: Any = None,
     ):
         super().__init__()
-        if isinstance(num_layers, bool) or not isinstance(num_layers, int) or num_layers < 1:
-            raise ValueError(f"num_layers takes a whole number from 1 on, got {num_layers!r}")
+        integer("num_layers", num_layers)
         recurrent.check(input_size, hidden_size, forget_bias, update_dropout=update_dropout)
         rng = np.random.default_rng(seed)
         takes = f"takes a layout for each of {num_layers} layers"

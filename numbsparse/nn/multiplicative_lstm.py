@@ -1,7 +1,5 @@
 """MultiplicativeLSTM: a small-world cell with several internal steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +16,7 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import check_block_size, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import integer, number
 
 
 class MultiplicativeLSTM(Module):
@@ -96,10 +94,7 @@ class MultiplicativeLSTM(Module):
         seed: Any = None,
     ):
         super().__init__()
-        if not isinstance(internal_steps, int) or internal_steps < 2:
-            raise ValueError(
-                f"internal_steps takes a whole number from 2 on, got {internal_steps!r}"
-            )
+        integer("internal_steps", internal_steps, least=2)
         recurrent.check(input_size, hidden_size, forget_bias, dropout=dropout)
         rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
         n = internal_steps + 1

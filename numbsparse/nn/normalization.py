@@ -1,7 +1,5 @@
 """LayerNorm."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

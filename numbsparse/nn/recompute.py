@@ -1,7 +1,5 @@
 """Activations computed twice instead of kept: memory for time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What recurrent layers take: steps of inputs, a state (h, c), and layouts of several weights."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

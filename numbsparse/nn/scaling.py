@@ -1,7 +1,5 @@
 """Loss scaling: float16 gradients kept from vanishing."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,7 @@ from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.nn import functional as F
-from numbsparse.patterns.checks import BOOL, REAL, integer
+from numbsparse.patterns.checks import integer, number
 
 if TYPE_CHECKING:
     from numbsparse.nn.optim import Optimizer
@@ -33,7 +31,7 @@ class LossScaler:
     scale : float, the first; a power of two loses no digits
     interval : int, or None to leave the scale as it is
 
-    Raises ValueError for a scale out of 2^-14 to 2^24, or an interval below 1.
+    Raises TypeError or ValueError for a scale out of 2^-14 to 2^24, or an interval below 1.
 
     Examples
     --------
@@ -55,11 +53,7 @@ class LossScaler:
     """
 
     def __init__(self, scale: float = 2.0**15, *, interval: int | None = 2000):
-        if interval is not None and (
-            isinstance(interval, bool) or not isinstance(interval, int) or interval < 1
-        ):
-            raise ValueError(f"interval takes a whole number from 1 on, or None, got {interval!r}")
-        self.interval = interval
+        self.interval = None if interval is None else integer("interval", interval)
         self._state: Any = _state_of("scale", scale)
 
     def scale(self, loss: Tensor) -> Tensor:
@@ -68,7 +62,7 @@ class LossScaler:
         scale = self.array_in(loss.device)
         return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
 
-    def step(self, *optimizers: Optimizer) -> None:
+    def step(self, *optimizers: "Optimizer") -> None:
         """A step of each optimizer, or of none if a gradient is not finite; then the next scale.
 
         Raises ValueError where no parameter has a gradient, or they are not all in one place, and
@@ -110,7 +104,4 @@ class LossScaler:
 
 def _state_of(argument: str, scale: Any) -> np.ndarray:
     """The scale, and the good steps since it last changed."""
-    least, most = ops.LEAST_SCALE, ops.MOST_SCALE
-    if isinstance(scale, BOOL) or not isinstance(scale, REAL) or not least <= scale <= most:
-        raise ValueError(f"{argument} takes a number from {least:g} to {most:g}, got {scale!r}")
-    return np.array([scale, 0], np.float32)
+    return np.array([number(argument, scale, ops.MOST_SCALE, ops.LEAST_SCALE), 0], np.float32)

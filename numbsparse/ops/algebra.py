@@ -12,8 +12,6 @@ GPU. Blocks are never dropped because they hold zeros: a layout follows from lay
  BlockSparse(8 x 8, float64, 1 blocks of 4 x 4, density 0.25))
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -106,12 +104,12 @@ def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
 
 
 def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    from numbsparse.kernels.block_norms import block_norms  # which loads numba.cuda
+    from numbsparse.kernels.reduce import reduce as reduced  # which loads numba.cuda
 
     norms = empty((values.shape[0],), np.float32)
-    if values.size:
-        block_norms(by, values, norms)
-    return norms
+    kernel = {"l1": "sum of sizes", "l2": "sum of squares", "max": "max of sizes"}[by]
+    reduced(kernel, norms, values, (1,))
+    return elementwise.sqrt(norms) if by == "l2" else norms
 
 
 def sum(w: BlockSparse, axis: int | None = None) -> Any:
@@ -218,14 +216,14 @@ def _taken(values: Any, where: Any, fresh: Any = None) -> Any:
         if (gone := where < 0).any():
             taken[gone] = 0 if fresh is None else fresh[gone]
         return taken
-    from numbsparse.kernels.take_blocks import take_blocks  # which loads numba.cuda
+    from numbsparse.kernels.embedding import take_rows  # which loads numba.cuda
 
     if isinstance(where, np.ndarray):
         where = to_device(where.astype(np.int32))
     taken, width = empty(shape, values.dtype), values.size // values.shape[0]
     flat = (None if a is None else reshape(a, (-1, width)) for a in (values, fresh, taken))
     values, fresh, rows = flat
-    take_blocks(values, where, fresh, rows)
+    take_rows(values, where, rows, fresh, np.float32(0))
     return taken
 
 

@@ -1,7 +1,5 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 
@@ -153,20 +151,18 @@ def _pairs(padding: Any, space: tuple[int, ...] | None, spread: Any, stride: Any
         raise ValueError(
             f'padding takes "same", "valid", whole numbers or pairs of them, got {padding!r}'
         )
-    if isinstance(padding, Iterable):
-        padding = tuple(padding)
-        if any(isinstance(pair, Iterable) for pair in padding):
-            if len(padding) != axes or not all(
-                isinstance(pair, Iterable) and len(tuple(pair)) == 2 for pair in padding
-            ):
-                raise TypeError(
-                    f"padding takes a (before, after) pair for each of {axes} axes, got {padding!r}"
-                )
-            both = [_numbers("padding", pair, 2, least=0) for pair in padding]
-            pairs: Pairs = tuple((low, high) for low, high in both)
-            return _check_padding(pairs, space) if space is not None else pairs
-    pairs = tuple((n, n) for n in _numbers("padding", padding, axes, least=0))
-    return _check_padding(pairs, space) if space is not None else pairs
+    padding = tuple(padding) if isinstance(padding, Iterable) else padding
+    if isinstance(padding, tuple) and any(isinstance(pair, Iterable) for pair in padding):
+        if len(padding) != axes or not all(
+            isinstance(pair, Iterable) and len(tuple(pair)) == 2 for pair in padding
+        ):
+            raise TypeError(
+                f"padding takes a (before, after) pair for each of {axes} axes, got {padding!r}"
+            )
+        pairs: Any = tuple(_numbers("padding", pair, 2, least=0) for pair in padding)
+    else:
+        pairs = tuple((n, n) for n in _numbers("padding", padding, axes, least=0))
+    return pairs if space is None else _check_padding(pairs, space)
 
 
 def _check_padding(pairs: Pairs, space: tuple[int, ...], whose: str = "image") -> Pairs:
@@ -179,12 +175,9 @@ def _check_padding(pairs: Pairs, space: tuple[int, ...], whose: str = "image") -
 
 
 def _window(big: Any, small: Any, kernel: Any, stride: Any, low: Any, dilation: Any) -> Window:
-    fill = (1,) * (3 - len(big))
-    zeros = (0,) * len(fill)
-
-    def three(sizes: Any, first: Any = fill) -> Any:
-        return (*first, *map(int, sizes))
-
-    return Window(
-        three(big), three(small), three(kernel), three(stride), three(low, zeros), three(dilation)
+    """Of three axes, the first of them one pixel long where there are fewer."""
+    given, first = (big, small, kernel, stride, low, dilation), (1, 1, 1, 1, 0, 1)
+    each: Any = (
+        (n,) * (3 - len(of)) + tuple(map(int, of)) for of, n in zip(given, first, strict=True)
     )
+    return Window(*each)

@@ -1,7 +1,5 @@
 """Which values dropout keeps: a function of (seed, call) and the position, on every machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,7 +13,7 @@ from numbsparse.device import empty, id_of, live, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.hashing import MASK, triple32
 from numbsparse.ops.operands import checked_dtype
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, number
 
 
 def dropout_mask(
@@ -47,8 +45,7 @@ def dropout_mask(
     >>> dropout_mask((2, 4), 0.5, seed=1, call=0, dtype="float32", place="cpu").shape
     (2, 4)
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
+    number("rate", rate, below=1)
     gpu = id_of(place)
     dtype, size = checked_dtype(as_dtype(dtype), gpu is not None), prod(shape)
     if size > 2**32:

@@ -32,8 +32,9 @@ from numbsparse.ops.operands import (
     places_differ,
     together,
 )
+from numbsparse.patterns.checks import REAL
 
-NUMBERS = (int, float, np.number)
+NUMBERS = REAL
 
 
 def add(a: Any, b: Any) -> Any:

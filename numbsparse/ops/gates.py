@@ -20,7 +20,7 @@ from numbsparse.dtypes import type_name
 from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout, cached
 from numbsparse.ops.embedding import take_rows
-from numbsparse.ops.index import index_beside, with_gates
+from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout
 from numbsparse.ops.operands import operand
 from numbsparse.ops.shape import reshape
@@ -208,16 +208,11 @@ def _seen(numbers: np.ndarray) -> Known:
 _seen_of: WeakKeyDictionary[Any, tuple[Any, Known]] = WeakKeyDictionary()
 
 
-def gated(w: BlockSparse, by: Any, kept: Selection, within: bool = False) -> BlockSparse:
-    """by[b] * w.data[b] of the blocks that are kept, in their layout.
-
-    `within` a product, which is done with it before the gates are others, kernels may skip zeros.
-    """
+def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
+    """by[b] * w.data[b] of the blocks that are kept, in their layout."""
     layout = kept.layout
     if isinstance(by, DeviceArray):
         values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, layout.n_blocks)
-        if within and not kept.is_known and not isinstance(layout, MadeLayout):
-            layout = with_gates(layout, kept.gates)
     elif kept.chosen is None:
         values = _scaled(w.values, by)
         values[kept.gates == 0] = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse.device import empty
 from numbsparse.ops.activations import elu, elu_grad, sigmoid
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.operands import on_gpu, together
+from numbsparse.ops.operands import length_of, on_gpu, together
 
 
 def concat_elu(x: Any) -> Any:
@@ -23,7 +23,7 @@ def concat_elu(x: Any) -> Any:
     >>> concat_elu(np.float32([[1, 2]]))
     array([[ 1.        ,  2.        , -0.63212055, -0.86466473]], dtype=float32)
     """
-    gpu, n = on_gpu(x, "x"), _width(x, "x")
+    gpu, n = on_gpu(x, "x"), length_of(x, "x")
     if gpu:
         return _on_gpu("concat_elu", n, (*x.shape[:-1], 2 * n), x)
     return np.concatenate([elu(x), elu(-x)], -1)
@@ -31,7 +31,7 @@ def concat_elu(x: Any) -> Any:
 
 def concat_elu_grad(x: Any, dy: Any) -> Any:
     """dx = dy[..., :n] elu'(x) - dy[..., n:] elu'(-x)."""
-    n = _width(x, "x")
+    n = length_of(x, "x")
     gpu = together(x=x, dy=dy)
     _check_shape(dy, "dy", (*x.shape[:-1], 2 * n))
     if gpu:
@@ -62,14 +62,8 @@ def glu_grad(x: Any, dy: Any) -> Any:
     return np.concatenate([first, first * x[..., :n] * (1 - gate)], -1)
 
 
-def _width(x: Any, argument: str) -> int:
-    if x.ndim == 0:
-        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
-    return x.shape[-1]
-
-
 def _half(x: Any, argument: str) -> int:
-    width = _width(x, argument)
+    width = length_of(x, argument)
     if width % 2:
         raise ValueError(f"{argument} takes an even last axis, got the shape {x.shape}")
     return width // 2

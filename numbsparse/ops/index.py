@@ -25,16 +25,6 @@ def index_beside(layout: Layout, array: Any) -> Index:
     return index
 
 
-def with_gates(layout: Layout, gates: DeviceArray) -> Layout:
-    """The same layout; kernels may leave out those of its blocks whose gate is zero."""
-    index, gated = index_beside(layout, gates), Layout.__new__(Layout)
-    vars(gated).update({name: of for name, of in vars(layout).items() if name != "T"})
-    gated.device_index = Index.__new__(type(index))
-    own = {"gates": (index, gates), "plans": {}, "calls": {}, "replays": {}}
-    vars(gated.device_index).update(vars(index) | own)
-    return gated
-
-
 def _number(index: Index) -> int:
     """Of the GPU where the arrays are."""
     if isinstance(index, Sent):

@@ -5,8 +5,6 @@ the gradients of weights and inputs after. Where kernels stream the recurrent we
 one launch, too, and multiply inputs that have few blocks along the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -25,6 +23,23 @@ from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.patterns.checks import number
 
 KERNELS = {"cpu": "on_cpu", "cuda": "on_gpu"}
+
+
+class LSTMCells(NamedTuple):
+    """What computes a sequence, as `numbsparse.nn.functional.lstm` takes it.
+
+    With an `exchange`, see `numbsparse.distributed.split`, weights, bias and c are this rank's part
+    of the units, and h that of all.
+    """
+
+    weight_hh: BlockSparse
+    bias: Any
+    weight_ih: Any = None  # where inputs are to be multiplied
+    gain: Any = None
+    eps: float = 1e-5
+    kept: Any = None
+    precision: str | None = None
+    exchange: Any = None
 
 
 class LSTMTrace(NamedTuple):
@@ -52,62 +67,32 @@ class LSTMGrads(NamedTuple):
     gain: Any = None
 
 
-def lstm(
-    x: Any,
-    weight_ih: BlockSparse,
-    weight_hh: BlockSparse,
-    bias: Any,
-    h: Any,
-    c: Any,
-    *,
-    gain: Any = None,
-    eps: float = 1e-5,
-    kept: Any = None,
-    precision: str | None = None,
-    exchange: Any = None,
-) -> LSTMTrace:
-    """See `numbsparse.nn.functional.lstm`, which differentiates it.
-
-    With an `exchange`, see `numbsparse.distributed.split`, weights, bias and c are this rank's part
-    of the units, and h that of all.
-    """
-    check(x, weight_ih, weight_hh, bias, h, c, gain=gain, kept=kept, exchange=exchange)
-    number("eps", eps)
-    precision = checked_precision(precision)
-    (steps, batch, _), units = x.shape, h.shape[1]
+def lstm(x: Any, cells: LSTMCells, h: Any, c: Any) -> LSTMTrace:
+    """See `numbsparse.nn.functional.lstm`, which differentiates it."""
+    check(x, cells, h, c)
+    (steps, batch, _), units, bias = x.shape, h.shape[1], cells.bias
     hs = empty_beside((steps + 1, batch, units), x)
     cs = empty_beside((steps + 1, *c.shape), c)
     write(hs[0], h)
     write(cs[0], c)
     gates = empty_beside((steps, batch, *bias.shape), x)
-    scales = None if gain is None else empty_beside((steps, batch, GATES), c)
+    scales = None if cells.gain is None else empty_beside((steps, batch, GATES), c)
     trace = LSTMTrace(gates, hs, cs, scales)
-    how: Any = {"gain": gain, "eps": eps, "kept": kept, "precision": precision}
-    lstm_steps(trace, weight_hh, bias, inputs=(x, weight_ih), exchange=exchange, **how)(0, steps)
+    lstm_steps(trace, cells, x)(0, steps)
     return trace
 
 
-def lstm_steps(
-    trace: LSTMTrace,
-    weight_hh: BlockSparse,
-    bias: Any,
-    *,
-    gain: Any = None,
-    eps: float = 1e-5,
-    kept: Any = None,
-    precision: str | None = None,
-    inputs: Any = None,
-    exchange: Any = None,
-) -> Callable[[int, int], None]:
+def lstm_steps(trace: LSTMTrace, cells: LSTMCells, x: Any = None) -> Callable[[int, int], None]:
     """A function of two times: from the first one until before the second it makes h[t + 1] and
     c[t + 1] of a trace, and its gates[t] of x parts.
 
-    With `inputs`, x and its weight, gates hold nothing before, and the function is to be called for
-    all steps."""
-    bias, gain, kept = map(gapless, (bias, gain, kept))
+    With x gates hold nothing before, and the function is to be called for all steps."""
+    weight_hh, eps, exchange = cells.weight_hh, cells.eps, cells.exchange
+    bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
+    inputs: Any = None if x is None else (x, cells.weight_ih)
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], cs.shape[2], weight_hh.block_size
-    precision = checked_precision(precision)
+    precision = checked_precision(cells.precision)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
     if inputs is not None and (streams is None or not streams.takes(*inputs)):
@@ -137,18 +122,7 @@ def lstm_steps(
 
 
 def lstm_grad(
-    trace: LSTMTrace,
-    weight_hh: BlockSparse,
-    bias: Any,
-    dy: Any,
-    dh: Any,
-    dc: Any,
-    *,
-    gain: Any = None,
-    kept: Any = None,
-    precision: str | None = None,
-    exchange: Any = None,
-    in_place: bool = True,
+    trace: LSTMTrace, cells: LSTMCells, dy: Any, dh: Any, dc: Any, *, in_place: bool = True
 ) -> LSTMGrads:
     """The gradients of what `lstm` computed, but for those that are products of the gates'.
 
@@ -157,13 +131,14 @@ def lstm_grad(
 
     Parameters
     ----------
-    trace : LSTMTrace, with weight_hh, bias, gain and kept as `lstm` took them
+    trace : LSTMTrace, with the cells that `lstm` took
         Without layer norm, and `in_place`, it serves once: its gates become their gradients.
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
         With an `exchange` the first two are those of all units, equal on all ranks.
     """
-    precision = checked_precision(precision)
-    bias, gain, kept = map(gapless, (bias, gain, kept))
+    weight_hh, exchange = cells.weight_hh, cells.exchange
+    precision = checked_precision(cells.precision)
+    bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
     gates, hs, cs, scales = trace
     place = place_of(gates)
     kernels = home(KERNELS[place])
@@ -208,19 +183,11 @@ def lstm_grad(
     return LSTMGrads(dgates, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
 
 
-def check(
-    x: Any,
-    weight_ih: Any,
-    weight_hh: Any,
-    bias: Any,
-    h: Any,
-    c: Any,
-    *,
-    gain: Any = None,
-    kept: Any = None,
-    exchange: Any = None,
-) -> None:
+def check(x: Any, cells: LSTMCells, h: Any, c: Any) -> None:
     """Refuse what does not fit together, by name."""
+    number("eps", cells.eps)
+    checked_precision(cells.precision)
+    weight_hh, weight_ih, gain, kept = cells.weight_hh, cells.weight_ih, cells.gain, cells.kept
     place = "cuda" if on_gpu(x, "x") else "cpu"
     for name, w in (("weight_ih", weight_ih), ("weight_hh", weight_hh)):
         if not isinstance(w, BlockSparse):
@@ -230,7 +197,7 @@ def check(
         if w.dtype != x.dtype:
             raise TypeError(f"{name} takes the dtype of x, {x.dtype}, got {w.dtype}")
     B, (rows, columns) = weight_hh.block_size, weight_hh.shape
-    units = rows if exchange is None else rows // exchange.size
+    units = rows if cells.exchange is None else rows // cells.exchange.size
     if columns != GATES * -(-units // B) * B:
         raise ValueError(
             f"weight_hh takes four gates of whole blocks of {B} for {units} units, "
@@ -247,7 +214,7 @@ def check(
             f"got {weight_ih.shape[1]} in blocks of {weight_ih.block_size}"
         )
     state = (x.shape[1], units)
-    wanted = [("bias", bias, (columns,), x.dtype), ("h", h, (x.shape[1], rows), x.dtype)]
+    wanted = [("bias", cells.bias, (columns,), x.dtype), ("h", h, (x.shape[1], rows), x.dtype)]
     wanted += [("c", c, state, state_dtype(x.dtype))]
     wanted += [] if gain is None else [("gain", gain, (columns,), x.dtype)]
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]

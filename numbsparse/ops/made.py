@@ -36,6 +36,9 @@ class MadeLayout(Layout):
         self._made = made  # of the CPU, the layout of the blocks alone
         self._kept = made.n_blocks if isinstance(made, Layout) else None  # once they are counted
         self._home = home  # None if its index is not spared
+        # To which what was wrong is added when it is told; replays of a graph may be many.
+        once = isinstance(made, Index) and not made.made.is_captured
+        self._told = _told_here() if once else None
 
     def __del__(self, ending: Callable[[], bool] = sys.is_finalizing) -> None:
         home, made = self._home, self._made
@@ -67,8 +70,9 @@ class MadeLayout(Layout):
         if isinstance(self._made, Layout):
             return self._made.n_blocks
         kept, twice, outside, distinct = map(int, self._made.made.found.numpy())
-        if twice or outside or distinct > kept:
-            _told()
+        if self._told is not None:
+            self._told[:3] += distinct > kept, twice, outside
+            self._told = None
         if twice or outside:
             raise ValueError(
                 f"rows and columns take each block of the grid {self.shape} once, got {twice} a "
@@ -245,27 +249,28 @@ def _of_host(
     return layout_of(shape, flat)
 
 
-def _told() -> list[int]:
-    """The most that was wrong with any layout of this GPU since this was last called."""
-    from numbsparse.kernels.coordinates import WRONG
-    from numbsparse.kernels.elementwise import fill
+_told: dict[int, np.ndarray] = {}  # of each GPU: how much of its `WRONG` was told
 
-    if (wrong := WRONG.get(current_stream().device)) is None:
-        return []
-    numbers: list[int] = wrong.numpy().tolist()
-    if any(numbers):
-        fill(wrong, 0)
-    return numbers
+
+def _told_here() -> np.ndarray:
+    return _told.setdefault(current_stream().device, np.zeros(4, np.int32))
 
 
 def _tell() -> None:
-    """Raise ValueError if coordinates were wrong, in captured steps too."""
-    if "numbsparse.kernels.coordinates" in sys.modules and any(numbers := _told()):
-        _, twice, outside, distinct = numbers
-        more = f", or {distinct} blocks, more than its capacity" if distinct else ""
+    """Raise ValueError if coordinates were wrong and it was not told, in captured steps too."""
+    if "numbsparse.kernels.coordinates" not in sys.modules:
+        return
+    from numbsparse.kernels.coordinates import WRONG
+
+    device = current_stream().device
+    numbers = WRONG[device].numpy() if device in WRONG else _told_here()
+    small, twice, outside, _ = numbers - _told_here()
+    if small or twice or outside:
+        _told[device] = numbers
+        few = f", {small} times more than its capacity, up to {numbers[3]}" if small else ""
         raise ValueError(
-            "since the last synchronize(), a Layout.on_device was given up to "
-            f"{twice} blocks a second time, {outside} from outside of its grid{more}: what is too "
+            "since the last synchronize(), a Layout.on_device was given "
+            f"{twice} blocks a second time, {outside} from outside of its grid{few}: what is too "
             "much was left out, of too many blocks all; check() of each layout says where"
         )
 

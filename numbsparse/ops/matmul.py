@@ -401,11 +401,15 @@ def _run(
         layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
     compute, values = function_of(chosen, product), w.values
-    if kept is not None and isinstance(x, DeviceArray) and takes_gates(chosen, x.dtype):
+    if (
+        kept is not None
+        and isinstance(x, DeviceArray)
+        and takes_gates(chosen, x.dtype, kept.is_known)
+    ):
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
-        v = gated(w.T if w.is_transposed else w, kept.gates, kept, within=True)
+        v = gated(w.T if w.is_transposed else w, kept.gates, kept)
         values, layout = v.values, v.stored_layout
     compute(x, taken(layout, values), index_beside(layout, x), y, precision)
 
@@ -421,7 +425,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), dense.dtype)
+    return takes_gates(choose(*case, kept.layout), dense.dtype, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -1,7 +1,5 @@
 """What the functions of this package require of their arrays: one place, one dtype."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
@@ -174,6 +172,13 @@ def check_range(indices: np.ndarray, n: int, argument: str) -> None:
         raise ValueError(
             f"{argument} takes integers from 0 to {n - 1}, got {indices.min()} to {indices.max()}"
         )
+
+
+def length_of(a: Any, argument: str) -> int:
+    """Of the last axis; an array without axes is refused."""
+    if a.ndim == 0:
+        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
+    return a.shape[-1]  # type: ignore[no-any-return]
 
 
 def place_of(a: Any) -> str:

@@ -11,8 +11,6 @@ weights, it becomes what the parameter is. Micikevicius et al., "Mixed Precision
 Training", 2018, section 3.1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -16,6 +16,7 @@ from numbsparse.ops.operands import (
     check_integers,
     check_range,
     contiguous,
+    length_of,
     on_gpu,
 )
 from numbsparse.ops.shape import reshape
@@ -42,8 +43,7 @@ def logsumexp(x: Any) -> Any:
     array([6.931472e-01, 1.000000e+03], dtype=float32)
     """
     gpu = on_gpu(x, "x")
-    _check_rows(x, "x")
-    if x.shape[-1] == 0:
+    if length_of(x, "x") == 0:
         raise ValueError(f"x takes values along the last axis, got the shape {x.shape}")
     if gpu:
         from numbsparse.kernels import softmax as kernels
@@ -61,7 +61,7 @@ def logsumexp(x: Any) -> Any:
 def softmax_grad(y: Any, dy: Any) -> Any:
     """dx = y * (dy - sum(y * dy)), along the last axis, for y = softmax(x)."""
     gpu = alike(y=y, dy=dy)
-    _check_rows(y, "y")
+    length_of(y, "y")
     if gpu:
         return _on_gpu("softmax_grad", y, dy)
     dx = np.multiply(y, dy, order="C")
@@ -72,7 +72,7 @@ def softmax_grad(y: Any, dy: Any) -> Any:
 def log_softmax_grad(y: Any, dy: Any) -> Any:
     """dx = dy - e^y * sum(dy), along the last axis, for y = log_softmax(x)."""
     gpu = alike(y=y, dy=dy)
-    _check_rows(y, "y")
+    length_of(y, "y")
     if gpu:
         return _on_gpu("log_softmax_grad", y, dy)
     dx = np.exp(y, order="C")
@@ -122,11 +122,6 @@ def cross_entropy_grad(probabilities: Any, targets: Any, dlosses: Any) -> Any:
     return dlogits
 
 
-def _check_rows(x: Any, argument: str) -> None:
-    if x.ndim == 0:
-        raise ValueError(f"{argument} takes at least one axis, got the shape ()")
-
-
 def _check_targets(logits: Any, argument: str, targets: Any, gpu: bool) -> None:
     check_integers(targets, "targets", argument, gpu)
     if logits.ndim != 2 or logits.shape[1] == 0 or targets.shape != logits.shape[:1]:
@@ -139,7 +134,7 @@ def _check_targets(logits: Any, argument: str, targets: Any, gpu: bool) -> None:
 def _along_rows(name: str, x: Any) -> Any:
     """A function of each row, by SciPy, or by the kernel of the same name."""
     gpu = on_gpu(x, "x")
-    _check_rows(x, "x")
+    length_of(x, "x")
     if x.size == 0:
         return zeros_like(x)
     if gpu:

@@ -16,6 +16,7 @@ from numbsparse.bench.peers import CUSPARSE, TRITON
 from numbsparse.bench.plane import PLANES, speed_ups
 from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
+from numbsparse.draw import matplotlib_figure
 from numbsparse.pages.committed import card_of
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
@@ -26,7 +27,7 @@ PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
 
 def draw_speed_up(section: dict[str, Any], path: Path) -> None:
-    """Write the picture; raises RuntimeError where matplotlib is missing."""
+    """Write the picture; raises ImportError where matplotlib is missing."""
     figures = matplotlib_figure()
     rows = section["rows"]
     kinds = list(dict.fromkeys((row["dtype"], row["precision"]) for row in rows))
@@ -149,14 +150,3 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
         fontsize=10,
     )
     figure.savefig(path, dpi=150)
-
-
-def matplotlib_figure() -> Any:
-    """matplotlib's module of figures, which draw without a screen."""
-    try:
-        from matplotlib import figure
-    except ImportError:
-        raise RuntimeError(
-            "a figure needs matplotlib: pip install 'numbsparse[examples]'"
-        ) from None
-    return figure

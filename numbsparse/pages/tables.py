@@ -36,7 +36,7 @@ HEADS = [PASSES[product] for product in PRODUCTS]
 def fill(path: Path) -> None:
     """Rewrite what stands between `<!-- ladder -->` and `<!-- /ladder -->`, and the like.
 
-    Draws `speed_up.png` where the file shows it; raises RuntimeError where matplotlib is missing,
+    Draws `speed_up.png` where the file shows it; raises ImportError where matplotlib is missing,
     ValueError where the file has no such markers.
     """
     text = path.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def gpu() -> str:
         return ""
     kept = [row for row in rows if f"{row['density']:.1g}" == "0.1"]
     lines = [
-        [dtype, str(size), *(_against_peers(cells[product], rows) for product in PRODUCTS)]
+        [dtype, str(size)] + [_speed(cells[of], cells[of]["auto"], rows, TRITON) for of in PRODUCTS]
         for (dtype, size), cells in sorted(_by_product(kept, "dtype", "block_size").items())
     ]
     dtypes = dict.fromkeys(row["dtype"] for row in rows)
@@ -130,7 +130,7 @@ def conv() -> str:
     keys = "dtype", "precision", "taps_along", "block_size"
     for (dtype, precision, k, size), cells in _by_product(ours, *keys).items():
         name = f"{dtype}, tf32" if precision == "high" else dtype
-        speeds = [_beside_cudnn(cells.get(product), rows) for product in PRODUCTS]
+        speeds = [_speed(cells.get(product), OURS, rows) for product in PRODUCTS]
         extra = max(row["workspace"] / row["input_bytes"] for row in cells.values())
         lines.append([name, f"{k} x {k}", str(size), *speeds, f"{extra:.1%}"])
     first = ours[0]
@@ -182,23 +182,16 @@ def _measured(name: str, rows: list[Row]) -> list[str]:
     return ["" if said == "- / -" else said for said in speeds]
 
 
-def _against_peers(row: Row, rows: list[Row]) -> str:
-    """Speed (times cuBLAS, times Triton)."""
-    name, seconds = row["auto"], row["seconds"]
-    if name not in seconds:
-        return row["not_timed"].get(name, "")
-    triton = seconds[TRITON] / seconds[name] if TRITON in seconds else None
-    times = ratio(speed_up(row, name, rows)), ratio(triton)
-    return f"{teraflops(row['flops'] / seconds[name])} ({', '.join(times)})"
-
-
-def _beside_cudnn(row: Row | None, rows: list[Row]) -> str:
+def _speed(row: Row | None, name: Any, rows: list[Row], *peers: str) -> str:
+    """Speed (times the dense product, times each of the peers)."""
     if row is None:
         return "-"
-    if OURS not in row["seconds"]:
-        return row["not_timed"][OURS]
-    times = ratio(speed_up(row, OURS, rows))
-    return f"{teraflops(row['flops'] / row['seconds'][OURS])} ({times})"
+    seconds = row["seconds"]
+    if name not in seconds:
+        return row["not_timed"].get(name, "")
+    others = (seconds[peer] / seconds[name] if peer in seconds else None for peer in peers)
+    times = map(ratio, (speed_up(row, name, rows), *others))
+    return f"{teraflops(row['flops'] / seconds[name])} ({', '.join(times)})"
 
 
 def _both_ways(row: Row | None) -> str:

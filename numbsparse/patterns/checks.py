@@ -91,14 +91,21 @@ def integer(argument: str, value: Any, least: int = 1, most: float = math.inf) -
     return int(value)
 
 
-def number(argument: str, value: Any, most: float = math.inf, least: float = 0) -> float:
-    """`value` as a float between `least` and `most`; NaN is refused."""
-    takes = "a number"
+def number(
+    argument: str,
+    value: Any,
+    most: float = math.inf,
+    least: float = 0,
+    *,
+    below: float = math.inf,
+) -> float:
+    """`value` as a float between `least` and `most`, or less than `below`; NaN is refused."""
+    takes, last = "a number", f"{most}" if below == math.inf else f"below {below}"
     if least > -math.inf:
-        takes += f" of at least {least}" if most == math.inf else f" from {least} to {most}"
+        takes += f" of at least {least}" if last == "inf" else f" from {least} to {last}"
     if isinstance(value, BOOL) or not isinstance(value, REAL):
         raise TypeError(f"{argument} takes {takes}, got {value!r}")
-    if not least <= value <= most:
+    if not least <= value <= most or value >= below:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
     return float(value)
 

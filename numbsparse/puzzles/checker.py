@@ -1,7 +1,5 @@
 """Whether a kernel does what its puzzle requires: the right result, no race, few enough reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location

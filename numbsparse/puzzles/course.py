@@ -1,7 +1,5 @@
 """The puzzles in order: files to be filled in, hints in steps, and how far one has come."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,12 +4,10 @@ Under a `Watcher` the arrays of kernels (`arrays`) note their accesses, and the 
 `kernels.ptx` what they read and write and what orders it (`clocks`).
 """
 
-from __future__ import annotations
-
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 from numbsparse.simulator import SIMULATED
 from numbsparse.simulator.clocks import WGMMA, Moment, Post, Products, Thread
 
-watcher: Watcher | None = None
+watcher: "Watcher | None" = None
 """The active one, if any."""
 
 running: Callable[[], Any] = lambda: None  # noqa: E731
@@ -83,7 +81,7 @@ class Watcher:
         self._posts: dict[Any, Post] = {}
 
     @contextmanager
-    def watching(self) -> Iterator[Watcher]:
+    def watching(self) -> "Iterator[Watcher]":
         """While this lasts, in the simulator, kernels of every thread are watched."""
         global watcher
         if watcher is not None:
@@ -201,18 +199,14 @@ def note_unseen(what: str) -> None:
         watcher.launches[-1].unseen.add(what)
 
 
-@contextmanager
-def synchronizing(*place: Any) -> Iterator[None]:
+def synchronizing(*place: Any) -> AbstractContextManager[None]:
     """The running thread waits for all that come to that place, and then knows what they did."""
-    with _waiting(place, Post):
-        yield
+    return _waiting(place, Post)
 
 
-@contextmanager
-def multiplying(*place: Any) -> Iterator[None]:
+def multiplying(*place: Any) -> AbstractContextManager[None]:
     """A warp takes part in `wgmma` meanwhile; its lanes are ordered after its end only."""
-    with _waiting((WGMMA, *place), Products):
-        yield
+    return _waiting((WGMMA, *place), Products)
 
 
 @contextmanager

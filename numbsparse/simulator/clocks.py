@@ -5,8 +5,6 @@ begins or waits for. Of two accesses one happens before the other where the othe
 the time at which the first was over. So an order is found in whatever order the threads ran.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import count
 from typing import Any, NamedTuple
@@ -37,10 +35,10 @@ class Event(NamedTuple):
     """A thread signals or waits, after so many of its accesses."""
 
     after: int
-    post: Post | None  # where
+    post: "Post | None"  # where
     time: int  # of the post: when its signal is seen, or what it waits for
     waits: bool
-    copies: tuple[Moment, ...] = ()  # without a post: it waits for these
+    copies: "tuple[Moment, ...]" = ()  # without a post: it waits for these
 
 
 class Moment:
@@ -61,7 +59,7 @@ class Moment:
     ) -> None:
         self.line, self.time, self.clock, self.end, self.unit = line, time, clock, end, unit
 
-    def before(self, other: Moment, fenced: bool) -> bool:
+    def before(self, other: "Moment", fenced: bool) -> bool:
         """Whether it is over when `other` begins; with `fenced`, for the units in `APART` too."""
         if self.end is None:
             return False

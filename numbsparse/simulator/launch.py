@@ -4,8 +4,6 @@ What Numba's simulator does differently from a GPU, or slowly, is corrected here
 Numba's own too; so this is imported only in the simulator.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -4,8 +4,6 @@
 system's scheduler.
 """
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ resume = greenlet.greenlet.switch
 class Own(threading.local):
     """A greenlet serves the thread of Python's that it was made in."""
 
-    launcher: Launcher
+    launcher: "Launcher"
 
     def __init__(self) -> None:
         self.stacks: list[Any] = []  # for later

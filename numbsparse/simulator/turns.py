@@ -1,7 +1,5 @@
 """Simulated threads in an order of one's choosing, for kernels that must not depend on any."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import attrgetter

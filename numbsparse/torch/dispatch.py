@@ -4,8 +4,6 @@ The dispatcher takes 4 us a call. For tensors of its own, in no mode, it would o
 gradient, and `torch.autograd.Function` does that in as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache

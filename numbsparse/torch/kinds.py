@@ -4,8 +4,6 @@ The look is the guard by which torch.compile knows whether its code fits. It tak
 Python takes ten times as long to ask each tensor the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from weakref import ref

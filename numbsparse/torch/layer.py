@@ -1,7 +1,5 @@
 """What the layers have in common: layouts beside parameters, in copies and in state dicts too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 

@@ -1,7 +1,5 @@
 """Linear: torch.nn.Linear with a layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -86,7 +84,7 @@ class Linear(OneWeight):
         density: float | None = None,
         block_size: int = 32,
         precision: str | None = None,
-    ) -> Linear:
+    ) -> "Linear":
         """A layer with the kept blocks of a dense one: of a pattern, or those of largest norm.
 
         Parameters

@@ -24,12 +24,10 @@ def _forward(
 ) -> tuple[torch.Tensor, ...]:
     layout_ih, layout_hh, precision = words
     columns = bias.shape[0]
-    weights = (
-        matrix(weight_ih, layout_ih, x.shape[2], columns),
-        matrix(weight_hh, layout_hh, h.shape[1], columns),
-    )
+    ih = matrix(weight_ih, layout_ih, x.shape[2], columns)
+    hh = matrix(weight_hh, layout_hh, h.shape[1], columns)
     x_, bias_, h_, c_ = (ops.operand(lent(a), "x") for a in (x, bias, h, c))
-    trace = ops.lstm(x_, *weights, bias_, h_, c_, precision=precision)
+    trace = ops.lstm(x_, ops.LSTMCells(hh, bias_, ih, precision=precision), h_, c_)
     hs, cs, gates = (given_back(a, x) for a in (trace.h, trace.c, trace.gates))
     return hs[1:], cs[-1].clone(), hs, cs, gates
 
@@ -112,9 +110,9 @@ def _grad(
     *trace, bias, dy, dc = (
         ops.operand(lent(a), "x") for a in (gates, hs, cs, bias, dy.contiguous(), dc)
     )
+    cells = ops.LSTMCells(w, bias, precision=precision)
     # torch may ask for the gradient once more.
-    how: Any = {"precision": precision, "in_place": False}
-    grads = ops.lstm_grad(ops.LSTMTrace(*trace), w, bias, dy, None, dc, **how)
+    grads = ops.lstm_grad(ops.LSTMTrace(*trace), cells, dy, None, dc, in_place=False)
     return tuple(given_back(a, gates) for a in (grads.gates, grads.c, grads.bias))
 
 

@@ -1,7 +1,5 @@
 """BlockSparse with a tensor of torch for its values, and the products of such matrices."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -84,7 +82,7 @@ class BlockSparse(Blocks):
         return self.values.device
 
     @property
-    def T(self) -> BlockSparse:
+    def T(self) -> "BlockSparse":
         """The transposed matrix: the same values, walked the other way."""
         view = BlockSparse(self.values, self.handle, shape=self.stored_shape)
         view.shape, view.is_transposed = self.shape[::-1], not self.is_transposed

@@ -5,8 +5,6 @@ a kernel, the same for CPU and CUDA tensors, and a fake one, which only says wha
 gradient, made of other operators; and a rule for torch.autocast.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache, partial

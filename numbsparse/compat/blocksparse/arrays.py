@@ -1,7 +1,5 @@
 """Arrays of any library, led through numbsparse's Tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BlocksparseConv: see `numbsparse.compat.blocksparse`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -76,7 +74,8 @@ class BlocksparseConv:
         self.strides, self.dilates = _three(strides), _three(dilates)
         spread = [(s - 1) * d + 1 for s, d in zip(self.TRS, self.dilates, strict=True)]
         named = {"SAME": [s // 2 for s in spread], "VALID": [0, 0, 0]}
-        self.padding = named[padding] if padding in ("SAME", "VALID") else _three(padding, 0)
+        is_word = isinstance(padding, str) and padding in named
+        self.padding = named[padding] if is_word else _three(padding, 0)
         window = conv_window(tuple(self.DHW), self.TRS, self.strides, self.padding, self.dilates)
         self.MPQ = list(window.small)
         if MPQ is not None and _three(MPQ) != self.MPQ:

@@ -1,7 +1,5 @@
 """BlocksparseMatMul: see `numbsparse.compat.blocksparse`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

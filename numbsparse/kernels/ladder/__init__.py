@@ -21,8 +21,6 @@ without edges: `unsupported` and `forward` refuse everything else, and say why. 
 computes with are the rungs of `kernels/matmul`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from importlib import import_module
 from types import ModuleType

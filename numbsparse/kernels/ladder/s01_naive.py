@@ -13,8 +13,6 @@ strided array in 64 bits costs several instructions, and each product has five o
 step writes the same reads in fewer instructions.
 """
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch

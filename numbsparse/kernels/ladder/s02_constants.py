@@ -14,8 +14,6 @@ The limit: two loads for each multiply-add, all of them from L1. The next step r
 for many threads.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -14,8 +14,6 @@ The limit: still two loads for each multiply-add, now from shared memory. The ne
 value in a register for several products.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

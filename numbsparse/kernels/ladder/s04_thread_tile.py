@@ -13,8 +13,6 @@ shared memory.
 The limit: xs is still read once for each product. The next step gives a thread columns too.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

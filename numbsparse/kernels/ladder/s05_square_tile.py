@@ -15,8 +15,6 @@ The limit: the issue slots. The inner loop has three loads for each eight multip
 them loads four bytes for a lane. The next step loads sixteen.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -16,8 +16,6 @@ blocks of threads on the same multiprocessor fill the gap as far as there are so
 the occupancy, is up to the registers. The next step fills it by itself.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -17,8 +17,6 @@ ten are multiply-adds now, so that no better code could be much faster. The next
 instruction that does 2,048 of them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -17,8 +17,6 @@ the latency of memory, and the threads spend their instructions on addresses of 
 step an engine copies.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

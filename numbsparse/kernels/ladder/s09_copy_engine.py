@@ -17,8 +17,6 @@ The limit: the path from shared memory to registers. Each warp loads all columns
 rows, and then waits for what it loaded. The next step multiplies from shared memory itself.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -16,8 +16,6 @@ The limit: all threads wait for each other in every step, only so that one of th
 next tiles. The next step gives that one a warp of its own.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

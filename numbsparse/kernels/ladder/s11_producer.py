@@ -17,8 +17,6 @@ The limit: the L2 cache, which serves x again for every block column that keeps 
 blocks. The next step computes several of them together.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -19,8 +19,6 @@ on a multiprocessor, because its ring fills shared memory. At both ends the tens
 The next step lets blocks of threads stay.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -15,8 +15,6 @@ The limit: the L2 cache again. Each multiprocessor fetches its own copy of w, th
 multiplies other rows by the same blocks. The next step fetches them once for two.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

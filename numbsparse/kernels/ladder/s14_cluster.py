@@ -17,8 +17,6 @@ The limit: the stores. The consumers write y themselves, 16 bytes of eight rows 
 multiply nothing meanwhile. The next step leaves it to the copy engine.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -16,8 +16,6 @@ The limit: the L2 cache once more, with x. What the library computes with, `kern
 continues from here: `kernels/README.md` says with what, and what each addition gains.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

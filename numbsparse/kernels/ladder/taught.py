@@ -1,7 +1,5 @@
 """What a step of the taught ladder serves. Everything else is refused with the reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

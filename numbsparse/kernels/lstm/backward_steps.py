@@ -6,8 +6,6 @@ place of the gates, and c after a step is computed again from these and c before
 are truncated to tf32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
     DOWN,
+    SUMS,
     TWOS,
     eights,
     exchange,
@@ -30,13 +29,12 @@ from numbsparse.kernels.lstm.units import (
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
-from numbsparse.kernels.views import span
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
     4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True),
 }
-SUMS = B // 2  # of a thread
+OF_UNITS = 1, *SUMS
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
 
@@ -66,9 +64,10 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, ROWS, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
-    given = Given(*map(span, (gates, dy if kept is None else kept, c, dy, dc, dgates, dbias)))
+    arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
+    given = Given(*(a.span for a in arrays))
     of_steps, size = (first - last, (first - 1) * batch, -batch), (batch, units, width)
-    run_steps(kernel, ring, SUMS, index, operands, given, arrived, of_steps, size)
+    run_steps(kernel, ring, 1, index, operands, given, arrived, of_steps, size)
 
 
 @cache
@@ -78,16 +77,16 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
-    OF_UNITS = DOWN * eights(kind).WORDS
-    OF_GATES = GATES * OF_UNITS
-    run = multiplying(ring, multiply, SUMS, nothing, load, ending(kind, dropped), AHEAD)
+    WORDS = DOWN * eights(kind).WORDS
+    OF_GATES = GATES * WORDS
+    run = multiplying(ring, multiply, 1, nothing, load, ending(kind, dropped), AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
-        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(OF_UNITS, uint32)
-        share, before = cuda.local.array(OF_UNITS, uint32), cuda.local.array(OF_STATE, uint32)
+        z, slope = cuda.local.array(OF_GATES, uint32), cuda.local.array(WORDS, uint32)
+        share, before = cuda.local.array(WORDS, uint32), cuda.local.array(OF_STATE, uint32)
         of_c = cuda.local.array(OF_STATE, uint32)
-        sums, biases = cuda.local.array(SUMS, float32), cuda.local.array((BIASES, 2), float32)
+        sums, biases = cuda.local.array(OF_UNITS, float32), cuda.local.array((BIASES, 2), float32)
         run(sums, (z, slope, share, before, of_c, biases), *args)
 
     return streaming(ring, multiply_steps)
@@ -105,7 +104,7 @@ def ending(kind: str, dropped: bool) -> Any:
 
     @cuda.jit(device=True)
     def end(sums, loaded, given, where):
-        exchange(sums)
+        exchange(sums[0])
         finish(sums, loaded, given, where)
         add_biases(loaded[5], given.dbias, where)
 
@@ -168,7 +167,7 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
     """The gradients of gates and c of two units take their places; the bias', of both rows."""
     (WORDS, _, _, take, put), (*_, take_floats, put_floats) = eights(kind), eights("tf32")
     Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
-    FIRST = 4 * two + 2 * down
+    FIRST = 2 * down
 
     @cuda.jit(device=True)
     def compute(sums, loaded, where):
@@ -181,7 +180,8 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
         old = take_floats(before, STATE, two)
         d_c, dz = take_floats(of_c, STATE, two), cuda.local.array(GRADIENTS, float32)
         for j in range(2):
-            new, dh = a_f[j] * old[j] + a_i[j] * a_g[j] * factors[j], sums[FIRST + j] + more[j]
+            new = a_f[j] * old[j] + a_i[j] * a_g[j] * factors[j]
+            dh = sums[0, two, FIRST + j] + more[j]
             dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = gpu_cell_grad(
                 a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new), dh, d_c[j]
             )

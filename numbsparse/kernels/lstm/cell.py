@@ -1,7 +1,5 @@
 """The formulas of one unit, compiled for the CPU and for GPUs."""
 
-from __future__ import annotations
-
 import numpy as np
 
 GATES = 4

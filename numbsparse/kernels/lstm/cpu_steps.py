@@ -6,8 +6,6 @@ out the rows of the gates, and wait again. Each phase of each step has counters 
 core 0 waits long for another core, which another program holds, core 0 finishes by itself.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

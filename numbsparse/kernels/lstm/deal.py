@@ -5,8 +5,6 @@ row. A read is four kept blocks contiguous in memory, or where `transposed` two 
 they meet: of a line of gates one block of h, of a row as many blocks of the gates' gradient.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -9,8 +9,6 @@ float32 operands are rounded to tf32, and like 16-bit floats have few bits of a 
 needs the terms of such a sum contiguous, so there `values` are `transposed_blocks`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -27,25 +25,15 @@ from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
     DOWN,
-    PER_GATE,
     SUMS,
     TWOS,
     loading_two,
-    place_of_sum,
     row_of,
     storing_twos,
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import (
-    Operand,
-    as_float32,
-    cvt_rna_tf32,
-    load_4xf32,
-    store_4xf32,
-    wgmma,
-)
-from numbsparse.kernels.views import span
+from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, load_4xf32, store_4xf32, wgmma
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
@@ -81,12 +69,12 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
     given = Given(*map(_words, (gates, bias, hs if kept is None else kept, hs, c)))
     of_steps, size = (last - first, first * batch, batch), (batch, units, width)
-    run_steps(kernel, ring, SUMS, index, operands, given, arrived, of_steps, size)
+    run_steps(kernel, ring, GATES, index, operands, given, arrived, of_steps, size)
 
 
 def _words(array: DeviceArray) -> DeviceArray:
     """16-bit floats by twos, as words; an even number of them, contiguous."""
-    flat = span(array)
+    flat = array.span
     if flat.itemsize == 4:
         return flat
     return DeviceArray(flat.address, (flat.size // 2,), as_dtype("uint32"), (4,), flat.owner)
@@ -103,24 +91,24 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
     finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
-    run = multiplying(ring, multiply, SUMS, start, load, finish, True)
+    run = multiplying(ring, multiply, GATES, start, load, finish, True)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
-        sums = cuda.local.array(SUMS, float32)
-        state, share = cuda.local.array(OF_STATE, float32), cuda.local.array(OF_STATE, float32)
+        sums = cuda.local.array(OF_GATES, float32)
+        state, share = cuda.local.array(SUMS, float32), cuda.local.array(SUMS, float32)
         run(sums, (state, share), *args)
 
     return streaming(ring, multiply_steps)
 
 
-OF_STATE = DOWN * TWOS * 2
+OF_GATES = GATES, *SUMS
 
 
 @cache
 def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
     """The x part, but where inputs are multiplied here, and bias of a two of each gate."""
-    take, FIRST = loading_two(kind), place_of_sum(two, down)
+    take, FIRST = loading_two(kind), 2 * down
 
     @cuda.jit(device=True)
     def start(sums, given, where):
@@ -130,11 +118,11 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
         for gate in range(GATES):
             shift = take(given.bias, column + gate * B)
             for j in range(2):
-                sums[gate * PER_GATE + FIRST + j] = shift[j]
+                sums[gate, two, FIRST + j] = shift[j]
             if not inputs:
                 part = take(given.gates, at + gate * B)
                 for j in range(2):
-                    sums[gate * PER_GATE + FIRST + j] += part[j]
+                    sums[gate, two, FIRST + j] += part[j]
 
     return start
 
@@ -142,16 +130,16 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 @cache
 def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
     """c and the dropout factors of the update of a two."""
-    take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), place_of_sum(two, down)
+    take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), 2 * down
 
     @cuda.jit(device=True)
     def load(loaded, given, where):
         (state, share), (line, first_row, top, batch, units, _) = loaded, where
         unit = min(line * B + unit_of(two), units - 2)
         at = (first_row + min(top + row_of(down), batch - 1)) * units + unit
-        state[FIRST], state[FIRST + 1] = take_floats(given.c, at)
+        state[two, FIRST], state[two, FIRST + 1] = take_floats(given.c, at)
         if dropped:
-            share[FIRST], share[FIRST + 1] = take(given.kept, at)
+            share[two, FIRST], share[two, FIRST + 1] = take(given.kept, at)
 
     return load
 
@@ -160,10 +148,8 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
     """Gates, c and h of four units, two and two neighbours, to their places."""
     store, store_floats = storing_twos(kind, two), storing_twos("tf32", two)
-    compute = one_by_one(
-        lambda k: computing(place_of_sum(two, down) + k // 2 * 4 + k % 2, dropped), 4
-    )
-    A, N = place_of_sum(two, down), place_of_sum(two + 1, down)
+    compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
+    A, NEXT = 2 * down, two + 1
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
@@ -173,30 +159,36 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS
         for gate in range(GATES):
-            k = gate * PER_GATE
-            a, b, d, e = sums[k + A], sums[k + A + 1], sums[k + N], sums[k + N + 1]
+            (a, b), (d, e) = pair(sums[gate, two], A), pair(sums[gate, NEXT], A)
             store(given.gates, at + gate * B, left, a, b, d, e)
         at = (first_row + n + batch) * units + line * B
-        store_floats(given.c, at, left, state[A], state[A + 1], state[N], state[N + 1])
-        store(given.hs, at, left, share[A], share[A + 1], share[N], share[N + 1])
+        (a, b), (d, e) = pair(state[two], A), pair(state[NEXT], A)
+        store_floats(given.c, at, left, a, b, d, e)
+        (a, b), (d, e) = pair(share[two], A), pair(share[NEXT], A)
+        store(given.hs, at, left, a, b, d, e)
 
     return finish
 
 
+@cuda.jit(device=True)
+def pair(values, i):
+    return values[i], values[i + 1]
+
+
 @cache
-def computing(at: int, dropped: bool) -> Any:
+def computing(two: int, i: int, dropped: bool) -> Any:
     """The gates and c of a unit take the place of their inputs, h that of its dropout factor."""
-    of_i, of_f, of_g, of_o = (gate * PER_GATE + at for gate in range(GATES))
 
     @cuda.jit(device=True)
     def compute(sums, state, share):
-        a_i, a_f, a_g = sigmoid(sums[of_i]), sigmoid(sums[of_f]), far_tanh(sums[of_g])
-        a_o, update = sigmoid(sums[of_o]), a_i * a_g
+        a_i, a_f = sigmoid(sums[0, two, i]), sigmoid(sums[1, two, i])
+        a_g, a_o = far_tanh(sums[2, two, i]), sigmoid(sums[3, two, i])
+        update = a_i * a_g
         if dropped:
-            update *= share[at]
-        after = a_f * state[at] + update
-        sums[of_i], sums[of_f], sums[of_g], sums[of_o] = a_i, a_f, a_g, a_o
-        state[at], share[at] = after, a_o * far_tanh(after)
+            update *= share[two, i]
+        after = a_f * state[two, i] + update
+        sums[0, two, i], sums[1, two, i], sums[2, two, i], sums[3, two, i] = a_i, a_f, a_g, a_o
+        state[two, i], share[two, i] = after, a_o * far_tanh(after)
 
     return compute
 

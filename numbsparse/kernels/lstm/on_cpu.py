@@ -1,7 +1,5 @@
 """The gates on the CPU: block after block of a row, in loops that fill vectors."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 A thread loads what it needs of all its rows before it computes: what limits it is memory.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from typing import Any
@@ -18,7 +16,6 @@ from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.lstm.cell import GATES, ONE, TWO, cell_grad, column
 from numbsparse.kernels.ptx import ex2, rcp
 from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH
-from numbsparse.kernels.views import span
 
 THREADS = 8 if SIMULATED else 128
 ROWS = 4  # of the batch, of a thread
@@ -36,7 +33,7 @@ def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     """
     kernel = forward_kernel(gain is not None, kept is not None, block_size, ROWS)
     gain, kept = bias if gain is None else gain, c if kept is None else kept
-    flat = map(span, (gates, recurrent, bias, gain, kept, c_before, c, h))
+    flat = (a.span for a in (gates, recurrent, bias, gain, kept, c_before, c, h))
     launch(kernel, _grid(h.shape[1], h.shape[0]), THREADS, *flat, *h.shape)
 
 
@@ -49,9 +46,9 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
     kernel = backward_kernel(gain is not None, kept is not None, block_size, ROWS)
     gain, kept = bias if gain is None else gain, c if kept is None else kept
     dgain = dbias if dgain is None else dgain
-    flat = map(span, (gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain))
+    arrays = gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain
     grid = _grid(dgates.shape[1] // GATES, dy.shape[0])
-    launch(kernel, grid, THREADS, *flat, *dy.shape)
+    launch(kernel, grid, THREADS, *(a.span for a in arrays), *dy.shape)
 
 
 def parts(batch: int) -> int:

@@ -7,8 +7,6 @@ rows follow when all blocks of the grid have written theirs: those of early line
 written well before the step's end, so that products have no pause either.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

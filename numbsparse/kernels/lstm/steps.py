@@ -8,40 +8,29 @@ Of more rows of the batch than a tile has, each tile has pieces of its own, and 
 threads: a step takes little longer as long as some of these have nothing to do.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, int64, uint16, uint32, uint64
+from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, Plan, deal, places
-from numbsparse.kernels.lstm.producers import (
-    BLOCKS,
-    OF_ROWS,
-    OF_WEIGHTS,
-    THREADS,
-    Ring,
-    copying,
-)
+from numbsparse.kernels.lstm.producers import BLOCKS, OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
+from numbsparse.kernels.lstm.units import TWOS
+from numbsparse.kernels.parts.pieces import clear, floats_of, join
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import (
-    add_acq_rel,
     add_release,
     fence_mbarrier_init,
     fence_proxy_async_global,
     first_multiple,
     from_local,
-    load_4xf32,
     mbarrier_arrive,
     mbarrier_wait,
-    shfl_idx,
-    store_4xf32,
     sync_warp,
     to_local,
 )
@@ -51,7 +40,7 @@ from numbsparse.layout import Index
 def run_steps(
     kernel: Any,
     ring: Ring,
-    sums: int,
+    groups: int,
     index: Index,
     operands: Any,
     given: Any,
@@ -59,13 +48,14 @@ def run_steps(
     of_steps: tuple[int, int, int],
     size: tuple[int, int, int],
 ) -> None:
-    """Launch a kernel of `streaming`, whose threads have `sums` sums each.
+    """Launch a kernel of `streaming`, whose threads have so many groups of `units.SUMS` each.
 
     `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
     count, tiles = places(BLOCKS), -(-size[0] // ROWS)
-    plan = planned(index, deal, count, ring.transposed, ring.FEW, 32 * WARPS * sums, tiles)
+    part = WARPS * floats_of(groups, TWOS)
+    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles)
     launch(
         kernel, count, THREADS,
         tensor_maps(*((a, box, box[-1] * ring.ITEM) for a, box in operands)),
@@ -110,15 +100,18 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
 
 @cache
 def multiplying(
-    ring: Ring, multiply: Any, SUMS: int, begin: Any, load: Any, finish: Any, ahead: bool
+    ring: Ring, multiply: Any, GROUPS: int, begin: Any, load: Any, finish: Any, ahead: bool
 ) -> Any:
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
+
+    sums : (GROUPS, *units.SUMS)
 
     begin(sums, given, where) is first in a line, load(loaded, given, where) next where `ahead`,
     else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
     row of the step, row of the batch that the tile begins with, batch, units, width).
     """
-    take, join, to_tuple = taking_reads(ring, multiply), joining(SUMS), from_local(SUMS)
+    take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
+    clear_sums, join_pieces = clear(GROUPS, TWOS), join(GROUPS, TWOS, WARPS)
     BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
@@ -127,7 +120,7 @@ def multiplying(
         batch, units, width = size
         if BACK:
             row += down
-        number = uint32(0)
+        number, warp = uint32(0), int64(cuda.threadIdx.x // 32)
         for step in range(steps):
             told = False
             for k in range(first, last):
@@ -138,8 +131,7 @@ def multiplying(
                 if early == 0 and not told:
                     tell(arrived, 2 * step)
                     told = True
-                for i in range(SUMS):
-                    sums[i] = float32(0)
+                clear_sums(sums)
                 if part == first_part:
                     begin(sums, given, where)
                 loads = ahead and many == 1  # then what is loaded is this thread's own
@@ -148,7 +140,8 @@ def multiplying(
                 to_local(take(to_tuple(sums), number, count, engine), sums)
                 whole = True
                 if many > 1:
-                    whole = join(sums, partials, tickets, part, first_part, many)
+                    own, origin = part * WARPS + warp, first_part * WARPS + warp
+                    whole = join_pieces(partials, tickets, own, origin, many, sums)
                 if whole:
                     if not loads:
                         load(loaded, given, where)
@@ -190,38 +183,3 @@ def tell(arrived, i):
     if cuda.threadIdx.x % 32 == 0:
         fence_proxy_async_global()
         add_release(arrived, i, 1)
-
-
-@cache
-def joining(SUMS: int) -> Any:
-    @cuda.jit(device=True)
-    def join(sums, partials, tickets, part, first_part, many):
-        """Sums of a line that several blocks of threads share: the last adds them, in their order.
-
-        Whether this warp was last; `sums` are the line's then. Tickets are zero again.
-        """
-        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
-        at = (part * WARPS + warp) * (32 * SUMS) + 4 * lane
-        for i in range(0, SUMS, 4):
-            store_4xf32(partials, at + 32 * i, sums[i], sums[i + 1], sums[i + 2], sums[i + 3])
-        sync_warp()
-        ticket, counter = int32(0), first_part * WARPS + warp
-        if lane == 0:
-            ticket = add_acq_rel(tickets, counter, int32(1))
-        if shfl_idx(ticket, 0) < many - 1:
-            return False
-        sync_warp()
-        for i in range(SUMS):
-            sums[i] = float32(0)
-        for k in range(first_part, first_part + many):
-            at = (k * WARPS + warp) * (32 * SUMS) + 4 * lane
-            for i in range(0, SUMS, 4):
-                v = load_4xf32(partials, at + 32 * i)
-                sums[i] += v[0]
-                sums[i + 1] += v[1]
-                sums[i + 2] += v[2]
-                sums[i + 3] += v[3]
-        tickets[counter] = 0
-        return True
-
-    return join

@@ -13,8 +13,6 @@ needed these are words, which no thread has to wait for to widen.
 `kind` is "f16", "bf16", or "tf32", which is float32 in memory.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -36,14 +34,8 @@ from numbsparse.kernels.ptx import (
 
 COLUMNS = GATES * B  # of a line
 DOWN, TWOS = 2, 4  # rows of a thread, and twos of each row and gate
-PER_GATE = DOWN * TWOS * 2
-SUMS = GATES * PER_GATE  # of a thread, forward
+SUMS = TWOS, 2 * DOWN  # of a thread, of a gate or of units: the twos of its upper row come first
 UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
-
-
-def place_of_sum(two: int, down: int) -> int:
-    """Of the first value of a two, among those of a gate."""
-    return 4 * two + 2 * down
 
 
 @cuda.jit(device=True)
@@ -109,21 +101,21 @@ def storing_twos(kind: str, two: int) -> Any:
 
 @cuda.jit(device=True)
 def exchange(sums):
-    """Sums (TWOS, DOWN, 2) of a block of columns: what their places mean changes.
+    """SUMS of a block of columns: what their places mean changes.
 
     Before, two number i of thread q of four are columns 8 i + 2 q and the next; after, 8 q + 2 i.
     """
     for k in range(4):
-        swap(sums, k, k + 4, 1)
-        swap(sums, k + 8, k + 12, 1)
-        swap(sums, k, k + 8, 2)
-        swap(sums, k + 4, k + 12, 2)
+        swap(sums, 0, 1, k, 1)
+        swap(sums, 2, 3, k, 1)
+        swap(sums, 0, 2, k, 2)
+        swap(sums, 1, 3, k, 2)
 
 
 @cuda.jit(device=True)
-def swap(sums, i, j, mask):
+def swap(sums, i, j, k, mask):
     """The j of one thread for the i of the other."""
-    sums[i], sums[j] = exchanged(sums[i], sums[j], cuda.threadIdx.x & mask, mask)
+    sums[i, k], sums[j, k] = exchanged(sums[i, k], sums[j, k], cuda.threadIdx.x & mask, mask)
 
 
 @cuda.jit(device=True)

@@ -26,8 +26,6 @@ Which tile is fastest differs from card to card. A rung with several worth tryin
 and its products take `tile`, the number of one; elsewhere "k6_hopper/1" names the rung with it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from importlib import import_module
@@ -129,9 +127,14 @@ def function_of(kernel: str, product: str) -> Callable[..., None]:
     return partial(compute, tile=int(tile)) if tile else compute
 
 
-def takes_gates(kernel: str, dtype: Any) -> bool:
-    """Whether forward and input_grad of a rung take `gates`, (n_blocks,) float32, on a GPU."""
-    return str(dtype) in getattr(rung(kernel.partition("/")[0]), "TAKES_GATES", ())
+def takes_gates(kernel: str, dtype: Any, known: bool) -> bool:
+    """Whether forward and input_grad of a rung take `gates`, (n_blocks,) float32, on a GPU.
+
+    `known` is whether the host knows which are zero: then the rung is to leave these out already.
+    """
+    of = rung(kernel.partition("/")[0])
+    takes = getattr(of, "TAKES_GATES", ()), () if known else getattr(of, "TAKES_UNKNOWN_GATES", ())
+    return any(str(dtype) in dtypes for dtypes in takes)
 
 
 def n_tiles(name: str, *case: Any) -> int:

@@ -11,8 +11,6 @@ same order as there.
 Reads per output, from where w is: B * (blocks in the line) / R weights. That is the limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

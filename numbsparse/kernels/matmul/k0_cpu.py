@@ -21,8 +21,6 @@ how many multiply-adds the cores can do. A GPU does far more of those: the next 
 A batch that would leave most of a vector empty is multiplied by `few_rows`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np
@@ -33,13 +31,7 @@ from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
 from numbsparse.kernels.matmul.few_rows import few, few_product
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.panels import (
-    empty_panels,
-    pack,
-    places_of_run,
-    run_of,
-    with_unit_stride,
-)
+from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of, with_unit_stride
 from numbsparse.kernels.simd import (
     fetch_add,
     lanes,

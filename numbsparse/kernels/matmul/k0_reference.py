@@ -4,8 +4,6 @@ It is slow and takes every block size; every other rung is compared with this on
 other.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import scipy.sparse
 

@@ -12,8 +12,6 @@ Every x is read again by each of the B threads that need it and every weight by 
 batch: the next rung removes that.
 """
 
-from __future__ import annotations
-
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch

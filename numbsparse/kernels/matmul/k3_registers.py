@@ -19,8 +19,6 @@ values are still loaded one by one, through registers, because only rows that st
 rung removes both.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

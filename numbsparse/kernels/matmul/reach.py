@@ -1,7 +1,5 @@
 """What a rung serves, from its limits: the `unsupported` of its contract."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

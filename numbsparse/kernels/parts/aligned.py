@@ -1,7 +1,5 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,7 +9,6 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
-from numbsparse.kernels.views import span
 
 BYTES = 16  # of one copy
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
@@ -30,7 +27,7 @@ def aligned_rows(x: DeviceArray) -> Rows:
     """x (rows, features); copied unless it is aligned."""
     if x.rows is None:
         whole = aligned(x)
-        rows = Rows(span(whole), whole.strides[0] // whole.itemsize, x.shape[1])
+        rows = Rows(whole.span, whole.strides[0] // whole.itemsize, x.shape[1])
         if whole is not x:
             return rows
         x.rows = rows
@@ -65,7 +62,7 @@ def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
     if x.size:
         overlap = SIMULATED or compute_capability() >= (9, 0)
         kernel, grid = matrix_kernel(size, overlap), (-(-rows // WARPS), -(-width // CHUNK))
-        operands = x.shape, of_bits(span(out)), of_bits(span(x)), *strides
+        operands = x.shape, of_bits(out.span), of_bits(x.span), *strides
         launch(kernel, grid, (32, WARPS), *operands, overlap=overlap)
 
 

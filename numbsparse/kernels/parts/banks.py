@@ -6,8 +6,6 @@ because `swap`, which follows from the line, is XORed into the place. Every size
 so a place moves by constant lines and pieces without being computed again.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

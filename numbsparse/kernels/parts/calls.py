@@ -4,8 +4,6 @@ Training goes over the same arrays step after step, and a product of few rows ta
 time than the host needs to work out its arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

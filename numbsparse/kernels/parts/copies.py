@@ -1,7 +1,5 @@
 """Tiles copied from global to shared memory by `cp.async`, 16 bytes at a time, edges cut off."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Pieces are dealt in an order, the longest first where there is a choice (LPT), e
 that is free first.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

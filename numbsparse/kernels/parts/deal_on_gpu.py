@@ -6,8 +6,6 @@ the shortest of the next. Each place then takes its own by rows, so that all go 
 its rows stay in the L2 cache.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

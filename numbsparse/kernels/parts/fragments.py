@@ -5,8 +5,6 @@ precision of float32 ("highest", "high"; see `fragments_tf32`). `ldmatrix` loads
 matrices of 8 x 8 at once, and one mma takes 16 terms of the sum.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

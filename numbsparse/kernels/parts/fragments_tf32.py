@@ -5,8 +5,6 @@ as long as both operands agree, and so are the rows and columns that a lane hold
 neighbours in memory, so that one load of 16 bytes feeds two or four mma.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gates: a number for each block of a weight, read ahead, and no work where all of a unit are 0."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which lines of a layout are computed together: those with blocks at the same inputs."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import types
 from numba.extending import intrinsic

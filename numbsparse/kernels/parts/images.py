@@ -3,8 +3,6 @@
 A block is small against the rows that it multiplies, so it pays to split it before the product.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -15,7 +13,6 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.split import split_exact
 from numbsparse.kernels.ptx import as_float32, store_4xf32
-from numbsparse.kernels.views import span
 
 THREADS = 256
 
@@ -44,7 +41,7 @@ def images_of(
     images = empty((2 * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
     kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights)
-    launch(kernel, grid, THREADS, span(values), strides, block_rows, in_features, images)
+    launch(kernel, grid, THREADS, values.span, strides, block_rows, in_features, images)
     return images
 
 

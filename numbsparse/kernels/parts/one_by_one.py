@@ -1,7 +1,5 @@
 """A loop unrolled in Python: a function for each number, run one after another."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba import cuda

@@ -4,8 +4,6 @@ A step is what a lane holds of w at once: 16 x B values of 16 bits, for one mma 
 and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

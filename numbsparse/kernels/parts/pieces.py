@@ -4,8 +4,6 @@ A piece is left in memory as the lanes hold it, their 16 bytes side by side. The
 adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -77,8 +75,8 @@ def add_saved(M: int, N: int) -> Any:
 
 
 @cache
-def join(M: int, N: int) -> Any:
-    """Save piece number k of a sum of `many` from `first` on; the last warp adds them all.
+def join(M: int, N: int, STEP: int = 1) -> Any:
+    """Save piece number k of a sum of `many`, STEP apart from `first` on; the last warp adds them.
 
     Returns whether this was the last one, and acc is then the whole sum, added in the order of its
     pieces. Tickets are zero before and after.
@@ -96,7 +94,7 @@ def join(M: int, N: int) -> Any:
             return False
         sync_warp()
         clear_sums(acc)
-        for piece in range(first, first + many):
+        for piece in range(first, first + many * STEP, STEP):
             add_piece(pieces, piece, acc)
         if cuda.threadIdx.x % 32 == 0:
             tickets[first] = 0

@@ -6,8 +6,6 @@ are such a box again, elsewhere in the images: the copy engine loads it as it wo
 matrix, with zeros beyond the images.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from itertools import product
 from math import prod

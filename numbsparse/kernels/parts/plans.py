@@ -1,7 +1,5 @@
 """What a rung works out from a layout before its first launch: once per layout, then cached."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,9 +66,9 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
 
 
 def wanted_of(make: Any) -> Callable[[Any], Any]:
-    """A decorator: this function leaves blocks whose gate is zero out of a plan of `make`.
+    """A decorator: this function leaves blocks whose gate is zero out of a plan that `make` begins.
 
-    Of gates, the plan of all blocks and the same arguments it makes one for the next launch.
+    Of the plan of all blocks, and what else it takes, it makes one on the GPU for the next launch.
     """
 
     def register(function: Any) -> Any:
@@ -80,17 +78,17 @@ def wanted_of(make: Any) -> Callable[[Any], Any]:
     return register
 
 
+def wanted(make: Any, plan: Any, *more: Any) -> Any:
+    """What `wanted_of` registered, of a plan that `make` began."""
+    return _wanted[make](plan, *more)
+
+
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:
     """make(index, *key), with the index as NumPy arrays; its result's arrays go where the index is.
 
     It is called once for every layout and `key`, and its result lives as long as the layout. For
-    a layout made on the GPU, the function registered by `on_gpu_of` is called. With gates that only
-    the GPU knows, that of `wanted_of` is called every time.
+    a layout made on the GPU, the function registered by `on_gpu_of` is called.
     """
-    if index.gates is not None:
-        of, gates = index.gates
-        plan = planned(of, make, *key)
-        return _wanted[make](gates, plan, *key) if make in _wanted else plan
     stream = current_stream()
     found = index.plans.get((make, key, stream.handle))
     if found is None or stream.is_captured:

@@ -4,8 +4,6 @@ A lane holds the record of one of 32 steps while those of the next 32 are under 
 too, so no step waits for its record; each is broadcast to the whole warp.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -3,8 +3,6 @@
 They are of block rows and columns that meet in many blocks, or of one row.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -5,15 +5,12 @@ An infinity splits into hi = inf and lo = NaN, a value that rounds up to one int
 start to end: rare, so simple and slow.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 
@@ -69,19 +66,20 @@ def dense_of(x: DeviceArray, values: DeviceArray, index: Index, transposed: bool
     walk, size = index.rows if transposed else index.columns, values.shape[1]
     x_strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
     w_strides = (1, size) if transposed else (size, 1)
-    return Dense(span(x), x_strides, x.shape[1], span(values), w_strides, *walk)
+    return Dense(x.span, x_strides, x.shape[1], values.span, w_strides, *walk)
 
 
 @cache
-def repairing_lines(B: int) -> Any:
-    """repair(y, n, feature, dense): y[n, feature] of y = x @ w, if that is NaN.
+def repairing_lines(gated: bool = False) -> Any:
+    """repair(y, n, feature, B, dense, gates): y[n, feature] of y = x @ w, if that is NaN.
 
     y : `store.Output`
     dense : `Dense`
+    gates : if `gated`, what each block of w is multiplied by; one that is 0 counts for nothing
     """
 
     @cuda.jit(device=True)
-    def repair(y, n, feature, dense):
+    def repair(y, n, feature, B, dense, gates):
         values, row_stride, column_stride, _, _ = y
         x, x_strides, in_features, w, w_strides, indptr, indices, blocks = dense
         at = n * row_stride + feature * column_stride
@@ -91,9 +89,11 @@ def repairing_lines(B: int) -> Any:
         for entry in range(indptr[feature // B], indptr[feature // B + 1]):
             first, block = indices[entry] * B, int64(blocks[entry]) * (B * B)
             block += feature % B * w_strides[1]
-            for i in range(min(B, in_features - first)):
+            gate = gates[blocks[entry]] if gated else float32(1)
+            for i in range(min(B, in_features - first) if gate != 0 else 0):
                 value = x[n * x_strides[0] + (first + i) * x_strides[1]]
-                total += value * w[block + i * w_strides[0]]
+                weight = w[block + i * w_strides[0]]
+                total += value * (weight * gate if gated else weight)
         values[at] = total
 
     return repair
@@ -114,7 +114,7 @@ def factors_of(x: DeviceArray, dy: DeviceArray, orders: tuple[bool, bool], index
     strides = (a.strides[0] // a.itemsize for a in (x, dy))
     features = (a.shape[0 if across else 1] for a, across in zip((x, dy), orders, strict=True))
     sizes = *strides, *features, x.shape[1 if orders[0] else 0]
-    return Factors(span(x), span(dy), sizes, index.block_rows, index.block_columns)
+    return Factors(x.span, dy.span, sizes, index.block_rows, index.block_columns)
 
 
 @cache

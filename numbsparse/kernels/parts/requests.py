@@ -7,8 +7,6 @@ tile is then gathered from the blocks and lines that a record names, in pairs of
 0 elsewhere. A block begins at value 32 * place.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A barrier distinguishes phases by their parity. Stage 0 follows the last one, a 
 for a stage is to wait for the parity of its phase.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A piece is the units of a line that one share holds. A line is cut only where sh
 would be uneven.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -8,8 +8,6 @@ float32. Values below 2^-113 lose bits of their lo, which is then too small for 
 is not finite makes NaN of the sum, and such outputs are computed again.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba import cuda, uint32

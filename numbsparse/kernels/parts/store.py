@@ -8,8 +8,6 @@ shared memory, which the copy engine stores while the warp goes on (`box_storer`
 `store_float32` is the same of float32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,7 +30,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     tma_store_2d,
 )
-from numbsparse.kernels.views import span
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
@@ -62,7 +59,7 @@ class Output(NamedTuple):
 
 
 def output_of(y: DeviceArray) -> Output:
-    return Output(of_bits(span(y)), *(stride // y.itemsize for stride in y.strides), *y.shape)
+    return Output(of_bits(y.span), *(stride // y.itemsize for stride in y.strides), *y.shape)
 
 
 class Sums(NamedTuple):

@@ -3,8 +3,6 @@
 Sums are those of `fragments.products`, which says in `coordinates` what a lane has.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -14,7 +12,6 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import MMA, PACK, coordinates
 from numbsparse.kernels.ptx import store_4xf32
-from numbsparse.kernels.views import span
 
 
 def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
@@ -26,7 +23,7 @@ def stored(y: DeviceArray) -> tuple[DeviceArray, bool, bool]:
     y = y.T if transposed else y
     least = BYTES if y.itemsize == 4 else 4
     wide = y.shape[-1] * y.itemsize % least == 0 and y.address % least == 0
-    flat = span(y)
+    flat = y.span
     if wide and y.itemsize == 2:
         flat = flat.view("uint32")
     return flat, transposed, wide

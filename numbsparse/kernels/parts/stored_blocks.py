@@ -5,8 +5,6 @@ change places, so that those read together share no bank. For a long batch they 
 beforehand (`packed`), and the copy engine copies them, so that no lane has to.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

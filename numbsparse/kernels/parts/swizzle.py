@@ -6,8 +6,6 @@ holds neighbouring features of a row of the batch; or, where the operand is tran
 (feature-major), neighbouring rows of the batch for one feature.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -7,8 +7,6 @@ both operands agree on: of 16-bit values the pairs that `ldmatrix` loads, of flo
 q + 1 of each eight.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

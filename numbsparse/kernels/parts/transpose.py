@@ -1,7 +1,5 @@
 """A feature-major copy of batch-major 16-bit values, through tiles in shared memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64
@@ -10,7 +8,6 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
-from numbsparse.kernels.views import span
 
 SIDE = 64  # rows and columns of a tile: 128 bytes
 THREADS = 256
@@ -25,7 +22,7 @@ def transposed_copy(x: DeviceArray) -> DeviceArray:
     kernel = overlapping if overlap else ordered
     grid = -(-columns // SIDE), -(-rows // SIDE)
     strides, step = (x.strides[0] // 2, x.strides[1] // 2), out.strides[0] // 2
-    args = of_bits(span(x)), strides, x.shape, of_bits(span(out)), step
+    args = of_bits(x.span), strides, x.shape, of_bits(out.span), step
     launch(kernel, grid, THREADS, *args, overlap=overlap)
     return out.T
 

@@ -5,8 +5,6 @@ The pieces of an item add to the same float32 numbers, one after another and alw
 order: each waits for its turn, not for long, because all end at the same time.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -16,14 +14,7 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.parts.fragments import PACK
-from numbsparse.kernels.ptx import (
-    add_release,
-    load_4xf32,
-    load_acquire,
-    store_2xu32,
-    store_4xf32,
-)
-from numbsparse.kernels.views import span
+from numbsparse.kernels.ptx import add_release, load_4xf32, load_acquire, store_2xu32, store_4xf32
 
 RUN = 4  # values that a thread takes at once
 AHEAD = 6  # of those, loads in flight
@@ -45,7 +36,7 @@ def sums_into(result: DeviceArray, items: int, pieces: int) -> Sums:
     turns = empty((items,), np.int32)
     if pieces > 1:
         fill(turns, 0)
-    return Sums(pieces, totals, turns, span(result))
+    return Sums(pieces, totals, turns, result.span)
 
 
 @lru_cache(maxsize=1024)

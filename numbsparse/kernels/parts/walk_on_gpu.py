@@ -1,7 +1,5 @@
 """How a warp goes through the bits of lines, 32 inputs at a time, and from one kept to the next."""
 
-from __future__ import annotations
-
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.ptx import shfl_idx

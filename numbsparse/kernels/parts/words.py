@@ -1,7 +1,5 @@
 """Words of 32 bits that a warp reads or writes together, each lane 8, 16 or 32 bytes of them."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -21,8 +21,6 @@ Warp-wide instructions are run by all 32 lanes of a warp together.
 ...     ptx.store_4xf32(out, 0, a + a, b + b, c + c, d + d)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse.device import SIMULATED, runtime

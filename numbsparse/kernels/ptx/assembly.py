@@ -3,8 +3,6 @@
 Types are checked, not converted, because a float32 that quietly becomes a uint32 is a wrong number.
 """
 
-from __future__ import annotations
-
 from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 
@@ -216,17 +214,18 @@ def address(context, builder, array, value, i, space):
     )
 
 
-def emit(builder, text, results, operands, memory=False, kept=()):
-    """One instruction: the values of its results.
+def emit(builder, text, results, operands, memory=False, kept=(), early=False):
+    """One instruction, or several: the values of its results.
 
     With `memory`, loads and stores stay on their side of it; `kept` are the values that the results
-    have before. Warp-wide ones, all with .sync in their names, are convergent: the compiler may not
-    move them to where fewer lanes pass.
+    have before, and `early` says that some are written before all operands are read. Warp-wide
+    ones, all with .sync in their names, are convergent: the compiler may not move them to where
+    fewer lanes pass.
     """
     returned = ir.VoidType()
     if results:
         returned = results[0] if len(results) == 1 else ir.LiteralStructType(results)
-    constraints = ["=" + _LETTERS[str(kind)] for kind in results]
+    constraints = [("=&" if early else "=") + _LETTERS[str(kind)] for kind in results]
     constraints += [_LETTERS[str(operand.type)] for operand in operands]
     constraints += [str(k) for k in range(len(kept))]
     constraints += ["~{memory}"] if memory else []

@@ -1,7 +1,5 @@
 """Barriers that count bytes, and the copy engine between shared memory and arrays; 9.0."""
 
-from __future__ import annotations
-
 from numba import types
 from numba.cuda.extending import intrinsic
 

@@ -5,8 +5,6 @@ at once, so a kernel that never waits fails only on a GPU, and `races` says so; 
 for the wrong number of bytes or arrivals waits forever there, and raises here.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from typing import Any
@@ -185,7 +183,7 @@ def _box(info, corner):
     start, first, counts, strides = _inside(info, corner)
     if 0 not in counts:
         nbytes = sum((n - 1) * s for n, s in zip(counts, strides, strict=True)) + box.itemsize
-        memory = np.frombuffer((ctypes.c_char * nbytes).from_address(start), np.uint8)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(start))
         values = np.lib.stride_tricks.as_strided(
             memory[: box.itemsize].view(box.dtype), counts, strides
         )

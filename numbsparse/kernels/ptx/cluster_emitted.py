@@ -1,7 +1,5 @@
 """Clusters of blocks, and products whose operands are anywhere: compute capability 9.0."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -10,10 +8,8 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import (
-    SHARED,
     Item,
     Whole,
-    address,
     check_array,
     emit,
     f32,
@@ -24,7 +20,7 @@ from numbsparse.kernels.ptx.assembly import (
     u32,
 )
 from numbsparse.kernels.ptx.tiles import Operand
-from numbsparse.kernels.ptx.wgmma_emitted import _high, _tied
+from numbsparse.kernels.ptx.wgmma_emitted import _high, in_pieces, in_place
 
 _OF_FIRST = "shfl.sync.idx.b32 $0, $1, 0, 0x1f, 0xffffffff;"
 
@@ -87,12 +83,10 @@ def _multiply(text: str, count: int, units: int) -> Any:
         check_array("wgmma", shared, i)
 
         def build(context, builder, signature, args):
-            start = address(context, builder, shared, args[1], args[2], SHARED)
+            start = in_pieces(context, builder, shared, args[1], args[2])
             low = [builder.extract_value(args[3], k) for k in range(2 * units)]
             values = [builder.extract_value(args[0], k) for k in range(count)]
-            # Above the first 18 bits, the address names the block in its cluster.
-            start = builder.lshr(builder.and_(start, i32(0x3FFFF)), i32(4))
-            results = _tied(builder, text, [start, args[4], *low], values)
+            results = in_place(builder, text, [start, args[4], *low], values)
             return context.make_tuple(builder, signature.return_type, results)
 
         return accumulators(accumulators, shared, types.int64, places, u32), build

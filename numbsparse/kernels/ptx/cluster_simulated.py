@@ -1,7 +1,5 @@
 """The instructions of `cluster_emitted` in the simulator."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

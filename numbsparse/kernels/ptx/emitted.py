@@ -1,7 +1,5 @@
 """The instructions on a GPU: intrinsics that emit them, one each."""
 
-from __future__ import annotations
-
 from numbsparse.kernels.ptx.assembly import (
     GLOBAL,
     Item,

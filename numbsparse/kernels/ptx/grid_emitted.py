@@ -1,7 +1,5 @@
 """What the blocks of a whole grid share: counters, and what another of them wrote."""
 
-from __future__ import annotations
-
 from numba import types
 
 from numbsparse.kernels.ptx.assembly import GLOBAL, Item, Whole, instruction, ordering, u32

@@ -1,7 +1,5 @@
 """The instructions of `grid_emitted` in the simulator, where one thread runs at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async

@@ -1,7 +1,5 @@
 """Barriers in shared memory that count arrivals and bytes, in the simulator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

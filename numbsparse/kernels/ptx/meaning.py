@@ -4,8 +4,6 @@ Operands are arrays (32,) of one register per lane, or (32, n) of n: row l is la
 hold 32 bits; the lower half of one comes first in memory and in a pair.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 LANE = np.arange(32)

@@ -4,8 +4,6 @@ What a GPU would silently do wrong raises here: places outside an array or betwe
 of 16 bytes, global memory for shared, registers of the wrong type.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`wgmma` of tf32 with the first operand in registers, on a GPU: float32 by three products."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -10,9 +8,7 @@ from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, u32
-
-_FLOAT = ir.FloatType()
+from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, emit, f32, i32, u32
 
 
 @cache
@@ -36,15 +32,11 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
                 where = address(context, builder, shared, args[3], place, SHARED)
                 # Core matrices, 8 columns x 4 terms: n / 8 side by side, then the next terms.
                 values += [builder.or_(builder.lshr(where, i32(4)), i32(along << 16))]
-            constraints = ["=&f"] * count + ["r"] * len(values) + ["~{memory}"]
-            results = ir.LiteralStructType([_FLOAT] * count)
-            function = ir.FunctionType(results, [value.type for value in values])
-            assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=True)
-            products = builder.call(assembly, values, attrs=("convergent",))
+            floats = [ir.FloatType()] * count
+            products = emit(builder, text, floats, values, memory=True, early=True)
             data = context.make_array(acc)(context, builder, args[0]).data
-            for k in range(count):
+            for k, product in enumerate(products):
                 at = builder.gep(data, [i32(k)])
-                product = builder.extract_value(products, k)
                 builder.store(builder.fadd(builder.load(at), product), at)
             return context.get_dummy_value()
 

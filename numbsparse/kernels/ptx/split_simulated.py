@@ -1,7 +1,5 @@
 """`wgmma` of tf32 with the first operand in registers, in the simulator."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -8,8 +8,6 @@ bank twice: `swizzled` says how. The hardware uses the address, not the line, so
 multiples of 8 lines, and are read from any line on.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 

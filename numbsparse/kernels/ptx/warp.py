@@ -1,7 +1,5 @@
 """In the simulator, 32 threads run an instruction together, as a warp, or 128 as a warpgroup."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any

@@ -5,8 +5,6 @@ everything from the fence to the wait: so no compiler moves them while products 
 none of them leaves its register. A step must be long enough to hide the wait.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -15,7 +13,16 @@ from numba import types
 from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
-from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, f32, i32, ordering_by, u32
+from numbsparse.kernels.ptx.assembly import (
+    SHARED,
+    address,
+    check_array,
+    emit,
+    f32,
+    i32,
+    ordering_by,
+    u32,
+)
 from numbsparse.kernels.ptx.tiles import Operand
 
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
@@ -54,7 +61,7 @@ def wgmma(
                 _place(context, builder, ws, args[3], args[4], b),
             )
             values = [builder.extract_value(args[0], k) for k in range(count)]
-            results = _tied(builder, text, [*places, *args[5:]], values)
+            results = in_place(builder, text, [*places, *args[5:]], values)
             return context.make_tuple(builder, signature.return_type, results)
 
         masks = (u32 for _ in mask)
@@ -178,10 +185,15 @@ def _in_flight(lines):
 
 def _place(context, builder, array, value, i, operand):
     """The lower word of a descriptor: the address, and the bytes from panel to panel."""
+    place = in_pieces(context, builder, array, value, i)
+    return builder.or_(place, i32(operand.panel // 16 << 16))
+
+
+def in_pieces(context, builder, array, value, i):
+    """The address of item i in pieces of 16 bytes, as descriptors have it."""
     place = address(context, builder, array, value, i, SHARED)
     # Above the first 18 bits, the address names the block in its cluster.
-    place = builder.lshr(builder.and_(place, i32(0x3FFFF)), i32(4))
-    return builder.or_(place, i32(operand.panel // 16 << 16))
+    return builder.lshr(builder.and_(place, i32(0x3FFFF)), i32(4))
 
 
 def _high(operand):
@@ -189,13 +201,6 @@ def _high(operand):
     return operand.apart >> 4 | _SWIZZLES[operand.width] << 30
 
 
-def _tied(builder, text, operands, values):
-    """One block of assembly that changes all the values in place."""
-    n = len(values)
-    constraints = ["=f"] * n + ["r"] * len(operands) + [str(k) for k in range(n)] + ["~{memory}"]
-    results = ir.LiteralStructType([_FLOAT] * n)
-    inputs = [*operands, *values]
-    function = ir.FunctionType(results, [value.type for value in inputs])
-    assembly = ir.InlineAsm(function, text, ",".join(constraints), side_effect=True)
-    value = builder.call(assembly, inputs, attrs=("convergent",))
-    return [builder.extract_value(value, k) for k in range(n)]
+def in_place(builder, text, operands, values):
+    """One block of assembly that changes all the values, float32, in place."""
+    return emit(builder, text, [_FLOAT] * len(values), operands, memory=True, kept=values)

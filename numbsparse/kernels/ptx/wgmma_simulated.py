@@ -1,7 +1,5 @@
 """`wgmma` in the simulator: the last of a warpgroup's 128 threads to arrive computes."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -97,7 +95,7 @@ def to_local(values, local):
 
 
 def from_local(count: int) -> Any:
-    return lambda local: tuple(np.float32(local[k]) for k in range(count))
+    return lambda local: tuple(np.float32(value) for value in local.reshape(-1)[:count])
 
 
 def more_registers(n):

@@ -1,7 +1,5 @@
 """Activations, gates, softmax and dropout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from numbsparse.nn.functional.arithmetic import (
 )
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
 from numbsparse.nn.functional.shape import reshape
+from numbsparse.patterns.checks import number
 
 
 def relu(x: Any) -> Tensor:
@@ -221,9 +220,7 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     >>> F.dropout(Tensor([1.0] * 6), 0.5, seed=0)
     Tensor([0., 2., 0., 0., 2., 0.])
     """
-    if not 0 <= rate < 1:
-        raise ValueError(f"rate takes a probability from 0 to below 1, got {rate}")
     x = as_tensor(x)
-    if rate == 0:
+    if number("rate", rate, below=1) == 0:
         return x
     return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.device)))

@@ -1,7 +1,5 @@
 """Block-sparse tensors in another layout, their sums, and the norms of their blocks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

@@ -1,7 +1,5 @@
 """The gates of an LSTM's units, in one operation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

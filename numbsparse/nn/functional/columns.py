@@ -1,7 +1,5 @@
 """The columns of a block-sparse matrix: their lengths, each times a number, and normalised."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

@@ -1,14 +1,13 @@
 """The three convolutions; the gradient of each is another of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import in_library_of
-from numbsparse.nn.functional.arithmetic import data_of, edges
+from numbsparse.nn.functional.arithmetic import data_of
 from numbsparse.ops.operands import in_order
 
 
@@ -76,14 +75,11 @@ def conv(
     """
     sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     how = kernel, ops.checked_precision(precision)
-    if isinstance(x, Tensor) or isinstance(w, Tensor):
-        x = _dense(x, "x")
+
+    def compute(x: Any) -> Tensor:
         return _conv(x, w, ops.conv_window(_space(x), **sizes), how)
 
-    def compute(here: Any) -> Any:
-        return in_library_of(x, ops.conv(here, w, ops.conv_window(_space(here), **sizes), *how))
-
-    return _in_order(x, compute)
+    return _computed(x, w, compute)
 
 
 def conv_transpose(
@@ -138,15 +134,11 @@ def conv_transpose(
     sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     sizes |= {"output_padding": output_padding}
     how = kernel, ops.checked_precision(precision)
-    if isinstance(x, Tensor) or isinstance(w, Tensor):
-        x = _dense(x, "x")
+
+    def compute(x: Any) -> Tensor:
         return _transpose(x, w, ops.transpose_window(_space(x), **sizes), out_features, how)
 
-    def compute(here: Any) -> Any:
-        of = w, ops.transpose_window(_space(here), **sizes), here.ndim - 2, out_features
-        return in_library_of(x, ops.conv_transpose(here, *of, *how))
-
-    return _in_order(x, compute)
+    return _computed(x, w, compute)
 
 
 def conv_weight_grad(
@@ -189,19 +181,25 @@ def conv_weight_grad(
     """
     sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
     how = kernel, ops.checked_precision(precision)
-    differentiable = isinstance(x, Tensor) or isinstance(dy, Tensor)
 
-    def compute(x: Any) -> Any:
+    def compute(x: Any) -> Tensor:
         of = _dense(dy, "dy"), data_of(w), ops.conv_window(_space(x), **sizes)
-        return _weight_grad(x, *of, how) if differentiable else ops.conv_weight_grad(x, *of, *how)
+        return _weight_grad(x, *of, how)
 
-    return compute(_dense(x, "x")) if differentiable else _in_order(x, compute)
+    return _computed(x, dy, compute)
+
+
+def _computed(x: Any, other: Any, compute: Callable[[Any], Tensor]) -> Any:
+    """A Tensor where an operand is one; else what it holds, in the library of x."""
+    is_tensor = isinstance(x, Tensor) or isinstance(other, Tensor)
+    return compute(_dense(x, "x")) if is_tensor else _in_order(x, compute)
 
 
 @in_order
-def _in_order(x: Any, compute: Callable[[Any], Any]) -> Any:
-    """What is computed of an array of any library, in order with that library's work."""
-    return compute(ops.operand(x, "x"))
+def _in_order(x: Any, compute: Callable[[Any], Tensor]) -> Any:
+    """Of an array of any library, in order with that library's work."""
+    result: Any = compute(ops.operand(x, "x")).data
+    return result if isinstance(result, BlockSparse) else in_library_of(x, result)
 
 
 def _dense(x: Any, argument: str) -> Any:
@@ -213,36 +211,33 @@ def _space(x: Any) -> tuple[int, ...]:
 
 
 def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:
+    y = ops.conv(data_of(x), data_of(w), window, *how)
     x, w = as_tensor(x), as_tensor(w)
     features, kept = x.shape[-1], unread(w)
     return record(
-        ops.conv(data_of(x), data_of(w), window, *how),
-        *edges(
-            (x, lambda dy, y: _transpose(dy, w, window, features, how)),
-            (w, lambda dy, y: _weight_grad(x, dy, kept, window, how)),
-        ),
+        y,
+        (x, lambda dy, y: _transpose(dy, w, window, features, how)),
+        (w, lambda dy, y: _weight_grad(x, dy, kept, window, how)),
     )
 
 
 def _transpose(x: Any, w: Any, window: Any, out_features: Any, how: Any) -> Tensor:
+    y = ops.conv_transpose(data_of(x), data_of(w), window, len(x.shape) - 2, out_features, *how)
     x, w = as_tensor(x), as_tensor(w)
-    axes, kept = len(x.shape) - 2, unread(w)
+    kept = unread(w)
     return record(
-        ops.conv_transpose(data_of(x), data_of(w), window, axes, out_features, *how),
-        *edges(
-            (x, lambda dy, y: _conv(dy, w, window, how)),
-            (w, lambda dy, y: _weight_grad(dy, x, kept, window, how)),
-        ),
+        y,
+        (x, lambda dy, y: _conv(dy, w, window, how)),
+        (w, lambda dy, y: _weight_grad(dy, x, kept, window, how)),
     )
 
 
 def _weight_grad(x: Any, dy: Any, like: Any, window: Any, how: Any) -> Tensor:
+    dw = ops.conv_weight_grad(data_of(x), data_of(dy), like, window, *how)
     x, dy = as_tensor(x), as_tensor(dy)
     features = x.shape[-1]
     return record(
-        ops.conv_weight_grad(data_of(x), data_of(dy), like, window, *how),
-        *edges(
-            (x, lambda dw, w: _transpose(dy, dw, window, features, how)),
-            (dy, lambda dw, w: _conv(x, dw, window, how)),
-        ),
+        dw,
+        (x, lambda dw, w: _transpose(dy, dw, window, features, how)),
+        (dy, lambda dw, w: _conv(x, dw, window, how)),
     )

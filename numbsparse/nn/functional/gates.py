@@ -46,16 +46,16 @@ def as_stored(w: Tensor, gate: Tensor) -> AsStored:
     return w, numbers_of(gate), ops.select_gated(own, numbers)
 
 
-def scaled(w: Tensor, gates: AsStored, taps: int | None = None, within: bool = False) -> Tensor:
-    """`scale_blocks` by gates that are `as_stored`; `within` a product as in `ops.gated`."""
-    result = _gated(*gates, taps, within)
+def scaled(w: Tensor, gates: AsStored, taps: int | None = None) -> Tensor:
+    """`scale_blocks` by gates that are `as_stored`."""
+    result = _gated(*gates, taps)
     return transpose(result) if unread(w).is_transposed else result
 
 
-def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None, within: bool = False) -> Tensor:
+def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
     """Of the blocks that are kept; with `ungated` and `dots` closed under differentiation."""
     return record(
-        ops.gated(w.matrix, by.data, kept, within),
+        ops.gated(w.matrix, by.data, kept),
         (w, lambda dv, v: ungated(dv, by, kept, taps)),
         (by, lambda dv, v: dots(dv, w, kept, taps)),
     )

@@ -1,7 +1,5 @@
 """What layers compute."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import ops

@@ -1,7 +1,5 @@
 """The LSTM as one function of a whole sequence, and step by step as the textbooks have it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -102,10 +100,8 @@ def lstm(
     given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
     inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
-    how["exchange"] = exchange
-    datas: list[Any] = [tensor.data for tensor in inputs]
-    trace = ops.lstm(*datas[:6], gain=None if gain is None else datas[6], **how)
-    backward = _LSTM(inputs, trace, how)
+    backward = _LSTM(inputs, how, exchange)
+    trace = backward.trace
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
     # weight_hh, the largest, is the first: to reduce it over several cards takes the longest. Those
@@ -163,11 +159,22 @@ def _gates(z: Tensor, block_size: int, units: int) -> list[Tensor]:
 class _LSTM:
     """The way back from the three results to each input, of which the time loop runs once."""
 
-    def __init__(self, inputs: list[Tensor], trace: Any, how: Any):
-        self.inputs, self.trace, self.how = inputs, trace, how
+    def __init__(self, inputs: list[Tensor], how: Any, exchange: Any):
+        self.inputs, self.how, self.exchange = inputs, how, exchange
+        self.trace: Any = self.forward()
         self.pieces: Any = None  # the gradients that `found` belongs to
         self.found: Any = None
         self.left = 0  # inputs that still ask for theirs
+
+    def cells(self) -> Any:
+        """As they are now."""
+        _, ih, hh, bias, _, _, *gain = (a.data for a in self.inputs)
+        how = {"gain": gain[0] if gain else None, "exchange": self.exchange, **self.how}
+        return ops.LSTMCells(hh, bias, ih, **how)  # type: ignore[arg-type]
+
+    def forward(self) -> Any:
+        x, h, c = (self.inputs[i].data for i in (0, 4, 5))
+        return ops.lstm(x, self.cells(), h, c)
 
     def vjp(self, i: int) -> Callable[[Any, Tensor], Tensor]:
         def gradient(pieces: Any, y: Tensor) -> Tensor:
@@ -179,7 +186,7 @@ class _LSTM:
     def gradient(self, i: int, pieces: Any) -> Tensor:
         """Of input number i, from those of the results."""
         if self.pieces is not pieces:
-            if self.how["exchange"] is not None:
+            if self.exchange is not None:
                 refuse_again()
             self.found = self._again(pieces) if is_recording() else self._once(pieces)
             self.pieces, self.left = pieces, sum(a.requires_grad for a in self.inputs)
@@ -191,22 +198,14 @@ class _LSTM:
 
     def _once(self, pieces: Any) -> Callable[[int], Tensor]:
         """The fused gradient."""
-        precision = self.how["precision"]
-        datas: list[Any] = [a.data for a in self.inputs]
-        x, weight_ih, weight_hh, bias, h, c, *gain = datas
+        cells, precision = self.cells(), self.how["precision"]
+        x: Any = self.inputs[0].data
+        weight_ih, weight_hh = cells.weight_ih, cells.weight_hh
         if self.trace.gates is None:  # a backward before this one has used them up
-            self.trace = ops.lstm(x, weight_ih, weight_hh, bias, h, c, **self.how)
+            self.trace = self.forward()
         trace, self.trace = self.trace, self.trace._replace(gates=None)
-        grads = ops.lstm_grad(
-            trace,
-            weight_hh,
-            bias,
-            *(pieces[i].data if i in pieces else None for i in range(3)),
-            gain=gain[0] if gain else None,
-            kept=self.how["kept"],
-            precision=precision,
-            exchange=self.how["exchange"],
-        )
+        dys = (pieces[i].data if i in pieces else None for i in range(3))
+        grads = ops.lstm_grad(trace, cells, *dys)
         if grads.gates is not trace.gates:  # in memory of their own
             self.trace = trace
         dz = ops.reshape(grads.gates, (-1, weight_hh.shape[1]))
@@ -237,12 +236,10 @@ class _LSTM:
 
     def _again(self, pieces: Any) -> Callable[[int], Any]:
         """Gradients that are differentiable again, through the steps one by one."""
-
-        n, how = len(self.inputs), {**self.how}
-        del how["exchange"]
+        n = len(self.inputs)
 
         def weighted(*given: Tensor) -> Tensor:
-            results = lstm_step_by_step(*given[:n], **how)
+            results = lstm_step_by_step(*given[:n], **self.how)
             terms = [
                 sum_over(multiply(results[i], dy)) for i, dy in zip(pieces, given[n:], strict=True)
             ]

@@ -1,7 +1,5 @@
 """Tensor's operators and methods. The tape knows no operation, so they are added here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The three block-sparse products; the gradient of each is another of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse import edits, ops
@@ -70,7 +68,7 @@ def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
     one, other = map(unread, (matrix, dense) if first else (dense, matrix))
     if len(dense.shape) == 2 and ops.multiplies_gates(one, other, gates[2], **how):
         return _gated_product(dense, matrix, gates, first, how)
-    v = scaled(matrix, gates, within=True)
+    v = scaled(matrix, gates)
     return _sparse_times_dense(v, dense, how) if first else _dense_times_sparse(dense, v, how)
 
 

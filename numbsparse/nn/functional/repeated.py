@@ -8,8 +8,6 @@ dw = concatenate(x).T @ concatenate(dy). The same for the gain and bias of a nor
 Gray, Radford and Kingma, "GPU Kernels for Block-Sparse Weights", 2017, group up to eight steps so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -149,7 +147,7 @@ class Places:
 class Terms(list[Any]):
     """What a gradient will be computed from; the sum of two gradients is computed from both."""
 
-    def __add__(self, other: Any) -> Terms:  # type: ignore[override]
+    def __add__(self, other: Any) -> "Terms":  # type: ignore[override]
         self.extend(other)
         return self
 

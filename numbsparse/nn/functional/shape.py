@@ -1,7 +1,5 @@
 """Shapes: sums over axes, views, joining and parting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -221,7 +219,7 @@ def _put(shape: tuple[int, ...], key: Any, values: Tensor) -> Tensor:
 class Pieces(dict[int, Tensor]):
     """The gradients of some parts of a tensor, by number; their sum is the gradients of more."""
 
-    def __add__(self, other: Pieces) -> Pieces:
+    def __add__(self, other: "Pieces") -> "Pieces":
         for i, gradient in other.items():
             self[i] = self[i] + gradient if i in self else gradient
         return self

@@ -7,7 +7,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.nn.optim.groups import Setting, check_from_zero
+from numbsparse.nn.optim.groups import Setting
 from numbsparse.nn.optim.optimizer import Optimizer
 from numbsparse.patterns.checks import number, pair
 
@@ -52,11 +52,11 @@ class Adam(Optimizer):
     def check_settings(  # type: ignore[override]
         lr: float, betas: tuple[float, float], eps: float, weight_decay: float
     ) -> None:
-        check_from_zero(lr=lr)
-        takes = "two numbers from 0 to below 1"
-        if not all(number("betas", beta) < 1 for beta in pair("betas", takes, betas)):
-            raise ValueError(f"betas takes {takes}, got {betas}")
-        check_from_zero(eps=eps, weight_decay=weight_decay)
+        number("lr", lr)
+        for i, beta in enumerate(pair("betas", "two numbers from 0 to below 1", betas)):
+            number(f"betas[{i}]", beta, below=1)
+        number("eps", eps)
+        number("weight_decay", weight_decay)
 
     def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
         return ops.adam_numbers(*self._settings(group, step))

@@ -1,11 +1,9 @@
 """Groups of parameters, each with settings of its own, such as a learning rate."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, listed, tensors_of
 from numbsparse.patterns.checks import number
 
 OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
@@ -51,11 +49,7 @@ class Groups:
 
     def add_all(self, parameters: Any) -> None:
         """What an optimizer is made of: Tensors, or groups of them."""
-        # The rows of a Tensor would be copies.
-        if isinstance(parameters, Tensor) or not isinstance(parameters, Iterable):
-            got = type(parameters).__name__
-            raise TypeError(f"parameters takes a list of Tensors, got a {got}")
-        found = list(parameters)
+        found = listed("parameters", parameters)
         if not any(isinstance(each, Mapping) for each in found):
             found = [{"params": found}]
         for i, group in enumerate(found):
@@ -72,7 +66,8 @@ class Groups:
         if "params" not in group or (unknown := [key for key in group if key not in takes]):
             got = f"got {unknown[0]!r}" if "params" in group else "which lacks 'params'"
             raise ValueError(f"a group takes {', '.join(takes)}, {got}")
-        params = _tensors(group["params"])
+        params = group["params"]
+        params = tensors_of("parameters", [params] if isinstance(params, Tensor) else params)
         known = {id(parameter) for parameter in (*self.parameters, *params)}
         if len(known) < len(self.parameters) + len(params):
             raise ValueError("parameters takes each tensor once, got one more than once")
@@ -119,16 +114,3 @@ class Groups:
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.groups]
-
-
-def _tensors(params: Any) -> list[Tensor]:
-    found = [params] if isinstance(params, Tensor) else list(params)
-    for i, parameter in enumerate(found):
-        if not isinstance(parameter, Tensor):
-            raise TypeError(f"parameters[{i}] takes a Tensor, got {type(parameter).__name__}")
-    return found
-
-
-def check_from_zero(**numbers: Any) -> None:
-    for name, value in numbers.items():
-        number(name, value)

@@ -1,7 +1,5 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,8 +11,8 @@ from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, moved, on, outside_capture
 from numbsparse.nn import kept
-from numbsparse.nn.optim.groups import Groups, Setting, check_from_zero
-from numbsparse.patterns.checks import integer
+from numbsparse.nn.optim.groups import Groups, Setting
+from numbsparse.patterns.checks import integer, number
 
 
 class Optimizer:
@@ -101,7 +99,7 @@ class Optimizer:
     @staticmethod
     def check_settings(lr: float) -> None:
         """Refuse what a group cannot have."""
-        check_from_zero(lr=lr)
+        number("lr", lr)
 
     def step(self, verdict: Any = None) -> None:
         """Update every parameter that has a gradient, in place.
@@ -176,9 +174,7 @@ class Optimizer:
 
         on_gpu = device != "cpu"
         if verdict is None and on_gpu and isinstance(self._skipped, DeviceArray):
-            verdict = live(
-                lambda: np.ones(2), 2, np.float32
-            )  # how many were skipped is known there
+            verdict = live(lambda: np.ones(2), 2, np.float32)  # that knows how many were skipped
         if verdict is None:
             self._skips_in("cpu")
             numbers = live(plain, len(members) * self.n_numbers, np.float32) if on_gpu else plain()

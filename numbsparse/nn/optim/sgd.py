@@ -7,7 +7,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.nn.optim.groups import Setting, check_from_zero
+from numbsparse.nn.optim.groups import Setting
 from numbsparse.nn.optim.optimizer import Optimizer
 from numbsparse.patterns.checks import number
 
@@ -50,10 +50,9 @@ class SGD(Optimizer):
     def check_settings(  # type: ignore[override]
         lr: float, momentum: float, weight_decay: float, nesterov: bool
     ) -> None:
-        check_from_zero(lr=lr)
-        if number("momentum", momentum) >= 1:
-            raise ValueError(f"momentum takes a number from 0 to below 1, got {momentum}")
-        check_from_zero(weight_decay=weight_decay)
+        number("lr", lr)
+        number("momentum", momentum, below=1)
+        number("weight_decay", weight_decay)
         if nesterov and momentum == 0:
             raise ValueError("nesterov takes a momentum above 0")
 

@@ -1,14 +1,12 @@
 """What is done to the gradients of a model between `backward` and a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, tensors_of
 from numbsparse.patterns.checks import number
 
 if TYPE_CHECKING:
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def clip_grad_norm(
-    parameters: Iterable[Tensor], max_norm: float, *, scaler: LossScaler | None = None
+    parameters: Iterable[Tensor], max_norm: float, *, scaler: "LossScaler | None" = None
 ) -> Tensor:
     """Scale all gradients by min(1, max_norm / norm), where norm is that of all of them together.
 
@@ -54,9 +52,7 @@ def clip_grad_norm(
     """
     if number("max_norm", max_norm) == 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm!r}")
-    if isinstance(parameters, Tensor):  # its rows would be copies, without gradients
-        raise TypeError("parameters takes a list of Tensors, got a Tensor")
-    found = [p for p in parameters if p.grad is not None]
+    found = [p for p in tensors_of("parameters", parameters) if p.grad is not None]
     gradients: list[Any] = [p.grad for p in found]
     if not found:
         return Tensor(np.zeros((), np.float32))

@@ -76,9 +76,7 @@ class GroupLasso(Changing):
     ):
         self.model = model if isinstance(model, Module) else list(model)
         self.density, self.scope = number("density", density, most=1), checked_scope(scope)
-        self.growth = number("growth", growth)
-        if self.growth < 1:
-            raise ValueError(f"growth takes a number of at least 1, got {growth}")
+        self.growth = number("growth", growth, least=1)
         weights = weights_of(self.model)
         norms = norms_of(weights, "l2")
         if self.scope == "layer":

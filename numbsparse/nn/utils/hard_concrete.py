@@ -11,17 +11,18 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import forget_captures, moved, outside_capture
 from numbsparse.nn import functional as F
 from numbsparse.nn import kept
+from numbsparse.nn.dropout import Draws
 from numbsparse.nn.functional.gates import numbers_of
 from numbsparse.nn.linear import Linear, ones_for
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.utils.weights import Changing, weights_of
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import number
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the paper's temperature and stretch
 FRESH = 2.0  # log alpha at first: a gate of 0.96 in evaluation
 
 
-class HardConcreteGate(Module):
+class HardConcreteGate(Draws):
     """A gate from 0 to 1 for each block of a weight: see `HardConcrete`, which makes them.
 
     In training z = min(1, max(0, s * (zeta - gamma) + gamma)), where s = sigmoid((log u -
@@ -29,19 +30,18 @@ class HardConcreteGate(Module):
     sigmoid(log_alpha).
     """
 
-    saved = ("seed", "calls")
     fresh = FRESH  # of new blocks
 
     def __init__(self, weight: BlockSparse, seed: int):
         super().__init__()
         self.log_alpha = Parameter(ones_for(weight, FRESH))
-        self.seed, self.calls = seed, 0
+        self.seed = seed
 
     def forward(self) -> Tensor:
         if not self.training:
             return self.evaluated()
         logits = numbers_of(self.log_alpha)
-        of = self.seed, self._next_call, logits.dtype, logits.device
+        of = self.seed, self.next_call, logits.dtype, logits.device
         noise = ops.logistic_noise(logits.size, *of)
         return _stretched((logits + Tensor(noise)) / BETA)
 
@@ -52,13 +52,6 @@ class HardConcreteGate(Module):
     def expected(self) -> Tensor:
         """How many blocks are expected to have a gate that is not zero, in training."""
         return F.sum(F.sigmoid(numbers_of(self.log_alpha) - BETA * log(-GAMMA / ZETA)))
-
-    def _next_call(self) -> int:
-        self.calls += 1
-        return self.calls
-
-    def check_saved(self, name: str, value: Any, argument: str) -> None:
-        integer(argument, value, least=0, most=2**63 - 1)
 
 
 class HardConcrete(Changing):

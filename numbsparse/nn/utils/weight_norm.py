@@ -1,7 +1,5 @@
 """Weight normalisation over kept blocks only."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -22,8 +22,6 @@ neither direction (other strides, an odd address) is copied first. Every operand
 through the registers of each warp, and each warp issues its own loads: the next rung removes both.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines

@@ -4,8 +4,6 @@ A block of threads owns BM x BN of y, where BN features are a block column or a 
 through the blocks that are kept there, BK features a step: a block, a part of one, or two blocks.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -17,13 +15,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.deal_on_gpu import ranking
-from numbsparse.kernels.parts.fragments import (
-    MMA,
-    Products,
-    Side,
-    piece_of,
-    products,
-)
+from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
 from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
@@ -284,7 +276,7 @@ def line_kernel(shape: Shape) -> Any:
 def repairing(shape: Shape) -> Any:
     """Of the tile that a block of threads wrote, where y is NaN: y = x @ w by plain sums."""
     (BM, BN, *_), y_transposed = shape.tile, shape.y_transposed
-    THREADS, repair_one = shape.tile.threads, repairing_lines(shape.B)
+    THREADS, B, repair_one = shape.tile.threads, shape.B, repairing_lines()
 
     @cuda.jit(device=True)
     def repair(y, top, left, dense):
@@ -292,6 +284,6 @@ def repairing(shape: Shape) -> Any:
             in_row, in_column = (item % BM, item // BM) if y_transposed else (item // BN, item % BN)
             row, feature = top + in_row, int64(left + in_column)
             if row < y[3] and feature < y[4]:
-                repair_one(y, row, feature, dense)
+                repair_one(y, row, feature, B, dense, ())
 
     return repair

@@ -29,8 +29,6 @@ both in requests, one for each line of a tile, and in bandwidth. Only sharing mo
 With few blocks kept it is the bandwidth of memory, for x and y.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -41,24 +39,17 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, which registers its plans
+from numbsparse.kernels.matmul.k6_hopper import plan_of_gates, plan_on_gpu  # noqa: F401, registered
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
-from numbsparse.kernels.matmul.k6_hopper.plan import (
-    ALIGNED,
-    LINE,
-    Form,
-    Plan,
-    line_tiles,
-    steps_of,
-)
-from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
+from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, wanted
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
@@ -77,6 +68,7 @@ from numbsparse.layout import Index
 
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
+TAKES_UNKNOWN_GATES = DTYPES  # of others blocks that are zero are left out, and scaled, before
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
@@ -84,14 +76,14 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
 
-def forward(x, values, index, y, precision="highest", tile=0):
-    """y[:] = x @ w."""
-    along_lines(x, values, index, y, False, precision, tile)
+def forward(x, values, index, y, precision="highest", tile=0, gates=None):
+    """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
+    along_lines(x, values, index, y, False, (precision, tile, gates))
 
 
-def input_grad(dy, values, index, dx, precision="highest", tile=0):
-    """dx[:] = dy @ w.T."""
-    along_lines(dy, values, index, dx, True, precision, tile)
+def input_grad(dy, values, index, dx, precision="highest", tile=0, gates=None):
+    """dx[:] = dy @ w.T, with gates as in forward."""
+    along_lines(dy, values, index, dx, True, (precision, tile, gates))
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
@@ -104,10 +96,9 @@ def tile_choices(product, block_size, dtype, batch, precision="highest"):
     return line_tiles(block_size, batch) if several else (None,)
 
 
-def along_lines(
-    x: Any, values: Any, index: Index, y: Any, transposed: bool, precision: str, number: int | None
-) -> None:
-    """y = x @ w, or x @ w.T; with the tile of this number."""
+def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how: Any) -> None:
+    """y = x @ w, or x @ w.T; `how` is the precision, the number of a tile and the gates, if any."""
+    precision, number, gates = how
     (batch, features), (n_blocks, size, _) = y.shape, values.shape
     if batch == 0 or features == 0:
         return
@@ -127,12 +118,16 @@ def along_lines(
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
+    plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
+    if gates is not None:
+        plan, all_values = wanted(steps_of, plan, tile, index, values, gates)
+        form = form._replace(w_maps=2 * len(all_values))
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
-        maps = maps_of(form, lines, values, edge, y)
+        maps = maps_of(form, lines, all_values, edge, y)
     else:
-        maps = tensor_maps((lines, x_box(form), LINE))
+        maps, (values,) = tensor_maps((lines, x_box(form), LINE)), all_values
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
@@ -144,7 +139,7 @@ def along_lines(
         line_kernel(form),
         blocks,
         tile.THREADS,
-        *(maps, unannounced(maps), images, Plan(records, strips, tiles, tile_starts)),
+        *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense),
         shared_bytes=nbytes,
         cluster=cluster,
@@ -153,18 +148,17 @@ def along_lines(
 
 
 def maps_of(
-    form: Form, x: DeviceArray, values: DeviceArray, edge: int, y: DeviceArray
+    form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray
 ) -> DeviceArray:
-    """The maps of x, of w, of w with nothing beyond the edge along the sum, and of y."""
+    """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
     w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
-    inside = values if edge == 0 else values[:, :, :edge] if form.transposed else values[:, :edge]
-    boxes = [
-        (x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH),
-        (values, w, 2 * w[-1]),
-        (inside, w, 2 * w[-1]),
-        (y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]),
-    ]
-    return tensor_maps(*boxes[: Y if form.order == ANY else Y + 1])
+    boxes: list[Any] = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
+    for own in values:
+        inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
+        boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
+    if form.order != ANY:
+        boxes.append((y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]))
+    return tensor_maps(*boxes)
 
 
 @cache
@@ -173,7 +167,8 @@ def line_kernel(form: Form) -> Any:
 
     images : of w, in float32, like `dense`; 16 bits have neither
     """
-    tile, IS_16_BIT, LAST = form.tile, form.tile.ITEM == 2, X if form.order == ANY else Y
+    tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
+    LAST = X if form.order == ANY else W + form.w_maps
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
     MORE, FEWER = tile.REGISTERS

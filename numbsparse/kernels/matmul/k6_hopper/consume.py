@@ -7,8 +7,6 @@ Both 16-bit operands are read from shared memory. Of float32 a lane reads its va
 them into hi and lo, and gives them to wgmma for one image of w or for two side by side.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -143,11 +141,11 @@ def products_of_float32(form: Form) -> Any:
     """(begin, multiply, end) with the sums in place: (strips of 32 columns, 4, 4)."""
     tile, exact = form.tile, form.kind == "highest"
     ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
-    STRIPS, LAST = COLUMNS * N // 32, COLUMNS * N // 32 - 1
+    STRIPS, LAST, B = COLUMNS * N // 32, COLUMNS * N // 32 - 1, tile.B
     read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
-    repair, clear_sums = repairing_lines(tile.B), clear(STRIPS, 4)
+    repair, clear_sums = repairing_lines(), clear(STRIPS, 4)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -185,7 +183,7 @@ def products_of_float32(form: Form) -> Any:
                 strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
                 n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
                 if strip >= 0 and n < y[3] and feature < y[4]:
-                    repair(y, n, feature, dense)
+                    repair(y, n, feature, B, dense, ())
 
     return begin, multiply, end
 

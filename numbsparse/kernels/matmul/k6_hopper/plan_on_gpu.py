@@ -4,12 +4,7 @@ They are those of `plan`, but neighbouring strips are a group, whatever they kee
 meet the same inputs would take longer to find out than the product takes. A warp writes the steps
 of a group; it goes through the words of bits of the group's lines, 32 inputs at a time. Where a
 strip is a group of its own, each step is a part of a block, and a thread writes it.
-
-With gates that only the GPU knows, a thread writes what a step of the plan needs of x and w where
-blocks whose gate is zero are left out; it may be nothing.
 """
-
-from __future__ import annotations
 
 from functools import cache
 from typing import Any
@@ -22,13 +17,11 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, READ_AHEAD, Tile, steps_of
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
-from numbsparse.kernels.parts.plans import on_gpu_of, wanted_of
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
-WANTED = 32 if SIMULATED else 64  # that each look at the gates of a step
 
 
 @on_gpu_of(steps_of)
@@ -157,58 +150,3 @@ def finishing(tile: Tile) -> Any:
             records[step, FIRST_BLOCK + slot] = block
 
     return finish
-
-
-@wanted_of(steps_of)
-def wanted_steps(
-    gates: DeviceArray, plan: tuple[Any, ...], transposed: bool, tile: Tile, ragged: bool
-) -> tuple[Any, ...]:
-    records, strips, lengths = plan
-    wanted = empty(records.shape, np.int32)
-    args = records.view(np.uint32), gates, wanted.view(np.uint32)
-    launch(wanted_kernel(tile), -(-len(records) // WANTED), WANTED, *args, overlap=True)
-    return wanted, strips, lengths
-
-
-@cache
-def wanted_kernel(tile: Tile) -> Any:
-    SHARES, SHARE, INPUTS = tile.SHARES, tile.SHARE, tile.INPUTS
-    FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
-    OWN, BLOCKS = (1 << SHARE) - 1, tile.BLOCKS
-
-    @cuda.jit
-    def kernel(records, gates, wanted):
-        step = cuda.grid(1)
-        wait_for_earlier_kernels()
-        if step >= records.shape[0]:
-            return
-        masks, inputs, there = cuda.local.array(SHARES, uint32), uint32(0), uint32(0)
-        met = taken = place = 0
-        for b in range(BLOCKS):  # zeros behind those of the step
-            block = int32(records[step, FIRST_BLOCK + b] & uint32(EDGE - 1))
-            if gates[block // OF_BLOCK] != 0:
-                there = uint32(there | uint32(1 << b))
-        for s in range(SHARES):
-            mask = records[step, s]
-            own = uint32(mask & uint32(LAST)) | uint32(taken << BEFORE)
-            for bit in range(INPUTS * SHARE):
-                if mask >> uint32(bit) & uint32(1):
-                    if there >> uint32(met) & uint32(1):
-                        wanted[step, FIRST_BLOCK + taken] = records[step, FIRST_BLOCK + met]
-                        taken += 1
-                        own = uint32(own | uint32(1 << bit))
-                        inputs = uint32(inputs | uint32(1 << bit // SHARE))
-                    met += 1
-            masks[s] = own
-        for s in range(SHARES):
-            wanted[step, s] = uint32(masks[s] >> uint32(INPUTS * SHARE) << uint32(INPUTS * SHARE))
-        for e in range(INPUTS):
-            if inputs >> uint32(e) & uint32(1):
-                wanted[step, FIRST_INPUT + place] = records[step, FIRST_INPUT + e]
-                for s in range(SHARES):
-                    own = uint32(masks[s] >> uint32(e * SHARE)) & uint32(OWN)
-                    wanted[step, s] = uint32(wanted[step, s] | uint32(own << place * SHARE))
-                place += 1
-        wanted[step, SHARES] = uint32(place + 256 * taken)
-
-    return kernel

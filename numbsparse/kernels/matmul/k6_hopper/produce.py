@@ -7,23 +7,17 @@ of small blocks is multiplied, and so there may be several such warps.
 The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.images`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
-from numbsparse.kernels.ptx import (
-    bulk_load,
-    fence_tensor_map,
-    mbarrier_expect,
-)
+from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
 
-X, W, W_EDGE, Y = range(4)  # tensor maps; W_EDGE ends where x does
+X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end where x does, then y
 
 
 @cache
@@ -34,7 +28,7 @@ def producer(form: Form) -> Any:
     info : the masks of all stages
     """
     tile = form.tile
-    N_MAPS = X + 1 if tile.ITEM == 4 else W_EDGE + 1
+    N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
     shape = tile.RECORD, tile.STAGES, tile.ROWS
     walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER)
 
@@ -111,7 +105,7 @@ def w_box(form: Form) -> tuple[int, int, int]:
 @cache
 def fetch_block(form: Form) -> Any:
     """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
-    tile, transposed, ragged = form.tile, form.transposed, form.ragged
+    tile, transposed, ragged, gated = form.tile, form.transposed, form.ragged, form.w_maps > 2
     DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = load_block_for(tile.CLUSTER)
@@ -128,10 +122,13 @@ def fetch_block(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def fetch(source, kept, shared, place, bars, stage):
+        first = W
+        if gated and kept & SCALED:
+            first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
         if ragged and kept >> 31:
-            fetch_from(source[0][W_EDGE], kept & 0x7FFFFFFF, shared, place, bars, stage)
+            fetch_from(source[0][first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
         else:
-            fetch_from(source[0][W], kept, shared, place, bars, stage)
+            fetch_from(source[0][first], kept, shared, place, bars, stage)
 
     return fetch
 

@@ -14,8 +14,6 @@ limits float32 is shared memory, from which wgmma reads 64 bytes of an image eac
 what is copied in and what is split.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -51,7 +49,6 @@ from numbsparse.kernels.ptx import (
     shfl_idx,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index
 
 TILES = {
@@ -98,12 +95,12 @@ def weight_grad(
     if kind is None:
         wide, exact = dvalues.address % BYTES == 0, precision == "highest"
         kernel, finish = kernel_of_float32(tile, exact, wide, orders), finish_float32(B, exact)
-        out, dense = span(dvalues), factors_of(x, dy, orders[1:], index)
+        out, dense = dvalues.span, factors_of(x, dy, orders[1:], index)
     else:
         wide = tile.STAYS and dvalues.address % BYTES == 0
         kernel, finish = kernel_of_16_bit(tile, kind, wide, *orders[1:]), finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
-        out = span(out) if wide else out
+        out = out.span if wide else out
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
@@ -116,9 +113,9 @@ def weight_grad(
     )
     if made or pieces:
         if kind is not None:
-            out = span(dvalues).view(np.uint16)
+            out = dvalues.span.view(np.uint16)
         add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
-        operands = span(sums), cut, pieces, out, dense, tuple(map(int, orders))
+        operands = sums.span, cut, pieces, out, dense, tuple(map(int, orders))
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 

@@ -4,8 +4,6 @@ Panels go from the copy engine straight to wgmma, which takes them in either ord
 are in `weight_grad_float32`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -11,8 +11,6 @@ rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring feature
 together from swizzled panels of 32 lines of 128 bytes shares no bank.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

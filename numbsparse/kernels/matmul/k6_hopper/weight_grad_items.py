@@ -16,7 +16,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, 
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
-ROWS = 4  # block rows of B = 32 whose blocks are computed together
+ROWS = 8  # block rows of B = 32 whose blocks are computed together
 ALONE, IN_TWOS = 1, 1  # ranks of a copy that no other block of threads gets; the map of RUNS[1]
 
 part_of = cuda.jit(device=True)(plans.part)
@@ -44,8 +44,8 @@ class Cut(NamedTuple):
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
             most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
-            # One block more in each line was too much: odd ones are half a product.
-            least = max(1, min(2 * (products - ROWS + 1) - ROWS, most))
+            # Too much was an input that all lines keep, after which all have an odd number.
+            least = max(1, min(2 * (products + 1 - ROWS), most))
             return cls(ROWS, 1, most, least, products, all_outs)
         outs = tile.OUTS if tile.B == 128 else all_outs
         most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)

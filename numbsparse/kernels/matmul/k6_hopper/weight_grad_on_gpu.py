@@ -28,6 +28,7 @@ from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
+from numbsparse.kernels.ptx import redux_or
 from numbsparse.layout import Index
 
 STEP = {32: 0.8, 64: 0.6, 128: 0.6}  # microseconds of a step of 16-bit values, about
@@ -143,28 +144,14 @@ def pieces_kernel(tile: Tile) -> Any:
 
 @cache
 def items_kernel(tile: Tile) -> Any:
-    """The items of a group of lines: a warp closes one when the next block does not fit."""
+    """The items of a group of lines: a warp closes one when the next input does not fit.
+
+    Inputs follow each other by the last line that keeps them, so that an item meets few lines: on
+    random layouts of density 0.1 that saves one panel in ten. Two blocks of a line make a product,
+    and so does an odd one.
+    """
     how, finish = Cut.of(tile), finishing(tile)
     N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
-
-    @cuda.jit(device=True)
-    def counted(numbers, mask):
-        """`numbers` of blocks of each line, 8 bits each, and those of a mask."""
-        for line in range(N):
-            numbers = uint32(
-                numbers + uint32((mask >> uint32(line) & uint32(1)) << uint32(8 * line))
-            )
-        return numbers
-
-    @cuda.jit(device=True)
-    def products_of(numbers):
-        """Pairs of blocks of a line make a product."""
-        products = int32(0)
-        for line in range(N):
-            products += int32(
-                ((numbers >> uint32(8 * line) & uint32(255)) + uint32(1)) // uint32(2)
-            )
-        return products
 
     @cuda.jit
     def kernel(
@@ -174,18 +161,21 @@ def items_kernel(tile: Tile) -> Any:
         line, across = group * N, 0
         first = indptr[line] // LEAST + group
         bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
-        item, count, own, kept, numbered = first, 0, int32(0), uint32(0), uint32(0)
-        for at in range(words.shape[1]):
-            masks, there = kept_by(words, line, N, at)
-            while there != 0:
-                bit, lines, there = next_kept(there, masks)
-                coming = counted(numbered, lines)
-                if count == MOST or products_of(coming) > PRODUCTS:
-                    finish(item, count, line, across, own, kept, bits, edges, tables)
-                    item, count, coming = item + 1, 0, counted(uint32(0), lines)
-                if lane == count:
-                    own, kept = int32(at * 32 + bit), lines
-                count, numbered = count + 1, coming
+        item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
+        for last in range(N):
+            for at in range(words.shape[1]):
+                masks, _ = kept_by(words, line, N, at)
+                is_last = uint32(masks >> uint32(last)) == uint32(1)
+                there = redux_or(uint32(uint32(1 if is_last else 0) << uint32(lane)))
+                while there != 0:
+                    bit, lines, there = next_kept(there, masks)
+                    total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
+                    if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
+                        finish(item, count, line, across, own, kept, bits, edges, tables)
+                        item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
+                    if lane == count:
+                        own, kept = int32(at * 32 + bit), lines
+                    count += 1
         if count:
             finish(item, count, line, across, own, kept, bits, edges, tables)
             item += 1

@@ -8,8 +8,6 @@ The GPU runs items as places become free, in the order of the plan: largest firs
 those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Kept blocks that share tiles of x and dy are computed together, as an item. A ti
 once for a whole item, so an item should have many kept blocks on few lines: see `parts.regions`.
 """
 
-from __future__ import annotations
-
 from math import ceil
 
 import numpy as np

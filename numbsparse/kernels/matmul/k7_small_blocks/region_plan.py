@@ -40,8 +40,10 @@ PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
     of the ring; warps that request them from the copy engine; bytes of a value; slots that are
-    multiplied at once, of which a warp has a multiple; and blocks of threads, a cluster, that sum
-    over a part of the batch each.
+    multiplied at once, or left out, of which in float32 a warp has a multiple; blocks of threads
+    that sum over a part of the batch each; and neighbouring regions of a panel that read its x
+    once. The last two make a cluster. MOST slots are taken, where regions are to be smaller than
+    those of the kernel.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
     batch. There are slots for all blocks of a column that a group of x may have.
@@ -55,7 +57,14 @@ class Region(NamedTuple):
     FETCHERS: int = 2
     ITEM: int = 2
     AT_ONCE: int = 1
+    SPLIT: int = 1
     CLUSTER: int = 1
+    MOST: int = 0
+
+    @property
+    def CAPACITY(self) -> int:
+        """Slots that may be taken."""
+        return self.MOST or self.WARPS * self.SLOTS
 
     @property
     def FEATURES(self) -> int:
@@ -123,11 +132,11 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
     height, items, slots, _ = _region_of_blocks(index, per_slot, of_group, sides, region)
-    n, row = slots.size, np.arange(sides[0])
+    n, row, cluster = slots.size, np.arange(sides[0]), region.CLUSTER
     lines = tuple(index.columns), row // of_group, row // of_group // height, items
     xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
     groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
-    _line_up(*lines, of_group, xs, dys, groups)
+    _line_up(*lines, of_group, cluster, xs, dys, groups)
 
     codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
     blocks = np.full((*codes.shape, 2), -1, np.int32)
@@ -144,16 +153,16 @@ def _region_of_blocks(
 
     Panels have the height with the fewest bytes and products of all regions.
     """
-    n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
+    n_groups, capacity = -(-sides[0] // of_group), region.CAPACITY
     flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
     counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
     before = np.vstack([0 * counts[:1], counts.cumsum(0)])
-    best, chosen = np.inf, 1
-    how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
-    slots = np.zeros(index.rows.indices.size, np.int64)
+    best, chosen, cluster = np.inf, 1, region.CLUSTER
+    how, items = (per_slot, of_group, capacity, cluster), np.zeros((0, 0), np.int64)
+    slots = np.zeros(index.rows.indices.size + n_groups * (cluster - 1), np.int64)
     for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
         n, groups = _run(before, height, region.GROUPS - height, *how, items, slots)
-        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height) * 32
+        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height / cluster) * 32
         if n >= 0 and cost < best:
             best, chosen = cost, height
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
@@ -162,11 +171,12 @@ def _region_of_blocks(
 
 
 @compiled(error_model="numpy")
-def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
+def _run(before, height, widest, per_slot, of_group, capacity, cluster, items, slots):
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
     Neighbouring columns of a panel of `height` groups fill a region, until their slots or groups
-    are too many. items (panels, columns): the regions of blocks, where there is room for that;
+    are too many; the last of a panel may be empty, so that all have clusters.
+    items (panels, columns): the regions of blocks, where there is room for that;
     slots : of each region.
     """
     n = groups = 0
@@ -190,17 +200,21 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
                 slots[n - 1] += taken
                 if items.size:
                     items[top // height, column] = n - 1
+        while n % cluster > 0:
+            slots[n], n = 0, n + 1
     return n, groups
 
 
 @compiled(error_model="numpy")
-def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
-    """The groups of each region, those of x first, and in xs and dys the place of each."""
+def _line_up(walk, group_of, panel_of, items, of_group, cluster, xs, dys, groups):
+    """The groups of each region, those of x that its cluster needs first, and in xs and dys the
+    place of each."""
     indptr, rows, _ = walk
     for column in range(indptr.size - 1):
         for k in range(indptr[column], indptr[column + 1]):
             item = items[panel_of[rows[k]], column]
-            xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
+            dys[item, column // of_group], first = 1, item - item % cluster
+            xs[first : first + cluster, group_of[rows[k]]] = 1
     for item in range(len(groups)):
         place = 0
         for side, places in enumerate((xs, dys)):
@@ -290,7 +304,7 @@ def _fastest(
         for blocks, (room, meeting) in CLUSTERS.items():
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
-            ways.append((time, small._replace(CLUSTER=blocks), 1))
+            ways.append((time, small._replace(SPLIT=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]
 
 
@@ -301,22 +315,17 @@ def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: in
     return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
 
 
-def cut_regions(
-    index: Index, n: int, places: int, pieces: int, blocks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """(segments, cut): whole regions, as many as fill all places; the rest are cut. Or, where a
-    region is a cluster's, a segment for each of its blocks.
+class Cuts(NamedTuple):
+    """Clusters of regions that are whole, as many as fill all places; those that are left, and into
+    how many pieces of the batch they are cut."""
 
-    segments (segments, 4): region, which of how many pieces of the batch it sums over, and where
-    its sums are among those that a second pass adds up, or -1.
-    cut (regions that are cut,): their numbers.
-    """
-    whole = n - n % places if pieces > 1 else n
-    cut = np.arange(whole, n)
-    segments = np.zeros((whole * blocks + cut.size * pieces, 4), np.int32)
-    item, rank = np.divmod(np.arange(whole * blocks), blocks)
-    segments[: item.size] = np.stack([item, rank, 0 * rank + blocks, 0 * rank - 1], axis=1)
-    piece, which = np.divmod(np.arange(cut.size * pieces), max(cut.size, 1))
-    segments[item.size :, 0], segments[item.size :, 1] = whole + which, piece
-    segments[item.size :, 2], segments[item.size :, 3] = pieces, which * pieces + piece
-    return segments.reshape(-1), cut.astype(np.int32)
+    whole: int
+    left: int
+    pieces: int
+
+
+def cuts_of(n: int, places: int, pieces: int, cluster: int) -> Cuts:
+    """Of n regions."""
+    clusters = n // cluster
+    left = clusters % max(places // cluster, 1) if pieces > 1 else 0
+    return Cuts(clusters - left, left, pieces)

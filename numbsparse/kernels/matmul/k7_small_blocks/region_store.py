@@ -171,15 +171,15 @@ def storer(sums: Sums) -> Any:
 def storer_of_cluster(sums: Sums) -> Any:
     """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
     each warp, the sums of all blocks."""
-    region, SLOTS, BLOCKS, TILES = sums.region, sums.region.SLOTS, sums.region.CLUSTER, sums.TILES
-    OWN, AFTER = -(-SLOTS // BLOCKS), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
+    region, SLOTS, SPLIT, TILES = sums.region, sums.region.SLOTS, sums.region.SPLIT, sums.TILES
+    OWN, AFTER = -(-SLOTS // SPLIT), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
     PARTS, MINE, SHAPE = 4 * SLOTS * TILES, 4 * OWN * TILES, (OWN, TILES, 4)
-    add = add_parts(BLOCKS, BLOCKS, 1, SLOTS, TILES)
+    add, CLUSTER = add_parts(SPLIT, SPLIT, 1, SLOTS, TILES, region.CLUSTER), region.CLUSTER
     store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
 
     @cuda.jit(device=True)
     def store_slice(acc, warp, slot, partial, used, words, start, into, dense):
-        rank = int32(cuda.blockIdx.x) % BLOCKS
+        part = int32(cuda.blockIdx.x) // CLUSTER % SPLIT
         parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
         whole = cuda.local.array(SHAPE, float32)
         for p in range(SLOTS):
@@ -189,14 +189,14 @@ def storer_of_cluster(sums: Sums) -> Any:
         for p in range(OWN):
             for i in range(4 * TILES):
                 whole[p, i // 4, i % 4] = mine[4 * TILES * p + i]
-        first, left = slot + rank * OWN, used - rank * OWN
+        first, left = slot + part * OWN, used - part * OWN
         store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
 
     return store_slice
 
 
 def total_kernel(sums: Sums) -> Any:
-    """The sums of the regions that were cut over the batch; a warp per slot.
+    """The sums of the regions that were cut over the batch, the last ones; a warp per slot.
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
     """
@@ -213,14 +213,14 @@ def _total_kernel(sums: Sums) -> Any:
     read, COMING = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC)
 
     @cuda.jit
-    def kernel(cut, count, into, dense):
+    def kernel(first_item, slots, count, into, dense):
         warp = uint32(cuda.threadIdx.x) // 32
         number = int64(cuda.blockIdx.x) * ADDERS + warp
         which, slot = number // SLOTS, number % SLOTS
         words = cuda.shared.array(ALL, uint32, ALIGNMENT)
-        if which >= cut.size:
+        if number >= slots:
             return
-        stored = stored_blocks(into.blocks, cut[which] * int64(SLOTS) + slot)
+        stored = stored_blocks(into.blocks, first_item * SLOTS + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
         clear(acc)
         wait_for_earlier_kernels()

@@ -31,8 +31,6 @@ read nothing of x, all else the same, took 4 to 13 % less on an H200 (batch 32, 
 and up).
 """
 
-from __future__ import annotations
-
 from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k8_small_batch.blocks import multiply_blocks
 from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature

@@ -2,15 +2,11 @@
 
 The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
 a step for each 32 of them. The units of a line of x follow each other: where a unit is one step x
-is loaded into registers once for a line, dy each time. What bounds it is writing dw: a warp leaves
-a square in shared memory, its pieces of 16 bytes exchanged as in `tiles`, and the copy engine or
-the lanes take it from there.
+is loaded into registers once for a line, dy each time. What bounds it is writing dw (`squares`).
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
 them adds what the others leave in shared memory, in their order.
 """
-
-from __future__ import annotations
 
 from functools import cache
 from typing import Any, NamedTuple
@@ -24,35 +20,27 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
+from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import any_nan, plain_sum
-from numbsparse.kernels.parts.requests import ALIGNED, copying, picking, reading, square_of
+from numbsparse.kernels.parts.requests import ALIGNED, copying, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (
     as_float32,
-    as_uint32,
-    bulk_commit,
     bulk_wait_read,
     elect,
-    fence_proxy_async,
     first_multiple,
     let_next_kernel_start,
-    load_4xu32,
     mbarrier_expect,
-    stmatrix_x4,
-    store_4xu32,
     sync_warp,
     tma_load_2d,
-    tma_store_2d,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span, view_of
+from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
@@ -129,8 +117,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
         box = (WIDTH, WIDTH), WIDTH * x.itemsize
         boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
         maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
-    before = span(x), view_of(x), span(dy), view_of(dy), w_view
-    after = units, count, span(dvalues.reshape(1, -1))
+    before = x.span, view_of(x), dy.span, view_of(dy), w_view
+    after = units, count, dvalues.reshape(1, -1).span
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
@@ -182,7 +170,8 @@ def block_kernel(blocks: Blocks) -> Any:
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
     request, wait = requesting(blocks), waiting(source)
-    hold, multiply, write = holding(blocks), multiplying(blocks), writing(blocks)
+    hold, multiply = holding(blocks), multiplying(blocks)
+    write = writing(form, depth, x_side.groups, source.engine)
     clear, after = pieces.clear(M, 4), stepping(LONG)
     leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
 
@@ -392,131 +381,3 @@ def multiplying(blocks: Blocks) -> Any:
                     step(tile, at, uint32(s), x_hi[n], x_lo[n], acc)
 
     return multiply
-
-
-@cache
-def writing(blocks: Blocks) -> Any:
-    """Write a unit through shared memory."""
-    form, M, SPLIT = blocks.form, -(-blocks.x.groups // 2), blocks.form.split
-    leave = leave_16_bit(blocks) if form.is_16_bit else leave_float32(blocks)
-    repair, nan_in, ENGINE = repairing(blocks), any_nan(M, 4, 4), blocks.source.engine
-    write_pieces = writing_pieces(blocks)
-
-    @cuda.jit(device=True)
-    def write(x, x_view, dy, dy_view, w_view, record, maps, dvalues, shared, leaving, acc):
-        if ENGINE and elect() != 0:
-            bulk_wait_read()  # of what was left here before
-        sync_warp()
-        leave(shared, leaving, uint32(w_view[2]), acc)
-        if SPLIT and nan_in(acc):
-            repair(x, x_view, dy, dy_view, record, shared, leaving)
-        if ENGINE:
-            fence_proxy_async()
-        sync_warp()
-        if ENGINE:
-            if elect() != 0:
-                column, row = square_of(record[0], w_view[1])
-                tma_store_2d(shared, leaving, maps[2], column, row)
-                bulk_commit()
-        else:
-            write_pieces(record, w_view[0], dvalues, shared, leaving)
-
-    return write
-
-
-@cache
-def leave_float32(blocks: Blocks) -> Any:
-    M, R = -(-blocks.x.groups // 2), min(blocks.x.groups, 2)
-
-    @cuda.jit(device=True)
-    def leave(shared, leaving, paired, acc):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for m in range(M):
-            for r in range(R):
-                for p in range(2):
-                    i = 2 * r + p
-                    place = leaving + 32 * (8 * (2 * m + r) + g) + 4 * ((2 * q + p) ^ g)
-                    v0, v1 = as_uint32(acc[m, 0, i]), as_uint32(acc[m, 1, i])
-                    v2, v3 = as_uint32(acc[m, 2, i]), as_uint32(acc[m, 3, i])
-                    store_4xu32(shared, place, v0, v1, v2, v3)
-
-    return leave
-
-
-@cache
-def leave_16_bit(blocks: Blocks) -> Any:
-    GROUPS, ON_HOPPER = blocks.x.groups, blocks.source.engine
-    pack: Any = PACK.get(blocks.form.dtype)
-
-    @cuda.jit(device=True)
-    def leave(shared, leaving, paired, acc):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for j in range(GROUPS):
-            m, i = j // 2, j % 2 * 2
-            v0, v1 = pack(acc[m, 0, i], acc[m, 0, i + 1]), pack(acc[m, 1, i], acc[m, 1, i + 1])
-            v2, v3 = pack(acc[m, 2, i], acc[m, 2, i + 1]), pack(acc[m, 3, i], acc[m, 3, i + 1])
-            if ON_HOPPER:
-                row, piece = 8 * j + lane % 8, lane // 8
-                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
-                stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
-            else:
-                row, word = 8 * j + lane // 4, leaving + lane % 4
-                key = row // 2 % 4
-                shared[word + 16 * row + 4 * key] = v0
-                shared[word + 16 * row + 4 * (1 ^ key)] = v1
-                shared[word + 16 * row + 4 * (2 ^ key)] = v2
-                shared[word + 16 * row + 4 * (3 ^ key)] = v3
-
-    return leave
-
-
-@cache
-def repairing(blocks: Blocks) -> Any:
-    """Compute again what is NaN of what this lane left; 0 beyond the features."""
-    M, R, depth = -(-blocks.x.groups // 2), min(blocks.x.groups, 2), blocks.depth
-    LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
-
-    @cuda.jit(device=True)
-    def repair(x, x_view, dy, dy_view, record, tile, start):
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for n in range(16 * M):
-            m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
-            i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
-            at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
-            value = as_float32(tile[at])
-            if r < R and value != value:
-                value = float32(0)
-                line = line_of(record, column // depth)
-                row, column = record[LINE] * depth + i, line * depth + column % depth
-                if row < x_view[1] and column < dy_view[1]:
-                    x_at, dy_at = row * x_view[3], column * dy_view[3]
-                    value = plain_sum(value, x, x_at, x_view[2], dy, dy_at, dy_view[2], x_view[0])
-                tile[at] = as_uint32(value)
-
-    return repair
-
-
-@cache
-def writing_pieces(blocks: Blocks) -> Any:
-    """The lanes write what they left, each 16 bytes of a row of a block at once."""
-    form, depth = blocks.form, blocks.depth
-    RUN, ROW, PIECES, SHARE = form.run, form.row, WIDTH // form.run, WIDTH // form.row
-    SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
-    place_of = picking(0, WIDTH // depth)
-
-    @cuda.jit(device=True)
-    def write(record, size, dvalues, shared, leaving):
-        lane = uint32(cuda.threadIdx.x) % 32
-        for n in range(depth * PIECES // 32):
-            number = uint32(lane + 32 * n)
-            row, piece = number >> SHIFT, number & LAST  # as in `parts.requests`
-            place = place_of(record, piece * RUN // depth)
-            if place >= 0:
-                swizzled = piece ^ (row // SHARE % (8 // SHARE))
-                v = load_4xu32(shared, leaving + row * ROW + 4 * swizzled)
-                at = int64(place) * WIDTH + row * size + piece * RUN % depth
-                store_4xu32(dvalues, at, v[0], v[1], v[2], v[3])
-
-    return write

@@ -1,7 +1,5 @@
 """Launches: how the operands of a product are reached, and what its kernel is made for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
@@ -20,7 +18,7 @@ from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
-from numbsparse.kernels.views import span, view_of
+from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
@@ -88,8 +86,9 @@ def along_lines(
         x_box = WIDTH if x_across else rows, WIDTH
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(x_tiles, squares_of(values, paired, length))
-    before = span(x), view_of(x), span(values.reshape(1, -1)), w_view
-    after = (gates, *work, *_output(y, lines.sums))
+    before = x.span, view_of(x), values.reshape(1, -1).span, w_view
+    walk = (index.rows if transposed else index.columns) if form.split else ()
+    after = (gates, walk, *work, *_output(y, lines.sums))
     start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first)
 
 
@@ -162,7 +161,7 @@ def source_of(engine: bool, *operands: DeviceArray) -> Source:
     overlap = SIMULATED or compute_capability() >= (9, 0)
     if engine:
         return Source(engine, 0, overlap)
-    near = all(span(x).size < NEAR for x in operands)
+    near = all(x.span.size < NEAR for x in operands)
     whole = all(_in_pieces(x, 1) and (is_aligned(x) or _in_pieces(x, 0)) for x in operands)
     return Source(engine, 0, overlap, Reach(near, whole))
 
@@ -207,7 +206,7 @@ def stored(y: DeviceArray, form: Form, depth: int) -> str:
 
 def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
     """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
-    flat, (batch, features, *strides) = of_bits(span(y)), view_of(y)
+    flat, (batch, features, *strides) = of_bits(y.span), view_of(y)
     if sums.form.is_16_bit and sums.y != ANY:
         flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
         strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous

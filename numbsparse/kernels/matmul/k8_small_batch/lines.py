@@ -6,8 +6,6 @@ earlier one it leaves in shared memory, where the warp in which it began adds it
 one share holds a line each leaves its part, and the last to finish writes the line.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -78,6 +76,7 @@ def line_kernel(lines: Lines) -> Any:
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
     announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
     gates : of each block, where `sums.w` is gated
+    walk : over the lines of w, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
@@ -94,8 +93,8 @@ def line_kernel(lines: Lines) -> Any:
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
-        x, x_view, values, w_view, maps, fresh, gates, plan, each, sections, empty_lines, partials,
-        tickets, y, y_view,
+        x, x_view, values, w_view, maps, fresh, gates, walk, plan, each, sections, empty_lines,
+        partials, tickets, y, y_view,
     ):  # fmt: skip
         shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
@@ -125,14 +124,14 @@ def line_kernel(lines: Lines) -> Any:
         number = int64(cuda.blockIdx.x) * WARPS + warp
         unit = int32(number * each)
         # All that is read of the plan is loaded at once, and used after the wait.
-        count = plan[sections[0] + number]
+        count = plan[sections.counts + number]
         for s in range(FIRST):
             record = read(plan, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(plan, unit + FIRST), read(plan, unit)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
-        empty_line = plan[sections[2] + min(empty, empty_lines)]
+        empty_line = plan[sections.empty + min(empty, empty_lines)]
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -149,7 +148,7 @@ def line_kernel(lines: Lines) -> Any:
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
-            empty_line = plan[sections[2] + min(empty, empty_lines)]
+            empty_line = plan[sections.empty + min(empty, empty_lines)]
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
@@ -193,8 +192,8 @@ def line_kernel(lines: Lines) -> Any:
                         add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(
-                        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets,
-                        parts, name, y, own_view, acc,
+                        x, x_view, top, values, w_view, gates, walk, plan, sections, partials,
+                        tickets, parts, name, y, own_view, acc,
                     )  # fmt: skip
                 if not more:
                     break
@@ -263,23 +262,23 @@ def finishing(lines: Lines) -> Any:
     """
     sums, depth, *_ = lines
     (M, N), SPLIT = sums.shape, sums.form.split
-    put, repair = storing(sums), repairing(sums, not sums.w.across, depth)
+    put, repair = storing(sums), repairing(sums)
     join, nan_in = pieces.join(M, N), any_nan(M, N, 4)
 
     @cuda.jit(device=True)
     def finish(
-        x, x_view, top, values, w_view, gates, plan, sections, partials, tickets, parts, name, y,
-        y_view, acc,
+        x, x_view, top, values, w_view, gates, walk, plan, sections, partials, tickets, parts,
+        name, y, y_view, acc,
     ):  # fmt: skip
         line, complete = int64(name), True
         if name < 0:
-            cut = sections[1] - 3 * (int64(name) + 1)
+            cut = sections.cuts - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
             part, first = parts - 1 - int64(name), parts + first
             complete = join(partials, tickets, part, first, many, acc)
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and nan_in(acc):
-                repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view)
+                repair(x, x_view, top, values, w_view[0], gates, walk, line * depth, y, y_view)
 
     return finish

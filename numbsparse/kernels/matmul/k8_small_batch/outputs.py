@@ -1,22 +1,20 @@
-"""From the sums of a warp to a line of y, and to the squares of dw.
+"""From the sums of a warp to a line of y.
 
 An mma leaves a lane two neighbours along its second operand. So where y is contiguous along the
 batch x is the second, elsewhere w; what is stored at once is contiguous then: four float32, or two
 16-bit values as a word of y.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import plain_sum
+from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.store import ANY, FEATURES
-from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
+from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
 
 
@@ -141,36 +139,23 @@ def store_each(sums: Sums) -> Any:
 
 
 @cache
-def repairing(sums: Sums, transposed: bool, depth: int) -> Any:
-    """Compute again what is NaN of this lane's outputs in a line of y = x @ w."""
+def repairing(sums: Sums) -> Any:
+    """Compute again what is NaN of this lane's outputs in a line of y = x @ w.
+
+    `walk` is that over the lines of w, and `first` the first feature of this one.
+    """
     (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
-    GATED = sums.w.gated > 0
+    TRANSPOSED, repair_one = not sums.w.across, repairing_lines(sums.w.gated > 0)
 
     @cuda.jit(device=True)
-    def repair(x, x_view, top, values, w_view, gates, plan, sections, line, y, y_view):
-        own = sections[3] + line
-        term_step, line_step = (1, w_view[0]) if transposed else (w_view[0], 1)
+    def repair(x, x_view, top, values, size, gates, walk, first, y, y_view):
+        w_strides = (1, size) if TRANSPOSED else (size, 1)
+        dense = x, (x_view[2], x_view[3]), x_view[1], values, w_strides, walk[0], walk[1], walk[2]
+        out = y, y_view[2], y_view[3], y_view[0], y_view[1]
         for n in range(4 * M * N):
             r = n // 2 % 2
             b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
-            b, feature = b + top, line * depth + i
-            at = b * y_view[2] + feature * y_view[3]
-            inside = r < ROWS and b < x_view[0] and feature < y_view[1]
-            if inside and y[at] != y[at]:
-                value = float32(0)
-                for entry in range(plan[own], plan[own + 1]):
-                    c = plan[sections[4] + entry] * int64(depth)
-                    x_at = b * x_view[2] + c * x_view[3]
-                    square = plan[sections[5] + entry]
-                    w_at = square * int64(WIDTH) + i * line_step
-                    terms = min(depth, x_view[1] - c)
-                    gate = gates[square >> w_view[3]] if GATED else float32(0)
-                    if gate != 0:
-                        for k in range(terms):
-                            term = values[w_at + k * term_step] * gate
-                            value += x[x_at + k * x_view[3]] * term
-                    if not GATED:
-                        value = plain_sum(value, x, x_at, x_view[3], values, w_at, term_step, terms)
-                y[at] = value
+            if r < ROWS and b + top < y_view[0] and first + i < y_view[1]:
+                repair_one(out, b + top, first + i, size, dense, gates)
 
     return repair

@@ -6,8 +6,6 @@ features; a larger block is cut into squares of 32, and smaller blocks of a line
 are added in their order by whichever finishes last.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,10 +28,7 @@ class Lines(NamedTuple):
 
     counts: Any  # units of each warp; below 0 where its first line began in an earlier one
     cuts: Any  # per part of a cut line: its line, the line's first part and how many it has
-    empty: Any  # lines without a unit
-    indptr: Any  # the lines once more, for `repair`
-    indices: Any
-    places: Any  # of squares, see `lines_of`
+    empty: Any  # lines without a unit; and one more, which is looked at and not taken
 
 
 def plan_lines(
@@ -45,7 +40,7 @@ def plan_lines(
     part: int,
     slots: int = 0,
     tiles: int = 1,
-) -> tuple[np.ndarray, int, tuple[int, ...], int, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, int, Lines, int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
@@ -60,17 +55,17 @@ def plan_lines(
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
     name_blocks(units, work.units, indptr, xs, places)
     empty = np.flatnonzero(counts == 0)
-    plan, begin = joined(units, Lines(work.filled, work.cuts, empty, indptr, xs, places))
+    plan, begin = joined(units, Lines(work.filled, work.cuts, np.append(empty, 0)))
     parts = max(len(work.cuts), 1) * tiles
     partials, tickets = scratch((parts + slots) * part, np.float32), scratch(parts, np.int32)
     return plan, work.each, begin, empty.size, partials, tickets
 
 
-def joined(units: np.ndarray, sections: tuple[Any, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+def joined(units: np.ndarray, sections: Lines) -> tuple[np.ndarray, Lines]:
     """One array of int32 of all that a plan says, and where the parts behind the units start."""
     arrays = [np.ravel(part) for part in (units, *sections)]
     begin = np.cumsum([part.size for part in arrays])[:-1]
-    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), tuple(map(int, begin))
+    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), Lines(*map(int, begin))
 
 
 @compiled(error_model="numpy")

@@ -6,8 +6,6 @@ A line that shares first to last hold has the parts first + first to first + las
 a line follow each other, and no other line has them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -43,13 +41,13 @@ def lines_on_gpu(
     fair = -(-most // shares)
     each = max(-(-fair // warps), 1)
     units, parts = shares * warps * each + READ_AHEAD, 2 * shares
-    lengths = Lines(shares * warps, 3 * parts, lines, lines + 1, most, most)
+    lengths = Lines(shares * warps, 3 * parts, lines + 1)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
-    plan = empty((begin.pop(),), np.int32)
-    how = *walk, of, shares, warps, each, tuple(begin)
-    launch(lines_kernel(size, transposed), blocks(max(units, lines + 1)), THREADS, *how, plan)
+    plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
+    how = *walk, of, shares, warps, each, sections
+    launch(lines_kernel(size, transposed), blocks(max(units, lines)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
-    return plan, each, tuple(begin), lines, partials, scratch(parts * tiles, np.int32)
+    return plan, each, sections, lines, partials, scratch(parts * tiles, np.int32)
 
 
 @on_gpu_of(plan_blocks)
@@ -115,16 +113,12 @@ def lines_kernel(size: int, transposed: bool) -> Any:
     @cuda.jit
     def kernel(indptr, others, blocks, of, shares, warps, each, sections, plan):
         i, lines = cuda.grid(1), indptr.size - 1
-        filled, cuts, empty_lines, starts, xs, places = sections
+        filled, cuts, empty_lines = sections
         total = indptr[lines] * SQUARES
         fair, run = max((total + shares - 1) // shares, 1), i // each
-        if i <= lines * CUT:
-            line, mine = min(i // CUT, lines - 1), i % CUT
-            length = indptr[line + 1] - indptr[line]
-            first = indptr[line] * SQUARES + mine * length * CUT
-            plan[starts + i] = first if i < lines * CUT else total
-            if i < lines * CUT:  # a line that is not there is not written
-                plan[empty_lines + i] = i if length == 0 else lines * CUT
+        if i < lines * CUT:  # a line that is not there is not written
+            line = i // CUT
+            plan[empty_lines + i] = i if indptr[line + 1] == indptr[line] else lines * CUT
         if i >= shares * warps * each + READ_AHEAD:
             return
         x = place = name = end_place = count = int32(0)
@@ -144,7 +138,6 @@ def lines_kernel(size: int, transposed: bool) -> Any:
                         plan[cuts + 3 * part + 2] = last - of_line + 1
                 if i % each == 0 and piece < number:
                     count = -count
-                plan[xs + number], plan[places + number] = x, place
             if i % each == 0:
                 plan[filled + run] = count
         plan[4 * i], plan[4 * i + 1], plan[4 * i + 2], plan[4 * i + 3] = place, x, name, end_place

@@ -1,0 +1,156 @@
+"""From the sums of a warp to dw: a square of 32, or the small blocks that are side by side there.
+
+The warp leaves them in shared memory, a row of the square in each row, its pieces of 16 bytes
+exchanged as in `tiles`; the copy engine or the lanes take them from there.
+"""
+
+from functools import cache
+from typing import Any
+
+from numba import cuda, float32, int64, uint32
+
+from numbsparse.kernels.parts.fragments import PACK
+from numbsparse.kernels.parts.repair import any_nan, plain_sum
+from numbsparse.kernels.parts.requests import picking, square_of
+from numbsparse.kernels.parts.tiles import WIDTH, Form
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    bulk_commit,
+    bulk_wait_read,
+    elect,
+    fence_proxy_async,
+    load_4xu32,
+    stmatrix_x4,
+    store_4xu32,
+    sync_warp,
+    tma_store_2d,
+)
+
+
+@cache
+def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
+    """Write a unit of lines of `depth` features, by the copy engine or by the lanes.
+
+    Its sums are of `groups` times 8 features of x.
+    """
+    leave = leave_16_bit(form.dtype, groups, engine) if form.is_16_bit else leave_float32(groups)
+    repair, nan_in = repairing(depth, groups), any_nan(-(-groups // 2), 4, 4)
+    SPLIT, ENGINE, write_pieces = form.split, engine, writing_pieces(form, depth)
+
+    @cuda.jit(device=True)
+    def write(x, x_view, dy, dy_view, w_view, record, maps, dvalues, shared, leaving, acc):
+        if ENGINE and elect() != 0:
+            bulk_wait_read()  # of what was left here before
+        sync_warp()
+        leave(shared, leaving, uint32(w_view[2]), acc)
+        if SPLIT and nan_in(acc):
+            repair(x, x_view, dy, dy_view, record, shared, leaving)
+        if ENGINE:
+            fence_proxy_async()
+        sync_warp()
+        if ENGINE:
+            if elect() != 0:
+                column, row = square_of(record[0], w_view[1])
+                tma_store_2d(shared, leaving, maps[2], column, row)
+                bulk_commit()
+        else:
+            write_pieces(record, w_view[0], dvalues, shared, leaving)
+
+    return write
+
+
+@cache
+def leave_float32(groups: int) -> Any:
+    M, R = -(-groups // 2), min(groups, 2)
+
+    @cuda.jit(device=True)
+    def leave(shared, leaving, paired, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for m in range(M):
+            for r in range(R):
+                for p in range(2):
+                    i = 2 * r + p
+                    place = leaving + 32 * (8 * (2 * m + r) + g) + 4 * ((2 * q + p) ^ g)
+                    v0, v1 = as_uint32(acc[m, 0, i]), as_uint32(acc[m, 1, i])
+                    v2, v3 = as_uint32(acc[m, 2, i]), as_uint32(acc[m, 3, i])
+                    store_4xu32(shared, place, v0, v1, v2, v3)
+
+    return leave
+
+
+@cache
+def leave_16_bit(dtype: str, groups: int, on_hopper: bool) -> Any:
+    GROUPS, ON_HOPPER, pack = groups, on_hopper, PACK[dtype]
+
+    @cuda.jit(device=True)
+    def leave(shared, leaving, paired, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for j in range(GROUPS):
+            m, i = j // 2, j % 2 * 2
+            v0, v1 = pack(acc[m, 0, i], acc[m, 0, i + 1]), pack(acc[m, 1, i], acc[m, 1, i + 1])
+            v2, v3 = pack(acc[m, 2, i], acc[m, 2, i + 1]), pack(acc[m, 3, i], acc[m, 3, i + 1])
+            if ON_HOPPER:
+                row, piece = 8 * j + lane % 8, lane // 8
+                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
+                stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
+            else:
+                row, word = 8 * j + lane // 4, leaving + lane % 4
+                key = row // 2 % 4
+                shared[word + 16 * row + 4 * key] = v0
+                shared[word + 16 * row + 4 * (1 ^ key)] = v1
+                shared[word + 16 * row + 4 * (2 ^ key)] = v2
+                shared[word + 16 * row + 4 * (3 ^ key)] = v3
+
+    return leave
+
+
+@cache
+def repairing(depth: int, groups: int) -> Any:
+    """Compute again what is NaN of what this lane left; 0 beyond the features."""
+    M, R = -(-groups // 2), min(groups, 2)
+    LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
+
+    @cuda.jit(device=True)
+    def repair(x, x_view, dy, dy_view, record, tile, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for n in range(16 * M):
+            m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
+            i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
+            at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
+            value = as_float32(tile[at])
+            if r < R and value != value:
+                value = float32(0)
+                line = line_of(record, column // depth)
+                row, column = record[LINE] * depth + i, line * depth + column % depth
+                if row < x_view[1] and column < dy_view[1]:
+                    x_at, dy_at = row * x_view[3], column * dy_view[3]
+                    value = plain_sum(value, x, x_at, x_view[2], dy, dy_at, dy_view[2], x_view[0])
+                tile[at] = as_uint32(value)
+
+    return repair
+
+
+@cache
+def writing_pieces(form: Form, depth: int) -> Any:
+    """The lanes write what they left, each 16 bytes of a row of a block at once."""
+    RUN, ROW, PIECES, SHARE = form.run, form.row, WIDTH // form.run, WIDTH // form.row
+    SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
+    place_of = picking(0, WIDTH // depth)
+
+    @cuda.jit(device=True)
+    def write(record, size, dvalues, shared, leaving):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for n in range(depth * PIECES // 32):
+            number = uint32(lane + 32 * n)
+            row, piece = number >> SHIFT, number & LAST  # as in `parts.requests`
+            place = place_of(record, piece * RUN // depth)
+            if place >= 0:
+                swizzled = piece ^ (row // SHARE % (8 // SHARE))
+                v = load_4xu32(shared, leaving + row * ROW + 4 * swizzled)
+                at = int64(place) * WIDTH + row * size + piece * RUN % depth
+                store_4xu32(dvalues, at, v[0], v[1], v[2], v[3])
+
+    return write
