@@ -13,7 +13,7 @@ from conv_helpers import ConvCase, ConvProblem
 import numbsparse as ns
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, rung
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, costs, rung
 
 SMALL = [
     ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
@@ -328,6 +328,19 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
     how = product, size, as_dtype("float16"), "cuda", batch, "highest"
     of = chosen(names, 9 * (512 // size) ** 2 // 10, *how, *call)
     assert of is rung(best)
+
+
+def test_a_time_is_a_sum_of_what_counts(monkeypatch):
+    of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10, 4
+    counts = [4, 1000 * 2560 / 4e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
+    for place, count in enumerate(counts):
+        one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
+        monkeypatch.setattr(costs, "measured", lambda one=one: one)
+        assert costs.microseconds("k4_wgmma", *of) == pytest.approx(count)
+    assert costs.microseconds("k6_strips", *of) == np.inf  # not measured: the last to be taken
+    monkeypatch.undo()
+    of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
+    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1) < np.inf
 
 
 PIXELS = [
