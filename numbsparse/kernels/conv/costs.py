@@ -21,6 +21,7 @@ FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
+MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
 @cache
@@ -71,5 +72,6 @@ def multipliers(
     return sorted(
         (microseconds(f"{UNFOLDED}/{name}", *of), name)
         for name in MULTIPLIERS
-        if matmul.rung(name).unsupported(*of[:3], "cuda", outputs, precision) is None
+        if outputs <= MOST_OUTPUTS.get(name, outputs)
+        and matmul.rung(name).unsupported(*of[:3], "cuda", outputs, precision) is None
     )
