@@ -97,13 +97,16 @@ class Training:
     def bits_of(self, images: np.ndarray) -> float:
         """Bits per dimension of images, by averaged weights."""
         own, size, total = images[self.group.rank :: self.group.size], self.options.batch, 0.0
-        self.model.eval()
+        drops_out = self.options.dropout > 0
+        if drops_out:  # a change of mode has the steps captured anew, which takes seconds
+            self.model.eval()
         with ns.no_grad(), self.average.applied():
             for start in range(0, len(own), size):
                 batch = own[start : start + size]
                 loss = self.evaluate(network_input(batch), targets_of(batch))
                 total += loss.item() * len(batch)
-        self.model.train()
+        if drops_out:
+            self.model.train()
         return mean(total, self.group) * self.group.size / len(images) * BITS
 
     def placed(self, array: np.ndarray) -> ns.Tensor:

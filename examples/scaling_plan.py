@@ -15,15 +15,16 @@ MAIN = (DENSE, WATTS, BARABASI)
 
 MILLION = 1_000_000
 WIRINGS = tuple(replace(WATTS, wiring=w) for w in ("random", "balanced", "block_diagonal"))
-DENSITIES = tuple(replace(WATTS, density=d) for d in (0.03, 0.3, 0.01))
-BLOCKS = tuple(replace(WATTS, block_size=b) for b in (16, 64, 8))
+DENSITIES = tuple(replace(WATTS, density=d) for d in (0.03, 0.01, 0.3))
+BLOCKS = tuple(replace(WATTS, block_size=b) for b in (64, 16, 8))
 MIXING = tuple(replace(WATTS, rewired=p) for p in (1.0, 0.0))
 MULTIPLICATIVE = tuple(
     replace(model, cell="mlstm", internal_steps=n) for n in (4, 2) for model in (DENSE, WATTS)
 )
 LENGTH = 100 * MILLION
 SMALLER, LARGEST = (1280, 832, 448, 2144), 3488  # hidden units of a dense LSTM as large
-ABLATIONS = (WIRINGS[0], *MIXING, *DENSITIES, *BLOCKS, *WIRINGS[1:])
+LEAST = (DENSITIES[2], *WIRINGS[1:])
+ABLATIONS = (*MIXING, *BLOCKS[:2], DENSITIES[0], WIRINGS[0], DENSITIES[1], BLOCKS[2], *LEAST)
 LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
 GROUPS = (  # what one seed tells comes first
     *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
@@ -33,6 +34,7 @@ GROUPS = (  # what one seed tells comes first
     Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),
     replace(LONGER, seeds=1),
     Group(832, MULTIPLICATIVE[:2], LENGTH, seeds=1),
+    Group(LARGEST, MAIN[:2], LENGTH, halved=True),
     *(Group(size, MAIN, LENGTH, halved=True) for size in (*SMALLER, LARGEST)),
     Group(1280, ABLATIONS, LENGTH),
     LONGER,

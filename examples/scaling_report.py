@@ -23,7 +23,7 @@ from scaling_models import Model
 
 HEAD = (
     *("text", "parameters", "model", "hidden", "density", "path", "characters", "learning rate"),
-    *("test bits a character", "runs", "million characters/s", "GiB"),
+    *("test bits a character", "runs", "seconds", "GiB"),
 )
 
 
@@ -56,8 +56,8 @@ def report(results: Iterable[Result]) -> list[str]:
         if kind.text == text:
             row, bits = _row(kind, runs), bits_of_all(runs)
             rank = kind.characters, -kind.size, mean(bits) if bits else inf
-            rows.append((rank, (*row[1:6], row[7], row[6], *row[8:10])))
-    head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:10])
+            rows.append((rank, (*row[1:6], row[7], row[6], *row[8:11])))
+    head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:11])
     lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
     own = [run for run in results if run["config"]["text"] == text]
     rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name), "final")
@@ -90,7 +90,7 @@ def groups(results: Iterable[Result]) -> dict[Kind, list[Result]]:
 
 def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
     bits, one = bits_of_all(runs), runs[0]
-    speeds = [_per_second(run) for run in runs if test_of(run) is not None]
+    seconds = [run["train_seconds"] for run in runs if test_of(run) is not None]
     path, peak = one.get("mean_path"), one["peak_bytes"]
     return (
         kind.text[:6],
@@ -103,14 +103,9 @@ def _row(kind: Kind, runs: list[Result]) -> tuple[str, ...]:
         f"{one['config']['lr']:g}",
         mean_and_spread(bits),
         f"{len(bits)} of {len(runs)}",
-        f"{mean(speeds):.2f}" if speeds else "",
+        f"{mean(seconds):.0f}" if seconds else "",
         f"{peak / 2**30:.2f}" if peak else "",
     )
-
-
-def _per_second(run: Result) -> float:
-    """Million characters, of training alone."""
-    return float(run["config"]["characters"] / max(run["train_seconds"], 1e-9) / 1e6)
 
 
 def draw(file: Path, results: Iterable[Result]) -> None:
@@ -126,8 +121,8 @@ def draw(file: Path, results: Iterable[Result]) -> None:
     if not kinds:
         print("no picture: no long run is done")
         return
-    figure = Figure(figsize=(11, 12), layout="constrained")
-    panels = figure.subplots(3, 2).ravel()
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    panels = figure.subplots(2, 3).ravel()
     most = max(kinds, key=lambda kind: len(kinds[kind])).characters
     costs: list[tuple[str, Callable[[Result], float], bool]] = [
         (f"million parameters, after {most / 1e6:g} million characters",
@@ -152,7 +147,9 @@ def draw(file: Path, results: Iterable[Result]) -> None:
             axes.set(xscale="linear", xlim=(0, 1.5 * high))
     first = max(kinds, key=lambda kind: sum(k[:3] == kind[:3] for k in kinds))
     of_size = {kind: runs for kind, runs in kinds.items() if kind[:3] == first[:3]}
-    _curves(panels[3], {k: runs for k, runs in of_size.items() if k.model.name in several}, colours)
+    longest = max(kinds, key=lambda kind: (kind.characters, kind[:3] == first[:3]))
+    read = {k: r for k, r in kinds.items() if k.size == longest.size and k.model.name in several}
+    _curves(panels[3], read, longest.characters, colours)
     _rates(panels[4], [run for run in results if run["config"]["text"] == first.text], colours)
     _each(panels[5], of_size, colours)
     for axes in panels[:5]:
@@ -196,13 +193,16 @@ def _points(
     axes.vlines(x, low, high, color=colour)
 
 
-def _curves(axes: Any, alike: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
+def _curves(
+    axes: Any, alike: dict[Kind, list[Result]], longest: int, colours: dict[str, str]
+) -> None:
     """Validation bits by characters, of models of one size: the mean over the seeds."""
     for kind, runs in alike.items():
         marks = zip(*(run["curve"] for run in runs), strict=True)
         points = [(mark[0][0] / 1e6, mean(m[3] for m in mark)) for mark in marks]
-        name = kind.model.name
-        axes.plot(*zip(*points, strict=True), "-", color=colours[name], label=name)
+        name, style = kind.model.name, "-" if kind.characters == longest else "--"
+        label = name if style == "-" else None
+        axes.plot(*zip(*points, strict=True), style, color=colours[name], label=label)
     axes.set(xlabel=f"million characters read by models of {_millions(alike)}", xscale="log")
 
 

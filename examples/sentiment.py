@@ -3,6 +3,7 @@
     python examples/sentiment.py                            # Python's own prose, on this CPU
     pip download --no-deps --no-binary :all: vaderSentiment  # 20,000 texts rated by people
     python examples/sentiment.py --reviews vaderSentiment-3.3.2.tar.gz --seeds 3
+    python examples/sentiment.py --collect examples/results/sentiment.json   # --out's results
     python examples/sentiment.py --reviews aclImdb --device cuda --hidden 4096 --density 0.05 \\
         --batch 128 --steps 20000 --lr 1e-3 --longest 1000 --train 25000 --test 25000
 
@@ -11,6 +12,8 @@ parameters, lets each read labelled reviews, and fits a linear classifier to the
 each review. Accuracies are of reviews that neither has seen, beside that of the more frequent class
 and that of the same classifier on how often each byte occurs. With several seeds, of weights,
 wiring and what is drawn, each in a folder of its own, the last words are means and spreads.
+--collect adds these to the file, and writes a row for each model and learning rate into the README
+beside it; a rate is to be chosen by the bits on text held out of that to learn from.
 
 Without --reviews nothing is downloaded: the labelled text is the comments and docstrings of
 Python's standard library, and the question is which of the two a paragraph is. That is no
@@ -31,6 +34,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -43,6 +47,7 @@ from char_training import Training, prepare
 from labelled_text import Labelled
 from linear_classifier import fit_best
 from ranks import ranks
+from runs_report import line, write_between
 
 import numbsparse as ns
 from numbsparse import device, files
@@ -53,14 +58,17 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     options = parse(arguments)
     began = time.perf_counter()
     try:
+        if options.collect:
+            return collect(options)
         with ranks() as group:
             settle(options)
-            runs = [one_seed(options, seed) for seed in range(options.seeds)]
+            found = [one_seed(options, seed) for seed in range(options.seeds)]
+            runs, bits = ([of_seed[i] for of_seed in found] for i in range(2))
             accuracies = {key: mean(run[key] for run in runs) for key in runs[0]}
             if options.seeds > 1 and group.rank == 0:
                 print(f"accuracy in the test, over {options.seeds} seeds:")
-                print("\n".join(spreads(runs)))
-                keep(options, runs, arguments)
+                print("\n".join(f"{name:12} {spread(runs, name)}" for name in runs[0]))
+                keep(options, arguments, {"accuracy": runs, "bits": bits})
     except (ValueError, RuntimeError, FloatingPointError, OSError) as error:
         sys.exit(f"sentiment: {error}")
     except KeyboardInterrupt:
@@ -70,8 +78,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     return accuracies
 
 
-def one_seed(options: Namespace, nth: int) -> dict[str, float]:
-    """Accuracies of the nth seed, whose checkpoints are in a folder of their own."""
+def one_seed(options: Namespace, nth: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Accuracies and bits of the nth seed, whose checkpoints are in a folder of their own."""
     options = Namespace(**vars(options))
     options.seed += nth
     if options.seeds > 1:
@@ -81,22 +89,55 @@ def one_seed(options: Namespace, nth: int) -> dict[str, float]:
     return compare(options, data)
 
 
-def spreads(runs: Sequence[dict[str, float]]) -> Iterator[str]:
-    """Lines: the mean over the seeds, and the sample standard deviation."""
-    for name in runs[0]:
-        values = [run[name] for run in runs]
-        yield f"{name:12} {mean(values):.1%} +- {stdev(values):.1%}"
+def spread(runs: Sequence[dict[str, float]], name: str, form: str = ".1%") -> str:
+    """The mean over the seeds, and the sample standard deviation."""
+    values = [run[name] for run in runs]
+    return f"{mean(values):{form}} ± {stdev(values):{form}}"
 
 
-def keep(options: Namespace, runs: Sequence[dict[str, float]], given: list[str] | None) -> None:
-    """The accuracies of all seeds as JSON."""
+def keep(options: Namespace, given: list[str] | None, found: dict[str, Any]) -> None:
+    """What all seeds had, as JSON."""
     command = shlex.join(["python", "examples/sentiment.py", *(given or sys.argv[1:])])
     place = device.card() if options.device == "cuda" else "CPU"
-    content = {"command": command, "place": place, "accuracy": runs}
-    files.write_bytes(options.out / "sentiment.json", (json.dumps(content) + "\n").encode())
+    write(
+        options.out / "sentiment.json",
+        {"command": command, "lr": options.lr, "place": place} | found,
+    )
 
 
-def compare(options: Namespace, data: Labelled) -> dict[str, float]:
+def write(file: Path, content: Any) -> None:
+    files.write_bytes(file, (json.dumps(content) + "\n").encode())
+
+
+def collect(options: Namespace) -> dict[str, float]:
+    """Add what is in --out to the file, and say it: what was done again counts once, the latest."""
+    own = options.collect
+    earlier = json.loads(own.read_text(encoding="utf-8")) if own.exists() else []
+    new = [json.loads(f.read_text(encoding="utf-8")) for f in options.out.rglob("sentiment.json")]
+    runs = sorted(
+        {run["command"]: run for run in earlier + new}.values(), key=lambda run: run["lr"]
+    )
+    write(own, runs)
+    lines = list(table(runs))
+    print("\n".join(lines))
+    write_between(own.with_name("README.md"), "features", lines)
+    return {}
+
+
+def table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Lines of Markdown: a row for each kind of feature and learning rate."""
+    yield line(("features", "learning rate", "bits a character held out", "accuracy"))
+    yield line(("---",) * 4)
+    for name in ("majority", "byte counts"):  # the same in all
+        yield line((name, "", "", spread(runs[0]["accuracy"], name)))
+    for name in ("dense", "sparse"):
+        for run in (run for run in runs if name in run["accuracy"][0]):
+            bits = spread(run["bits"], name, ".3f") if run["bits"] else ""
+            yield line((name, f"{run['lr']:g}", bits, spread(run["accuracy"], name)))
+
+
+def compare(options: Namespace, data: Labelled) -> tuple[dict[str, float], dict[str, float]]:
+    """Accuracies by the kind of feature, and bits of the models on what is held out of the text."""
     text, (no, yes) = data.text, data.classes
     print(f"text: {text.name}, {text.train.size:,} characters to learn from")
     print(f"question: {no} or {yes}; {len(data.train):,} to fit, {len(data.test):,} to test")
@@ -106,17 +147,18 @@ def compare(options: Namespace, data: Labelled) -> dict[str, float]:
     x, x_test = (np.log1p([np.bincount(u8(t), minlength=256) for t, _ in part]) for part in parts)
     accuracies["byte counts"] = fit_best(x, y).accuracy(x_test, y_test)
     lines = [f"{name:12} {value:.1%}" for name, value in accuracies.items()]
-    trainings, _ = prepare(options, text)
+    trainings, bits = prepare(options, text)[0], {}
     while trainings:
         training = trainings.pop(0)
-        name, bits = training.name, training.run()
+        name = training.name
+        bits[name] = training.run()
         x, x_test = (final_states(training, [t for t, _ in part]) for part in parts)
         accuracies[name] = fit_best(x, y).accuracy(x_test, y_test)
         size = f"{training.model.hidden_size} hidden units, {training.model.n_parameters():,}"
-        lines.append(f"{name:12} {accuracies[name]:.1%} ({size} parameters, {bits:.3f} bits per "
-                     "character held out)")  # fmt: skip
+        size += f" parameters, {bits[name]:.3f} bits per character held out"
+        lines.append(f"{name:12} {accuracies[name]:.1%} ({size})")
     print("accuracy in the test:\n" + "\n".join(lines))
-    return accuracies
+    return accuracies, bits
 
 
 def final_states(training: Training, texts: Sequence[str]) -> np.ndarray:
@@ -180,6 +222,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--longest", type=positive, default=256, help="bytes read of a review, its last"
         " (%(default)s)")  # fmt: skip
     add("--seeds", type=positive, default=1, help="how many, from --seed on (%(default)s)")
+    add("--collect", type=Path, metavar="FILE", help="add --out's results to it, and show all")
     add_output(parser, "sentiment_run")
     add_size(parser, hidden=1024, density=0.15)
     add_model(parser)

@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
-LIMIT = 120  # seconds, after which all is ended
+LIMIT = 240  # seconds, after which all is ended
 
 
 def context():
@@ -62,7 +62,7 @@ def in_turn(checks, size=2):
             there.close()
         found = collected([here for here, _ in ends], checks)
         for process in processes:
-            process.join(timeout=5)
+            process.join(timeout=LIMIT / 4)
         assert not any(process.is_alive() for process in processes), "a process is left"
         return found
     finally:

@@ -23,12 +23,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_410,
-    "numbsparse/ops": 4_980,
+    "numbsparse/ops": 4_990,
     "numbsparse/pages": 1_690,
     "numbsparse/patterns": 960,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_785,
+    "numbsparse/torch": 1_780,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

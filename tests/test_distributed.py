@@ -270,7 +270,7 @@ def test_a_lost_rank_ends_all_and_the_checkpoint_stays(what, pair, folder):
     first, _ = of(pair, what)
     assert first[:2] == ("raised", "SystemExit")
     assert first[2].startswith(LOST[what])
-    assert pair[0][f"seconds of {what}"] < 10
+    assert pair[0][f"seconds of {what}"] < 20  # it is known, and nobody waits for `timeout`
     assert ns.load(folder / what / "checkpoint.npz") == {"step": 1}
 
 
@@ -315,7 +315,7 @@ def test_an_answer_comes_before_the_news_that_its_rank_has_failed():
         own = links.Links(1, 2, {0: here})
         links.send(there, {}, b"[7]")
         links.send(there, {"rank": 0, "failed": "failed: no space"})
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while not own.lost and time.monotonic() < until:
             time.sleep(0.001)
         assert own.share(1) == [7]
@@ -373,7 +373,7 @@ def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
         assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30  # half of what the others sleep
     for path in tmp_path.glob("rank*"):  # one that ended early may have written nothing
         pid, size = path.read_text().split()
         assert size == "3"

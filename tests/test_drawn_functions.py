@@ -219,6 +219,7 @@ ELSEWHERE = {  # with tests of their own
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMCells", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
     *("set_precision", "draws_noted", "draws_repeated", "full", "zeros", "index_beside", "is_half"),
+    "size_of_blocks",
     *(
         "space_of",
         "state_dtype",

@@ -270,7 +270,8 @@ with jax.default_device(CPU):
         (lambda: nsj.matmul(X, W, precision="low"), ValueError, "precision takes one of"),
         (lambda: nsj.sddmm(X, X, LAYOUT), ValueError, r"take the shapes \(in_features, batch\)"),
         (lambda: nsj.sddmm(X.T, X.astype(np.float64), LAYOUT), TypeError, "a and b take one dtype"),
-        (lambda: nsj.sddmm(X.T, X, LAYOUT), ValueError, r"a @ b, in blocks of 4, takes at most"),
+        (lambda: nsj.sddmm(X.T, X, LAYOUT), ValueError, r"block_size is needed: features \(12, 12"),
+        (lambda: nsj.sddmm(X.T, X, LAYOUT, block_size=2), ValueError, r"a @ b, in blocks of 2, t"),
         (lambda: nsj.sddmm(X.T, X, W, block_size=8), ValueError, "block_size takes that of layout"),
         (
             lambda: nsj.BlockSparse.from_dense(X, LAYOUT, block_size=4),

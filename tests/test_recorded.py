@@ -22,7 +22,6 @@ pytestmark = [
 
 TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, others
     "s01_naive": (8, 0, 0, 0),
-    "s05_square_tile": (4, 0, 1, 0),
     "s07_double_buffer": (4, 0, 2, 0),
     "s08_tensor_core": (4, 0, 2, 0),
     "s09_copy_engine": (4, 0, 4, 0),
@@ -37,9 +36,9 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k7_small_blocks": (4, 4, 2, 2),  # of a ring x, and beside it w, which lanes copy
     "k8_small_batch": (2, 0, 2, 1),  # a ring of one stage for each warp; where they add their sums
 }
-# The traces of these are as those of s01, k2, s05 and s15, whose blocks form clusters and stay.
-ALIKE = {"s02_constants", "s03_shared", "s04_thread_tile", "s06_wide", "s13_persistent"}
-ALIKE |= {"s14_cluster"}
+# The traces of these are as those of s01, k3 and s15, whose blocks form clusters and stay.
+ALIKE = {"s02_constants", "s03_shared", "s04_thread_tile", "s05_square_tile", "s06_wide"}
+ALIKE |= {"s13_persistent", "s14_cluster"}
 SMALLER = {  # than what the command draws: one step more than stages, one tile
     "k5_tensor_core": {"in_features": 160},
     "k6_hopper": {"in_features": 192, "batch": 128},

@@ -102,6 +102,23 @@ def test_seeds_are_runs_of_their_own(sentiment, tmp_path, capsys):
     assert stored["accuracy"][0] != stored["accuracy"][1]
     assert all((tmp_path / "out" / f"seed-{seed}" / "sparse.npz").exists() for seed in (0, 1))
     assert "over 2 seeds" in capsys.readouterr().out
+    said = [bits["sparse"] for bits in stored["bits"]]
+    assert said[0] != said[1]
+    assert min(said) > 0.5
+    file, readme = tmp_path / "all.json", tmp_path / "README.md"
+    other = {**stored, "command": "other", "lr": 1e-5, "bits": []}
+    file.write_text(json.dumps([other, {**stored, "lr": 5.0}]))  # the second was done again
+    readme.write_text("<!-- features -->\n<!-- /features -->\n")
+    sentiment.main(["--out", str(tmp_path / "out"), "--collect", str(file)])
+    assert json.loads(file.read_text()) == [other, stored]
+    rows = [line.split(" | ") for line in readme.read_text().splitlines() if "| sparse" in line]
+    assert [row[1] for row in rows] == ["1e-05", f"{stored['lr']:g}"]
+    assert rows[1][2] == f"{np.mean(said):.3f} ± {np.std(said, ddof=1):.3f}"
+    assert [row[3] for row in rows] == [f"{means['sparse']:.1%} ± {spread(stored):.1%} |"] * 2
+
+
+def spread(stored):
+    return np.std([run["sparse"] for run in stored["accuracy"]], ddof=1)
 
 
 def test_features_of_reviews_tell_what_they_say(sentiment, tmp_path, capsys):

@@ -348,25 +348,6 @@ def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blo
     assert pieces == 1
 
 
-@pytest.mark.parametrize(
-    ("n", "pieces", "cluster", "left"), [(11, 3, 1, 3), (11, 1, 1, 0), (8, 3, 2, 0), (10, 3, 2, 1)]
-)
-def test_regions_that_places_lack_are_cut(n, pieces, cluster, left):
-    cuts = cuts_of(n, 4, pieces, cluster)
-    assert cuts == ((n // cluster - left), left, pieces)
-
-
-@pytest.mark.parametrize("split", [1, 2])
-@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
-def test_neighbouring_regions_read_x_once(dtype, B, split, monkeypatch):
-    cut_of = []
-
-    def shared(index, B, widths, batch, regions, *times):
-        return regions[0]._replace(SLOTS=2, SPLIT=split, CLUSTER=2), 2 // split
-
-    monkeypatch.setattr(regions, "region_for", shared)
-    monkeypatch.setattr(regions, "multiprocessors", lambda: 8)
-    monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
-    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
-    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
-    assert any(cuts.left for cuts in cut_of) == (split == 1)
+@pytest.mark.parametrize(("n", "pieces", "left"), [(11, 3, 3), (11, 1, 0), (8, 3, 0), (2, 5, 2)])
+def test_regions_that_places_lack_are_cut(n, pieces, left):
+    assert cuts_of(n, 4, pieces) == (n - left, left, pieces)

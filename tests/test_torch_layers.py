@@ -109,6 +109,13 @@ def test_lstm(layers, batch_first):
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("shapes", [[(2, 3, 14)], [(3, 3, 14), (2, 3, 14)], [(2, 3, 12)] * 2])
+def test_an_lstm_refuses_a_state_of_another_shape(shapes):
+    lstm, state = nst.LSTM(10, 14, 2, layout=layout(4, 4), **DOUBLE), [drawn(*s) for s in shapes]
+    with pytest.raises(ValueError, match=r"state takes h and c of the shape \(2, 3, 14\), got \["):
+        lstm(drawn(5, 3, 10), tuple(state))
+
+
 def test_the_recurrent_gradient_is_ready_before_that_of_the_inputs_is_computed(monkeypatch):
     """Of each layer, the last one first: so DDP sums one while the other is computed."""
     lstm, order = nst.LSTM(10, 14, 2, layout=layout(4, 4), **DOUBLE), []

@@ -227,6 +227,8 @@ X, W = drawn(2, 12), matrix()
         (lambda: nst.sddmm(X, X, LAYOUT), ValueError, r"take the shapes \(in_features, batch\)"),
         (lambda: nst.sddmm(X.T, X.float(), LAYOUT), TypeError, "a and b take one dtype"),
         (lambda: nst.sddmm(X.T, X, W, block_size=8), ValueError, "block_size takes that of layout"),
+        (lambda: nst.sddmm(X.T[:10], X[:, :10], LAYOUT), ValueError, "block_size is needed: fea"),
+        (lambda: nst.sddmm(X.T, X, LAYOUT, block_size=2), ValueError, r"a @ b, in blocks of 2, t"),
     ],
 )
 def test_refusals(call, error, says):

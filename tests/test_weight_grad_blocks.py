@@ -48,7 +48,7 @@ def test_blocks_over_steps_and_edges(B, dtype, stages):
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered")  # in the simulator
 @pytest.mark.parametrize("arithmetic", ["float16", "highest", "high"])
 @pytest.mark.parametrize("B", [16, 32, 64])
-@pytest.mark.parametrize("out_features", [0, 5, 8], ids="{} inside".format)
+@pytest.mark.parametrize("out_features", [0, 1, 5, 8], ids="{} inside".format)
 def test_zero_beyond_the_edges_whatever_is_beside_them(out_features, B, arithmetic, rng):
     """Infinity times what is read beyond the edge, which is 0, would be NaN."""
     dtype = as_dtype("float32" if arithmetic in ("highest", "high") else arithmetic)

@@ -243,10 +243,7 @@ def sddmm(
             return sddmm(b.T, a.T, layout.T, precision=precision).T
         layout = layout.stored_layout
     layout, shape = as_layout(layout), (a.shape[0], b.shape[1])
-    if block_size is None:
-        block_size = max(1, shape[0] // layout.shape[0])
-    size = integer("block_size", block_size)
-    shape = checked_shape(f"a @ b, in blocks of {size},", shape, layout.shape, size)
+    size = ops.size_of_blocks(shape, layout.shape, block_size)
     values = products.sddmm.bind(a.T, b, **_static(layout, shape, size, precision))
     return _unflatten((layout, shape, False), (values,))
 

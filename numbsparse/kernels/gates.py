@@ -16,17 +16,24 @@ from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import UNPACK, scaling
-from numbsparse.kernels.ptx import let_next_kernel_start, load_4xf32, load_4xu32, store_4xu32
+from numbsparse.kernels.ptx import (
+    let_next_kernel_start,
+    load_4xf32,
+    load_4xu32,
+    store_4xu32,
+    wait_for_earlier_kernels,
+)
 
 ZERO, ONE = np.float32(0), np.float32(1)
 DEEP = 4  # pieces of a thread
 MOST_LANES = 8 if SIMULATED else 256  # threads that sum a block together, a power of 2
 
 
-def scale_blocks(a, where, by, gates, to_all, out, but_ones=False):
+def scale_blocks(a, where, by, gates, to_all, out, beside=False, but_ones=False):
     """out[b] = a[where[b]] * by[g], (blocks, B, B); g = b if `to_all`, 0 or 1, else where[b].
 
-    `but_ones` are anything, and so are blocks of zeros, if nobody reads them.
+    It may run `beside` the launch before, which began when all of this was there. `but_ones` are
+    anything, and so are blocks of zeros, if nobody reads them.
     """
     width, piece = out.shape[1] * out.shape[2], BYTES // out.itemsize
     args = a.span, where, by, gates, to_all
@@ -36,7 +43,8 @@ def scale_blocks(a, where, by, gates, to_all, out, but_ones=False):
         return
     early, shift = SIMULATED or compute_capability() >= (9, 0), pieces.bit_length() - 1
     kernel = scale_pieces_kernel(out.dtype.name, early, but_ones)
-    launch(kernel, blocks(-(-out.size // (piece * DEEP))), THREADS, *args, shift, out.span)
+    grid = blocks(-(-out.size // (piece * DEEP)))
+    launch(kernel, grid, THREADS, *args, shift, out.span, overlap=beside)
 
 
 def block_dots(a, b, where, gates, dots):
@@ -98,6 +106,8 @@ def scale_pieces_kernel(dtype: str, early: bool, but_ones: bool) -> Any:
                 w0, w1 = scaled(own[0], by_this), scaled(own[1], by_this)
                 w2, w3 = scaled(own[2], by_this), scaled(own[3], by_this)
                 store_4xu32(out, i * PIECE, w0, w1, w2, w3)
+        if early:
+            wait_for_earlier_kernels()  # for the next one, which waits for this one alone
 
     return kernel
 

@@ -80,22 +80,7 @@ def _parts(n: int, length: int, threads: tuple[int, int]) -> int:
     return max(1, min(useful, wanted))
 
 
-@cuda.jit(device=True)
-def itself(value):
-    return value
-
-
-@cuda.jit(device=True)
-def size_of(value):
-    return abs(value)
-
-
-@cuda.jit(device=True)
-def square_of(value):
-    return value * value
-
-
-def _reduction(combine, identity, of=itself):
+def _reduction(combine, identity, sizes=False, squares=False):
     @cuda.jit
     def kernel(
         a,
@@ -119,7 +104,8 @@ def _reduction(combine, identity, of=itself):
             start = offset(item, kept_shape, kept_strides)
             for i in range(first + y, min(first + per_part, length), cuda.blockDim.y):
                 place = start + offset(i, reduced_shape, reduced_strides)
-                acc = combine(acc, of(widened(a[place])))
+                value = abs(widened(a[place])) if sizes else widened(a[place])
+                acc = combine(acc, value * value if squares else value)
         scratch[t] = acc
         cuda.syncthreads()
         half = cuda.blockDim.y // 2
@@ -136,7 +122,7 @@ def _reduction(combine, identity, of=itself):
 
 SUM, MAX = _reduction(plus, np.float32(0)), _reduction(larger, LOWEST)
 KERNELS = {
-    "sum of sizes": _reduction(plus, np.float32(0), size_of),
-    "sum of squares": _reduction(plus, np.float32(0), square_of),
-    "max of sizes": _reduction(larger, LOWEST, size_of),
+    "sum of sizes": _reduction(plus, np.float32(0), sizes=True),
+    "sum of squares": _reduction(plus, np.float32(0), squares=True),
+    "max of sizes": _reduction(larger, LOWEST, sizes=True),
 }

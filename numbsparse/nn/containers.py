@@ -58,7 +58,7 @@ class Sequential(Module):
         setattr(self, self._names()[i], _checked(module))
 
     def __iter__(self) -> Iterator[Module]:
-        return (getattr(self, name) for name in self._names())
+        return iter([value for value in vars(self).values() if isinstance(value, Module)])
 
     def __len__(self) -> int:
         return len(self._names())

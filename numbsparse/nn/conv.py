@@ -115,12 +115,17 @@ class _Conv(Module):
 
     def describe(self) -> str:
         weight = self.weight.data
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, "
-            f"bias={self.bias is not None}; {weight.n_blocks} blocks of {weight.block_size}, "
-            f"density {weight.density:.3g}"
-        )
+        blocks = f"{weight.n_blocks} blocks of {weight.block_size}, density {weight.density:.3g}"
+        return f"{in_words(self)}; {blocks}"
+
+
+def in_words(conv: Any) -> str:
+    """A convolution by its sizes; one of torch's too."""
+    return (
+        f"{conv.in_channels}, {conv.out_channels}, kernel_size={conv.kernel_size}, "
+        f"stride={conv.stride}, padding={conv.padding!r}, dilation={conv.dilation}, "
+        f"bias={conv.bias is not None}"
+    )
 
 
 class _ConvTranspose(_Conv):

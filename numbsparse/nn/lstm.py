@@ -99,20 +99,13 @@ class LSTM(Module):
         else:
             inputs = [input_layout, *between[1:]]
         self.hidden_size = hidden_size
+        how: Any = {"block_size": block_size, "layer_norm": layer_norm, "forget_bias": forget_bias}
+        how |= {"dtype": as_dtype(dtype), "precision": precision, "rng": rng}
         self.layers = [
             LSTMLayer(
-                hidden_size if i else input_size,
-                hidden_size,
-                layout=between[i],
-                input_layout=inputs[i],
-                block_size=block_size,
-                layer_norm=layer_norm,
-                forget_bias=forget_bias,
-                dtype=as_dtype(dtype),
-                precision=precision,
-                rng=rng,
+                hidden_size if i else input_size, hidden_size, layout=own, input_layout=below, **how
             )
-            for i in range(num_layers)
+            for i, (own, below) in enumerate(zip(between, inputs, strict=True))
         ]
         for layer in self.layers if update_dropout else ():
             layer.update_dropout = Dropout(update_dropout, seed=int(rng.integers(2**31)))

@@ -83,6 +83,7 @@ from numbsparse.ops.matmul import (
     replayed,
     sddmm,
     sddmm_into,
+    size_of_blocks,
     started,
 )
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
@@ -118,7 +119,8 @@ from numbsparse.ops.softmax import (
 _ANYWHERE = {
     "matmul", "sddmm", "check_factors", "check_step", "checked_norm", "checked_precision",
     "conv_window", "gate_dtype", "getitem", "index_beside", "is_half", "operand", "own_precision",
-    "repeated", "space_of", "started", "state_dtype", "transpose", "transpose_window",
+    "repeated", "size_of_blocks", "space_of", "started", "state_dtype", "transpose",
+    "transpose_window",
 }  # fmt: skip
 
 __all__ = [n for n, of in globals().items() if n[0] != "_" and not isinstance(of, _ModuleType)]

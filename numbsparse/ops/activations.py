@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.ops.elementwise import apply_on_gpu
-from numbsparse.ops.operands import alike, contiguous
+from numbsparse.ops.operands import CPU_FLOATS, alike, contiguous
 
 GELU_SCALE = (2 / pi) ** 0.5
 GELU_CUBE = 0.044715
@@ -29,7 +29,9 @@ def _elementwise(in_numpy: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(in_numpy)
     def run(*arrays: Any) -> Any:
-        if alike(**dict(zip(names, arrays, strict=True))):
+        first = arrays[0] if len(arrays) == len(names) == 1 else None
+        checked = type(first) is np.ndarray and first.dtype in CPU_FLOATS  # as most are, cheaply
+        if not checked and alike(**dict(zip(names, arrays, strict=True))):
             return apply_on_gpu(in_numpy.__name__, *arrays)
         return contiguous(in_numpy(*arrays))
 

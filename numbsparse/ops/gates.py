@@ -3,7 +3,7 @@
 Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
 capture for `ns.graph`, where their numbers are not known, and in a layout that `on_device` made,
 they stay, as zeros. A kernel that takes gates reads w as it is, and may skip them; for others the
-gated blocks are computed first, and the plan of a product may leave zeros out on the GPU.
+gated blocks are computed first.
 """
 
 from __future__ import annotations

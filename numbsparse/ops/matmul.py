@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse
+from numbsparse.block_sparse import BlockSparse, checked_shape
 from numbsparse.device import (
     DeviceArray,
     empty,
@@ -77,7 +77,8 @@ def matmul(
         blocks a layout is made and planned; the last four are remembered. Gates are copied from a
         GPU to the host once after each change that this library makes to them; another library's
         arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` and `k6_hopper` skip zeros, others take as long as with all gates
+        copied: `k8_small_batch` and `k6_hopper` skip zeros, and the pass of the latter over w, in
+        16 bits, leaves out blocks whose gate is one; other kernels take as long as with all gates
         one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
         multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
         gate either, and they are in the order of `w.values`, for `w.T` too.
@@ -183,10 +184,7 @@ def sddmm(
             return sddmm(b.T, a.T, layout.T, **how).T
         layout, block_size = layout.stored_layout, layout.own_size(block_size)
     layout = as_layout(layout)
-    if block_size is None:
-        size = _block_size(shape, layout.shape)
-    else:
-        size = integer("block_size", block_size)
+    size = size_of_blocks(shape, layout.shape, block_size)
     values = empty_beside((layout.n_blocks, size, size), a)
     return sddmm_into(values, a, b, layout, kernel, precision)
 
@@ -452,14 +450,23 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     return array
 
 
-def _block_size(shape: tuple[int, int], grid: tuple[int, int]) -> int:
-    """B, where it follows from the features and the layout's blocks."""
-    sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
-    if len(sizes) != 1 or not (size := sizes.pop()).is_integer() or size == 0:
-        raise ValueError(
-            f"block_size is needed: features {shape} do not divide into the layout's {grid} blocks"
-        )
-    return int(size)
+def size_of_blocks(shape: tuple[int, int], grid: tuple[int, int], given: int | None) -> int:
+    """B of a product a @ b of this shape: as given, else what its features and blocks say.
+
+    Raises TypeError or ValueError where it is none, and where the product does not end within the
+    last blocks.
+    """
+    if given is None:
+        sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
+        if len(sizes) != 1 or not (size := sizes.pop()).is_integer() or size == 0:
+            raise ValueError(
+                f"block_size is needed: features {shape} do not divide into the layout's {grid} "
+                "blocks"
+            )
+        return int(size)
+    size = integer("block_size", given)
+    checked_shape(f"a @ b, in blocks of {size},", shape, grid, size)
+    return size
 
 
 # The matrix cannot import the package that multiplies it, so that package adds the operator.

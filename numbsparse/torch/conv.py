@@ -7,6 +7,7 @@ import torch
 from numbsparse import ops, patterns
 from numbsparse.kernels.conv import Window
 from numbsparse.layout import Layout
+from numbsparse.nn.conv import in_words
 from numbsparse.nn.linear import layout_for
 from numbsparse.ops.conv_window import check_padding, sizes
 from numbsparse.torch.handles import layout_of
@@ -129,11 +130,7 @@ class _Conv(OneWeight):
         return y.movedim(-1, 1)
 
     def extra_repr(self) -> str:
-        return (
-            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, "
-            f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}, "
-            f"bias={self.bias is not None}, block_size={self.block_size}, layout={self.layout}"
-        )
+        return f"{in_words(self)}, block_size={self.block_size}, layout={self.layout}"
 
 
 class Conv1d(_Conv):

@@ -266,6 +266,9 @@ class LSTM(SparseModule):
             zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             state = zeros, zeros.to(wide)
+        takes = (self.num_layers, x.shape[1], self.hidden_size)
+        if (got := [tuple(a.shape) for a in state]) != [takes, takes]:
+            raise ValueError(f"state takes h and c of the shape {takes}, got {got}")
         precision, ends = ops.checked_precision(self.precision), []
         for i in range(self.num_layers):
             names = f"weight_ih_l{i}", f"weight_hh_l{i}"

@@ -211,8 +211,7 @@ def sddmm(
     else:
         handle = Handle(layout)
     shape = a.shape[0], b.shape[1]
-    if block_size is None:
-        block_size = -(-shape[0] // handle.grid[0])
-    how = (handle.word, *shape, block_size, ops.checked_precision(precision))
+    size = ops.size_of_blocks(shape, handle.grid, block_size)
+    how = (handle.word, *shape, size, ops.checked_precision(precision))
     values = operators.sddmm((a.T, b), how)
     return BlockSparse(values, handle, shape=shape)

@@ -19,21 +19,19 @@ def part_bytes(warps: int, count: int) -> int:
 
 
 @cache
-def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, APART: int = 1) -> Any:
+def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> Any:
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
     holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or
-    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them. Of a
-    cluster of more blocks each APART-th one has parts of the same sums.
+    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them.
     """
     OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
 
     @cuda.jit(device=True)
     def add(acc, own, warp, base):
         floats = cuda.shared.array(0, float32, ALIGNMENT)
-        lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % (BLOCKS * APART)
-        block, own_rank = rank // APART, rank % APART
+        lane, block = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % BLOCKS
         start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
         cluster_sync()  # all have read what was there
         for i in range(COUNT):
@@ -48,7 +46,7 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, APAR
                     for k in range(4):
                         own[(j * OWN * FOURS + i) * 4 + k] = 0
                     for other in range(BLOCKS):
-                        four = load_4xf32_at(floats, at, uint32(other * APART + own_rank))
+                        four = load_4xf32_at(floats, at, uint32(other))
                         for k in range(4):
                             own[(j * OWN * FOURS + i) * 4 + k] += four[k]
 

@@ -7,8 +7,8 @@ from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.activations import abs
-from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply
-from numbsparse.nn.functional.columns import blocks_of
+from numbsparse.nn.functional.arithmetic import cast, multiply
+from numbsparse.nn.functional.columns import blocks_of, by_length
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
 
@@ -63,8 +63,7 @@ def block_norms(w: Any, by: str = "l2") -> Tensor:
 
 def _lengths(values: Tensor) -> Tensor:
     def gradient(dy: Tensor, lengths: Tensor) -> Tensor:
-        is_0 = ops.subtract(1.0, _above_0(lengths.data))
-        return multiply(values, reshape(divide(dy, add(lengths, Tensor(is_0))), (-1, 1)))
+        return multiply(values, reshape(by_length(dy, lengths), (-1, 1)))
 
     squares = ops.sum(ops.multiply(values.data, values.data), 1)
     return record(ops.sqrt(squares), (values, gradient))
@@ -75,16 +74,12 @@ def _largest(values: Tensor) -> Tensor:
     largest = ops.max(sizes.data, 1, keepdims=True)
 
     def gradient(dy: Tensor, y: Tensor) -> Tensor:
-        is_largest = ops.subtract(1.0, _above_0(ops.subtract(largest, sizes.data)))
+        below = ops.subtract(largest, sizes.data)
+        is_largest = ops.subtract(1.0, ops.relu_grad(below, ops.full_like(below, 1.0)))
         share = ops.divide(is_largest, ops.sum(is_largest, 1, keepdims=True))
         return multiply(Tensor(share), reshape(dy, (-1, 1)))
 
     return record(ops.reshape(largest, (-1,)), (sizes, gradient))
-
-
-def _above_0(a: Any) -> Any:
-    """1 where a > 0, else 0."""
-    return ops.relu_grad(a, ops.full_like(a, 1.0))
 
 
 def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:

@@ -27,11 +27,15 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     lengths = _lengths(ops.inside(data, tap_features), data, eps)
 
     def gradient(dy: Tensor, norms: Tensor) -> Tensor:
-        above_0 = ops.relu_grad(norms.values, ops.full_like(norms.values, 1.0))
-        by = divide(dy, add(norms, Tensor(ops.subtract(1.0, above_0))))  # w / 1 where w is 0
-        return scale_columns(w, by, tap_features=tap_features)
+        return scale_columns(w, by_length(dy, norms), tap_features=tap_features)
 
     return record(_cast(lengths, w.dtype), (w, gradient))
+
+
+def by_length(dy: Tensor, lengths: Tensor) -> Tensor:
+    """dy / length, of vectors with these lengths; of those that are 0 dy / 1, times what is 0."""
+    above_0 = ops.relu_grad(lengths.values, ops.full_like(lengths.values, 1.0))
+    return divide(dy, add(lengths, Tensor(ops.subtract(1.0, above_0))))
 
 
 def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) -> Tensor:

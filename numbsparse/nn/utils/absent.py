@@ -1,6 +1,5 @@
 """The gradient of blocks that are not there, piece by piece."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -48,21 +47,11 @@ def absent_norms(
     grid = tuple(-(-a.shape[-1] // block_size) for a in (x, dy))
     if grid != layout.shape:
         raise ValueError(f"layout takes {grid} blocks for this x and dy, got {layout.shape}")
-    found = np.zeros(layout.shape)
-    for first, part in _pieces(layout, max(piece // layout.shape[1], 1)):
+    found, absent, height = np.zeros(layout.shape), ~layout.pattern, max(piece // grid[1], 1)
+    for first in range(0, grid[0], height):
+        part = Layout(absent[first : first + height])
         columns = slice(first * block_size, (first + part.shape[0]) * block_size)
         blocks = ops.sddmm(x[:, columns].T, dy, part, block_size=block_size)
         norms = on_host(ops.block_norms(blocks, by))
         found[first + part.index.block_rows, part.indices] = norms
     return found
-
-
-def _pieces(layout: Layout, height: int) -> Iterator[tuple[int, Layout]]:
-    """So many block rows at a time: the first of them, and the layout of what is not kept there."""
-    for first in range(0, layout.shape[0], height):
-        last = min(first + height, layout.shape[0])
-        absent = np.ones((last - first, layout.shape[1]), bool)
-        start, stop = layout.indptr[first], layout.indptr[last]
-        lines = layout.index.block_rows[start:stop] - first
-        absent[lines, layout.indices[start:stop]] = False
-        yield first, Layout(absent)

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import repairing_lines
+from numbsparse.kernels.parts.repair import any_nan, repairing_lines
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer
 from numbsparse.kernels.parts.store_float32 import storer_of_float32
@@ -145,7 +145,7 @@ def products_of_float32(form: Form) -> Any:
     read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
-    repair, clear_sums = repairing_lines(), clear(STRIPS, 4)
+    repair, clear_sums, nan_in = repairing_lines(), clear(STRIPS, 4), any_nan(STRIPS, 4, 4)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -168,16 +168,11 @@ def products_of_float32(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def end(acc, sums, columns, row, shared, buffer, y, dense):
-        found = 0
         for s in range(STRIPS):
             column = columns[s * 32 // N]
             if column >= 0:
                 store(sums[s], int64(row), column * int64(N) + s * 32 % N, y)
-            for n in range(4):
-                for k in range(4):
-                    if sums[s, n, k] != sums[s, n, k]:
-                        found = 1
-        if exact and redux_or(uint32(found)) != 0:
+        if exact and redux_or(uint32(nan_in(sums))) != 0:
             sync_warp()
             for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
                 strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]

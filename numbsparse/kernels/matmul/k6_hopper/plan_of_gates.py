@@ -28,10 +28,10 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.plans import wanted_of
-from numbsparse.kernels.ptx import wait_for_earlier_kernels
+from numbsparse.kernels.ptx import let_next_kernel_start
 from numbsparse.layout import Index
 
-THREADS, RUN = (32, 8) if SIMULATED else (512, 32)  # steps at once; those that a thread packs
+THREADS, RUN = (32, 8) if SIMULATED else (512, 16)  # steps at once; those that a thread packs
 
 
 @wanted_of(steps_of)
@@ -41,13 +41,13 @@ def steps_wanted(
     """(the plan with no more steps in any tile, [w times its gates]).
 
     Of 16 bits [w, w times its gates]: of this, blocks whose gate is one are not written, and read
-    from w. The plan is worked out beside that launch, which began when the gates were there.
+    from w. It is computed beside the plan.
     """
     scaled, but_ones = empty(values.shape, values.dtype), values.itemsize == 2
-    scale_blocks(values, index.rows.blocks, gates, gates, True, scaled, but_ones)
     records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
     args = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
-    launch(wanted_kernel(tile, but_ones), len(plan.strips), THREADS, *args, overlap=True)
+    launch(wanted_kernel(tile, but_ones), len(plan.strips), THREADS, *args)
+    scale_blocks(values, index.rows.blocks, gates, gates, True, scaled, True, but_ones)
     of_w = [values, scaled] if but_ones else [scaled]
     return plan._replace(records=records, tiles=tiles), of_w
 
@@ -136,6 +136,7 @@ def wanted_kernel(tile: Tile, but_ones: bool) -> Any:
         counts = cuda.shared.array(RUNS, int32)  # new steps of each run
         span = cuda.shared.array(2, int32)
         group, t = cuda.blockIdx.x, cuda.threadIdx.x
+        let_next_kernel_start()
         for i in range(t, tiles.shape[0], THREADS):
             if tiles[i, 0] == group and tiles[i, 1] == 0:
                 span[0], span[1] = tiles[i, 2], tiles[i, 3]
@@ -145,9 +146,9 @@ def wanted_kernel(tile: Tile, but_ones: bool) -> Any:
         for chunk in range(first, end, THREADS):
             left[t] = wanted_of(records, chunk + t, gates) if chunk + t < end else uint32(0)
             cuda.syncthreads()
-            if t < RUNS:
-                last = min((t + 1) * RUN, end - chunk)
-                counts[t] = pack(left, t * RUN, last, begins[t * (RUN + 1) :])
+            if t % RUN == 0:  # threads of several warps, which do not wait for each other
+                run, last = t // RUN, min(t + RUN, end - chunk)
+                counts[run] = pack(left, t, last, begins[run * (RUN + 1) :])
             cuda.syncthreads()
             for item in range(t, THREADS * SHARES, THREADS):
                 run, k, s = item // (RUN * SHARES), item // SHARES % RUN, item % SHARES
@@ -168,6 +169,5 @@ def wanted_kernel(tile: Tile, but_ones: bool) -> Any:
             if tiles[i, 0] == group:
                 ending[i, 0], ending[i, 1] = group, tiles[i, 1]
                 ending[i, 2], ending[i, 3] = first, done
-        wait_for_earlier_kernels()  # for the next one, which waits for this one alone
 
     return kernel

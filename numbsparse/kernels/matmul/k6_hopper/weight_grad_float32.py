@@ -19,7 +19,7 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import repairing_blocks
+from numbsparse.kernels.parts.repair import any_nan, repairing_blocks
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
@@ -287,9 +287,10 @@ def storer(
     split makes NaN of infinities.
     """
     swapped, x_transposed, _ = orders
-    UNITS, ACROSS, STRIPS, PARTS = tile.UNITS, tile.N // tile.PANEL, tile.N // 8, B // 32
+    UNITS, ACROSS, PARTS = tile.UNITS, tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    FOURS, row_of, repair = wide and not swapped, rows_of(x_transposed), repairing_blocks(B)
+    FOURS, row_of = wide and not swapped, rows_of(x_transposed)
+    nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, images, outs, item):
@@ -304,7 +305,6 @@ def storer(
 
     @cuda.jit(device=True)
     def store(sums, warp, images, outs, item, out, dense):
-        found = 0
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, images, outs, item)
@@ -320,11 +320,7 @@ def storer(
                             else:
                                 for e in range(4):
                                     out[at + e * ALONG] = sums[m, 4 * c + e, k]
-            for i in range(STRIPS):
-                for k in range(4):
-                    if repairs and sums[m, i, k] != sums[m, i, k]:
-                        found = 1
-        if repairs and found:
+        if repairs and nan_in(sums):
             for number in range(UNITS * ACROSS * 16):
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)

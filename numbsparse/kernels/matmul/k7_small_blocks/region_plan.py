@@ -33,17 +33,15 @@ MOST_PIECES = 32  # of a batch
 # the batch; of a row of a group. A row takes longer in a small region. By blocks of a cluster: the
 # part of the places that so large ones find, and microseconds until they have added their sums.
 A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, SLOWER = 4.5, 2.4, 6.0, 0.0013, 1.25
-CLUSTERS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
 class Region(NamedTuple):
     """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
     of the ring; warps that request them from the copy engine; bytes of a value; slots that are
-    multiplied at once, or left out, of which in float32 a warp has a multiple; blocks of threads
-    that sum over a part of the batch each; and neighbouring regions of a panel that read its x
-    once. The last two make a cluster. MOST slots are taken, where regions are to be smaller than
-    those of the kernel.
+    multiplied at once, of which a warp has a multiple; and blocks of threads, a cluster, that sum
+    over a part of the batch each.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
     batch. There are slots for all blocks of a column that a group of x may have.
@@ -58,13 +56,6 @@ class Region(NamedTuple):
     ITEM: int = 2
     AT_ONCE: int = 1
     SPLIT: int = 1
-    CLUSTER: int = 1
-    MOST: int = 0
-
-    @property
-    def CAPACITY(self) -> int:
-        """Slots that may be taken."""
-        return self.MOST or self.WARPS * self.SLOTS
 
     @property
     def FEATURES(self) -> int:
@@ -132,11 +123,11 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
     height, items, slots, _ = _region_of_blocks(index, per_slot, of_group, sides, region)
-    n, row, cluster = slots.size, np.arange(sides[0]), region.CLUSTER
+    n, row = slots.size, np.arange(sides[0])
     lines = tuple(index.columns), row // of_group, row // of_group // height, items
     xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
     groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
-    _line_up(*lines, of_group, cluster, xs, dys, groups)
+    _line_up(*lines, of_group, xs, dys, groups)
 
     codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
     blocks = np.full((*codes.shape, 2), -1, np.int32)
@@ -153,16 +144,16 @@ def _region_of_blocks(
 
     Panels have the height with the fewest bytes and products of all regions.
     """
-    n_groups, capacity = -(-sides[0] // of_group), region.CAPACITY
+    n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
     flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
     counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
     before = np.vstack([0 * counts[:1], counts.cumsum(0)])
-    best, chosen, cluster = np.inf, 1, region.CLUSTER
-    how, items = (per_slot, of_group, capacity, cluster), np.zeros((0, 0), np.int64)
-    slots = np.zeros(index.rows.indices.size + n_groups * (cluster - 1), np.int64)
+    best, chosen = np.inf, 1
+    how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
+    slots = np.zeros(index.rows.indices.size, np.int64)
     for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
         n, groups = _run(before, height, region.GROUPS - height, *how, items, slots)
-        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height / cluster) * 32
+        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height) * 32
         if n >= 0 and cost < best:
             best, chosen = cost, height
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
@@ -171,12 +162,11 @@ def _region_of_blocks(
 
 
 @compiled(error_model="numpy")
-def _run(before, height, widest, per_slot, of_group, capacity, cluster, items, slots):
+def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
     Neighbouring columns of a panel of `height` groups fill a region, until their slots or groups
-    are too many; the last of a panel may be empty, so that all have clusters.
-    items (panels, columns): the regions of blocks, where there is room for that;
+    are too many. items (panels, columns): the regions of blocks, where there is room for that;
     slots : of each region.
     """
     n = groups = 0
@@ -200,21 +190,17 @@ def _run(before, height, widest, per_slot, of_group, capacity, cluster, items, s
                 slots[n - 1] += taken
                 if items.size:
                     items[top // height, column] = n - 1
-        while n % cluster > 0:
-            slots[n], n = 0, n + 1
     return n, groups
 
 
 @compiled(error_model="numpy")
-def _line_up(walk, group_of, panel_of, items, of_group, cluster, xs, dys, groups):
-    """The groups of each region, those of x that its cluster needs first, and in xs and dys the
-    place of each."""
+def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
+    """The groups of each region, those of x first, and in xs and dys the place of each."""
     indptr, rows, _ = walk
     for column in range(indptr.size - 1):
         for k in range(indptr[column], indptr[column + 1]):
             item = items[panel_of[rows[k]], column]
-            dys[item, column // of_group], first = 1, item - item % cluster
-            xs[first : first + cluster, group_of[rows[k]]] = 1
+            xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
     for item in range(len(groups)):
         place = 0
         for side, places in enumerate((xs, dys)):
@@ -301,7 +287,7 @@ def _fastest(
         n, height, groups = of_small
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(SLOWER * row * part, A_GROUP * (height + groups / n))
-        for blocks, (room, meeting) in CLUSTERS.items():
+        for blocks, (room, meeting) in SPLITS.items():
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
             ways.append((time, small._replace(SPLIT=blocks), 1))
@@ -316,16 +302,15 @@ def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: in
 
 
 class Cuts(NamedTuple):
-    """Clusters of regions that are whole, as many as fill all places; those that are left, and into
-    how many pieces of the batch they are cut."""
+    """Regions that are whole, as many as fill all places; those that are left, and into how many
+    pieces of the batch they are cut."""
 
     whole: int
     left: int
     pieces: int
 
 
-def cuts_of(n: int, places: int, pieces: int, cluster: int) -> Cuts:
+def cuts_of(n: int, places: int, pieces: int) -> Cuts:
     """Of n regions."""
-    clusters = n // cluster
-    left = clusters % max(places // cluster, 1) if pieces > 1 else 0
-    return Cuts(clusters - left, left, pieces)
+    left = n % places if pieces > 1 else 0
+    return Cuts(n - left, left, pieces)

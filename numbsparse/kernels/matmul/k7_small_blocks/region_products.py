@@ -133,10 +133,8 @@ def loads_16_bit(transposed: bool) -> tuple[Any, Any, Any]:
 
 @cache
 def products_16_bit(sums: Sums) -> Any:
-    """Also for slots that are not used, up to a multiple of AT_ONCE. code says where a lane
-    reads."""
-    B, DEPTH, mma = sums.B, sums.region.DEPTH, MMA[sums.arithmetic]
-    SLOTS, AT_ONCE = sums.region.SLOTS, sums.region.AT_ONCE
+    """For all slots, also those that are not used. code says where a lane reads."""
+    B, SLOTS, DEPTH, mma = sums.B, sums.region.SLOTS, sums.region.DEPTH, MMA[sums.arithmetic]
     X_PLACE, NEW, DY_PLACE = 0x7FFF, 0x8000, 0xFFFF0
     load_x, _, below_x = loads_16_bit(sums.x_transposed)
     _, load_dy_if, below_dy = loads_16_bit(sums.dy_transposed)
@@ -149,44 +147,28 @@ def products_16_bit(sums: Sums) -> Any:
     def x_at(stage, code):
         return uint32(stage + (code & uint32(X_PLACE)) * 16)
 
-    def slots_from(first: int) -> Any:
-        """The slots from `first` on, AT_ONCE of them before it is asked whether there are more."""
-        last = min(first + AT_ONCE, SLOTS)
-        rest = slots_from(last) if last < SLOTS else None
-
-        @cuda.jit(device=True)
-        def add_slots(shared, stage, code, used, a, b, acc):
-            b0, b1, b2, b3, b4, b5, b6, b7 = b
-            for p in range(first, last):
-                new = uint32(code[p] & uint32(NEW))
-                at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
-                b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
-                if B == 16 and DEPTH == 32:
-                    b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
-                if DEPTH == 32:
-                    e = load_x(shared, below_x(x_at(stage, code[p])))
-                add(acc[p, 0], a, b0, b1)
-                if B == 16:
-                    add(acc[p, 1], a, b2, b3)
-                if p + 1 < SLOTS:
-                    a = load_x(shared, x_at(stage, code[p + 1]))
-                if DEPTH == 32 and B == 16:
-                    add(acc[p, 0], e, b4, b5)
-                    add(acc[p, 1], e, b6, b7)
-                elif DEPTH == 32:
-                    add(acc[p, 0], e, b2, b3)
-            if rest is not None and last < used:
-                rest(shared, stage, code, used, a, (b0, b1, b2, b3, b4, b5, b6, b7), acc)
-
-        return add_slots
-
-    add_slots = slots_from(0)
-
     @cuda.jit(device=True)
     def add_products(shared, stage, code, places, first, used, acc):
-        no = uint32(0)
+        b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = uint32(0)
         a = load_x(shared, x_at(stage, code[0]))
-        add_slots(shared, stage, code, used, a, (no, no, no, no, no, no, no, no), acc)
+        for p in range(SLOTS):
+            new = uint32(code[p] & uint32(NEW))
+            at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
+            b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
+            if B == 16 and DEPTH == 32:
+                b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
+            if DEPTH == 32:
+                e = load_x(shared, below_x(x_at(stage, code[p])))
+            add(acc[p, 0], a, b0, b1)
+            if B == 16:
+                add(acc[p, 1], a, b2, b3)
+            if p + 1 < SLOTS:
+                a = load_x(shared, x_at(stage, code[p + 1]))
+            if DEPTH == 32 and B == 16:
+                add(acc[p, 0], e, b4, b5)
+                add(acc[p, 1], e, b6, b7)
+            elif DEPTH == 32:
+                add(acc[p, 0], e, b2, b3)
 
     return add_products
 

@@ -13,7 +13,6 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.cluster_sums import add_parts, part_bytes
 from numbsparse.kernels.parts.repair import repairing_blocks
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
@@ -22,7 +21,10 @@ from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_float32,
     as_uint32,
+    cluster_sync,
+    load_4xf32_at,
     shfl_idx,
+    store_4xf32,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -169,28 +171,44 @@ def storer(sums: Sums) -> Any:
 
 @cache
 def storer_of_cluster(sums: Sums) -> Any:
-    """`storer` of a region whose blocks of threads have a part of all sums each: a few slots of
-    each warp, the sums of all blocks."""
-    region, SLOTS, SPLIT, TILES = sums.region, sums.region.SLOTS, sums.region.SPLIT, sums.TILES
-    OWN, AFTER = -(-SLOTS // SPLIT), part_bytes(region.WARPS, 4 * SLOTS * TILES) // 4
-    PARTS, MINE, SHAPE = 4 * SLOTS * TILES, 4 * OWN * TILES, (OWN, TILES, 4)
-    add, CLUSTER = add_parts(SPLIT, SPLIT, 1, SLOTS, TILES, region.CLUSTER), region.CLUSTER
-    store = storer(sums._replace(region=region._replace(SLOTS=OWN)))
+    """`storer` of a region whose blocks of threads have a part of all sums each, which they leave
+    in their shared memory as their lanes hold them; each block adds up some of the slots."""
+    region, TILES = sums.region, sums.TILES
+    WARPS, SLOTS, SPLIT, ALL = region.WARPS, region.SLOTS, region.SPLIT, region.WARPS * region.SLOTS
+    EACH, LINE, SLOT = -(-ALL // (WARPS * SPLIT)), 32 * 4, 16 * sums.B * region.ITEM // 4
+    put, store = put_slot(sums), store_slot(sums)
 
     @cuda.jit(device=True)
     def store_slice(acc, warp, slot, partial, used, words, start, into, dense):
-        part = int32(cuda.blockIdx.x) // CLUSTER % SPLIT
-        parts, mine = cuda.local.array(PARTS, float32), cuda.local.array(MINE, float32)
-        whole = cuda.local.array(SHAPE, float32)
+        floats = cuda.shared.array(0, float32, ALIGNMENT)
+        lane, total = uint32(cuda.threadIdx.x) % 32, cuda.local.array((TILES, 4), float32)
+        own, first = int32(cuda.blockIdx.x) % SPLIT + SPLIT * warp, slot - warp * SLOTS
+        # Two lanes know the blocks of a slot that the warp adds up.
+        known = 2 * (first + min(own + SPLIT * WARPS * (lane // 2), ALL - 1)) + lane % 2
+        stored = into.blocks[known], int32(-1)
         for p in range(SLOTS):
-            for i in range(4 * TILES):
-                parts[4 * TILES * p + i] = acc[p, i // 4, i % 4]
-        add(parts, mine, warp, start * 4)
-        for p in range(OWN):
-            for i in range(4 * TILES):
-                whole[p, i // 4, i % 4] = mine[4 * TILES * p + i]
-        first, left = slot + part * OWN, used - part * OWN
-        store(whole, warp, first, partial, left, words, start + AFTER, into, dense)
+            for t in range(TILES):
+                c = acc[p, t]
+                at = uint32(start + ((warp * SLOTS + p) * TILES + t) * LINE + 4 * lane)
+                store_4xf32(floats, at, c[0], c[1], c[2], c[3])
+        cluster_sync()
+        at = start + (ALL * TILES * LINE + warp * SLOT)
+        for k in range(EACH):
+            number = own + SPLIT * WARPS * k
+            if number < ALL and block_of(stored, k, 0) >= 0:
+                for t in range(TILES):
+                    for i in range(4):
+                        total[t, i] = 0
+                for other in range(SPLIT):
+                    for t in range(TILES):
+                        where = uint32(start + (number * TILES + t) * LINE + 4 * lane)
+                        four = load_4xf32_at(floats, where, uint32(other))
+                        for i in range(4):
+                            total[t, i] += four[i]
+                put(total, words, at)
+                sync_warp()
+                store(words, at, stored, k, into, dense)
+                sync_warp()
 
     return store_slice
 
@@ -213,14 +231,14 @@ def _total_kernel(sums: Sums) -> Any:
     read, COMING = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC)
 
     @cuda.jit
-    def kernel(first_item, slots, count, into, dense):
+    def kernel(uncut, slots, count, into, dense):
         warp = uint32(cuda.threadIdx.x) // 32
         number = int64(cuda.blockIdx.x) * ADDERS + warp
         which, slot = number // SLOTS, number % SLOTS
         words = cuda.shared.array(ALL, uint32, ALIGNMENT)
         if number >= slots:
             return
-        stored = stored_blocks(into.blocks, first_item * SLOTS + number)
+        stored = stored_blocks(into.blocks, uncut + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
         clear(acc)
         wait_for_earlier_kernels()

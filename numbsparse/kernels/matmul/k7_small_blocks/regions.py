@@ -47,7 +47,6 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
@@ -64,28 +63,25 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     let_next_kernel_start,
     mbarrier_arrive,
-    mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
     more_registers,
     shfl_idx,
     store_4xu32,
     sync_warp,
-    tma_load_2d_multicast,
     tma_load_3d,
-    tma_load_3d_multicast,
     wait_for_earlier_kernels,
 )
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
     8: (
-        (0.05, Region(12, 18, 36, 16, 3, 4, AT_ONCE=9)),
-        (1, Region(14, 17, 26, 32, 2, 2, AT_ONCE=9)),
+        (0.05, Region(12, 18, 36, 16, 3, 4)),
+        (1, Region(14, 17, 26, 32, 2, 2)),
     ),
     16: (
-        (0.05, Region(9, 15, 54, 16, 2, 3, AT_ONCE=8)),
-        (1, Region(13, 10, 27, 16, 4, 3, AT_ONCE=5)),
+        (0.05, Region(9, 15, 54, 16, 2, 3)),
+        (1, Region(13, 10, 27, 16, 4, 3)),
     ),
 }
 REGIONS_FLOAT32 = {
@@ -102,8 +98,8 @@ REGIONS_FLOAT32 = {
 }
 # Where those leave multiprocessors free; by bytes of a value and block size.
 SMALLER = {
-    (2, 8): Region(8, 9, 16, 32, 3, AT_ONCE=3),
-    (2, 16): Region(8, 4, 16, 32, 3, AT_ONCE=2),
+    (2, 8): Region(8, 9, 16, 32, 3),
+    (2, 16): Region(8, 4, 16, 32, 3),
     (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
     (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
 }
@@ -146,10 +142,9 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
-    cuts, together = cuts_of(n, places, pieces, region.CLUSTER), region.SPLIT * region.CLUSTER
-    made_for = region._replace(MOST=0)
-    sums = Sums(B, arithmetic, made_for, x_transposed, dy_transposed, bool(offsets))
-    slots = region.WARPS * region.SLOTS * region.CLUSTER * cuts.left
+    cuts = cuts_of(n, places, pieces)
+    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
+    slots = region.WARPS * region.SLOTS * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, out)
@@ -159,16 +154,16 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     plan = Plan(cuts, boxes, codes, used, rows, tops)
     launch(
         region_kernel(sums),
-        cuts.whole * together + cuts.left * pieces * region.CLUSTER,
+        cuts.whole * region.SPLIT + cuts.left * pieces,
         32 * (region.WARPS + region.FETCHERS),
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
-        cluster=(together,) if together > 1 else None,
+        cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
         overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
-    first = cuts.whole * region.CLUSTER
-    launch(total_kernel(sums), *add, first, slots, pieces, into, dense, overlap=True)
+    uncut = cuts.whole * region.WARPS * region.SLOTS
+    launch(total_kernel(sums), *add, uncut, slots, pieces, into, dense, overlap=True)
 
 
 class Plan(NamedTuple):
@@ -216,7 +211,7 @@ def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -
         groups, depth = (4, 16) if kept > 0.2 else (8, 8)
         return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
     groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
-    return Region(2, 128 // B, groups, depth, 2, AT_ONCE=5)
+    return Region(2, 128 // B, groups, depth, 2)
 
 
 def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any, ...]]:
@@ -254,8 +249,7 @@ def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
-    SPLIT, CLUSTER, OF_IMAGES = region.SPLIT, region.CLUSTER, sums.of_images
-    ALL = STAGES * region.STAGE_BYTES // 4
+    SPLIT, OF_IMAGES, ALL = region.SPLIT, sums.of_images, STAGES * region.STAGE_BYTES // 4
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
     own_piece = piece_of_block(region)
@@ -277,12 +271,10 @@ def region_kernel(sums: Sums) -> Any:
                 store_4xu32(words, base // 4 + i, uint32(0), uint32(0), uint32(0), uint32(0))
             fence_proxy_async()
         if t == 0:
-            begin_ring(bars, 0, STAGES, FETCHERS, WARPS * CLUSTER)
+            begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
             fence_mbarrier_init()
         let_next_kernel_start()
         cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
@@ -291,11 +283,11 @@ def region_kernel(sums: Sums) -> Any:
             supply(int32(warp - WARPS), maps, fresh, plan, item, first, steps, ring)
             cuda.syncthreads()
             if SPLIT > 1:
-                meet()
+                cluster_sync()
         else:
             multiply(item, warp, plan, own, steps, ring, words, into, dense)
-        if SPLIT > 1 or CLUSTER > 1:
-            cluster_sync()  # the others may still read here, and arrive at barriers
+        if SPLIT > 1:
+            cluster_sync()  # the others may still read here
 
     return kernel
 
@@ -304,18 +296,17 @@ def region_kernel(sums: Sums) -> Any:
 def piece_of_block(region: Region) -> Any:
     """(region, which of how many pieces of the batch the block sums over, and where its sums are
     among those that a second pass adds up, or -1)"""
-    SPLIT, CLUSTER = region.SPLIT, region.CLUSTER
+    SPLIT = region.SPLIT
 
     @cuda.jit(device=True)
     def piece_of(cuts):
-        whole, left, pieces = int32(cuts.whole), int32(cuts.left), int32(cuts.pieces)
-        cluster, own = int32(cuda.blockIdx.x) // CLUSTER, int32(cuda.blockIdx.x) % CLUSTER
+        block, whole, left = int32(cuda.blockIdx.x), int32(cuts.whole), int32(cuts.left)
         if SPLIT > 1:
-            return cluster // SPLIT * CLUSTER + own, cluster % SPLIT, int32(SPLIT), int32(-1)
-        if cluster < whole:
-            return cluster * CLUSTER + own, int32(0), int32(1), int32(-1)
-        which, piece = (cluster - whole) % left * CLUSTER + own, (cluster - whole) // left
-        return whole * CLUSTER + which, piece, pieces, which * pieces + piece
+            return block // SPLIT, block % SPLIT, int32(SPLIT), int32(-1)
+        if block < whole:
+            return block, int32(0), int32(1), int32(-1)
+        which, piece, pieces = (block - whole) % left, (block - whole) // left, int32(cuts.pieces)
+        return whole + which, piece, pieces, which * pieces + piece
 
     return piece_of
 
@@ -328,12 +319,10 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
-    CLUSTER = region.CLUSTER
     FEWER, *_ = registers_of(region)
     OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
-    load_x = load_box(sums, sums.x_transposed, region.CLUSTER > 1)
-    load_dy = load_box(sums, sums.dy_transposed, False)
+    load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 
     @cuda.jit(device=True)
     def supply(own, maps, fresh, plan, item, first, steps, ring):
@@ -345,9 +334,6 @@ def supplier(sums: Sums) -> Any:
         for k in range(SHARE):
             at = own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
             mine[k] = boxes[item, at] if at < GROUPS else -1
-            others = at // FETCHERS % CLUSTER != int32(cuda.blockIdx.x) % CLUSTER
-            if others and mine[k] & IS_DY == 0:  # of x, which it requests for all
-                mine[k] = -1
             box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
             box = boxes[item, at]
@@ -386,12 +372,9 @@ def as_it_is(tops, rows, row):
 
 
 @cache
-def load_box(sums: Sums, transposed: bool, for_all: bool) -> Any:
-    """Request a box that begins at a row of the batch, or of images one with such a code; for all
-    regions of a cluster that have the same part of the batch, or for its own alone."""
+def load_box(sums: Sums, transposed: bool) -> Any:
+    """Request a box that begins at a row of the batch, or of images one with such a code."""
     FEATURES, load_features = sums.region.FEATURES, load_for(transposed)
-    RANKS = (1 << sums.region.CLUSTER) - 1
-    first_rank = first_of_cluster(sums.region)
     load_tile = load_pixels(FEATURES)
 
     @cuda.jit(device=True)
@@ -406,32 +389,7 @@ def load_box(sums: Sums, transposed: bool, for_all: bool) -> Any:
         else:
             tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
 
-    @cuda.jit(device=True)
-    def load_for_all(shared, to, own_map, box, code, row, bars, stage):
-        group, ranks = int32(box >> GROUP_AT), uint32(RANKS) << first_rank()
-        feature = int32(group * FEATURES)
-        if transposed:
-            tma_load_2d_multicast(shared, to, own_map, row, feature, bars, stage, ranks)
-        elif box & IS_WIDE:
-            tma_load_3d_multicast(shared, to, own_map, 0, row, group, bars, stage, ranks)
-        else:
-            tma_load_2d_multicast(shared, to, own_map, feature, row, bars, stage, ranks)
-
-    if sums.of_images:
-        return load_of_images
-    return load_for_all if for_all else load
-
-
-@cache
-def first_of_cluster(region: Region) -> Any:
-    """The rank of the first of the blocks that read the same x."""
-    SPLIT, CLUSTER = region.SPLIT, region.CLUSTER
-
-    @cuda.jit(device=True)
-    def first():
-        return uint32(cuda.blockIdx.x) // CLUSTER % SPLIT * CLUSTER
-
-    return first
+    return load_of_images if sums.of_images else load
 
 
 @cache
@@ -439,10 +397,9 @@ def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
     region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
     WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
-    STAGES, STAGE_BYTES, CLUSTER = region.STAGES, region.STAGE_BYTES, region.CLUSTER
+    STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     _, MORE, _ = registers_of(region)
     own_piece, (place, add_products) = piece_of_block(region), products(sums)
-    first_rank = first_of_cluster(region)
     store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
 
     @cuda.jit(device=True)
@@ -463,11 +420,8 @@ def multiplier(sums: Sums) -> Any:
             start = uint32(base + stage * STAGE_BYTES)
             add_products(shared, start, code, own, warp * SLOTS, used, acc)
             sync_warp()
-            if CLUSTER == 1:
-                if lane == 0:
-                    mbarrier_arrive(bars, STAGES + stage)
-            elif lane < CLUSTER:
-                mbarrier_arrive_at(bars, STAGES + stage, first_rank() + lane)
+            if lane == 0:
+                mbarrier_arrive(bars, STAGES + stage)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
         partial = own_piece(plan.cuts)[3]
