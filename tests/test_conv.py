@@ -13,7 +13,7 @@ from conv_helpers import ConvCase, ConvProblem
 import numbsparse as ns
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, rung
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, costs, rung
 
 SMALL = [
     ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
@@ -313,20 +313,34 @@ def test_auto_takes_another_rung_where_one_says_why_it_does_not_serve(product, c
 @pytest.mark.parametrize(
     ("product", "size", "batch", "best"),
     [
-        ("forward", 8, 1, "k2_unfolded"),
-        ("forward", 16, 8, "k6_strips"),
-        ("input_grad", 16, 4096, "k4_wgmma"),
-        ("weight_grad", 8, 4096, "k6_strips"),
-        ("weight_grad", 32, 4096, "k4_wgmma"),
+        ("forward", 64, 1, "k2_unfolded"),
+        ("forward", 8, 64, "k6_strips"),
+        ("input_grad", 64, 256, "k4_wgmma"),
+        ("weight_grad", 8, 64, "k6_strips"),
+        ("weight_grad", 32, 1, "k2_unfolded"),
     ],
 )
 def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batch, best):
-    case = ConvCase(batch, (8, 8), 64, 64, size, (3, 3), padding=1)
+    case = ConvCase(batch, (8, 8), 512, 512, size, (3, 3), padding=1)
     skip_unless_served("k4_wgmma", product, replace(case, block_size=16), "float16")
     names = [name for name, place in RUNGS.items() if place == "cuda"]
     call = case.window, case.in_features, case.out_features
-    of = chosen(names, product, size, as_dtype("float16"), "cuda", batch, "highest", *call)
+    how = product, size, as_dtype("float16"), "cuda", batch, "highest"
+    of = chosen(names, 9 * (512 // size) ** 2 // 10, *how, *call)
     assert of is rung(best)
+
+
+def test_a_time_is_a_sum_of_what_counts(monkeypatch):
+    of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10, 4
+    counts = [4, 1000 * 2560 / 4e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
+    for place, count in enumerate(counts):
+        one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
+        monkeypatch.setattr(costs, "measured", lambda one=one: one)
+        assert costs.microseconds("k4_wgmma", *of) == pytest.approx(count)
+    assert costs.microseconds("k6_strips", *of) == np.inf  # not measured: the last to be taken
+    monkeypatch.undo()
+    of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
+    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1) < np.inf
 
 
 PIXELS = [
@@ -336,6 +350,7 @@ PIXELS = [
     ConvCase(1, (70,), 16, 16, 8, (3,), padding="same"),  # and is a part of a line
     ConvCase(7, (3,), 32, 16, 8, (5,), padding=2),  # the last stage of images is not full
     ConvCase(1, (19, 17), 16, 8, 8, (2, 2), stride=2, padding=1),
+    ConvCase(2, (3, 5), 22, 16, 8, (3, 1), stride=(2, 1), padding=1),  # pixels that none sees
     ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
 ]
 
@@ -354,7 +369,7 @@ def test_rows_that_are_found_in_images(case, product):
 @pytest.mark.parametrize(
     ("product", "case", "says"),
     [
-        ("input_grad", ConvCase(1, (9,), 16, 16, 8, (3,), stride=2), "in input_grad of 1"),
+        ("input_grad", ConvCase(1, (9,), 16, 16, 8, (3,), stride=3), "a stride of 1 or 2"),
         ("forward", ConvCase(1, (9, 9), 16, 16, 8, (3, 3), stride=(1, 2)), "a stride of 1 or 2"),
         ("input_grad", ConvCase(1, (9,), 16, 20, 8, (3,)), "multiples of 8 features"),
         ("weight_grad", ConvCase(1, (41, 41), 16, 16, 8, (3, 3)), "boxes of 32 pixels"),

@@ -114,5 +114,6 @@ def choose(
     call = window, in_features, w.shape[1]
     return chosen(
         names if kernel == "auto" else [kernel],
+        w.layout.n_blocks,
         *(product, w.block_size, x.dtype, place, x.shape[0], precision, *call),
     )

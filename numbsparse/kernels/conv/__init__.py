@@ -14,7 +14,8 @@ window too:
     unsupported(product, block_size, dtype, place, batch, precision, *call)
 
 What rungs share: `window` says which pixels a tap joins and cuts outputs into tiles, `walks` which
-blocks each line multiplies, and `boxes` finds pixels inside kernels and fetches boxes of them.
+blocks each line multiplies, `boxes` finds pixels inside kernels and fetches boxes of them, and
+`costs` says how long a rung takes.
 
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
 the smaller image, out_features), all C-contiguous; the last operand is written whole, and on a GPU
@@ -32,13 +33,14 @@ relative error, in units of 2^-23.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
 from math import prod
 from types import ModuleType
 from typing import Any
 
-from numbsparse.kernels.conv.window import SIDE, Window
+from numbsparse.kernels.conv.costs import UNFOLDED, microseconds, multipliers
+from numbsparse.kernels.conv.window import Window
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
 
@@ -54,20 +56,6 @@ RUNGS = {
 }
 """The place of each rung, in reading order; k5 is for blocks of 4 and 8, k6 for 8 and 16."""
 
-ANY, U, W, S = 1 << 62, "k2_unfolded", "k4_wgmma", "k6_strips"
-BEST: dict[str, tuple[tuple[tuple[str, int], ...], ...]] = {  # blocks up to 8, of 16, larger ones
-    "lines": (((U, 64), (S, ANY), (U, 4096)), ((U, 64), (S, 4096), (W, ANY)), ((U, 64),)),
-    "lines float32": (((U, ANY),), ((U, 1024),), ((U, 1024),)),
-    "weight_grad": (((U, 64), (S, ANY), (U, ANY)), ((U, 64), (W, ANY)), ((U, 1024),)),
-    "weight_grad ragged": (  # of images that tiles of SIDE x SIDE do not fill
-        ((U, 64), (S, ANY), (U, ANY)),
-        ((U, 1024), (S, 4096), (W, ANY)),
-        ((U, 2048),),
-    ),
-    "weight_grad float32": (((U, ANY),), ((U, ANY),), ((U, ANY),)),
-}
-"""Rungs that are the fastest up to so many outputs, the better one first (measured on an H200)."""
-
 
 @cache
 def rung(name: str) -> ModuleType:
@@ -75,8 +63,26 @@ def rung(name: str) -> ModuleType:
     return import_module(f"{__name__}.{name}")
 
 
-def chosen(
-    names: Sequence[str],
+def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
+    """Of these rungs that serve a case the one that is expected to be the fastest, else the last.
+
+    The case is what `unsupported` takes. Raises ValueError with all their reasons where none does.
+    """
+    if len(names) > 1 and RUNGS[names[0]] == "cuda":
+        names = ranked(tuple(names), n_blocks, *case)
+    reasons = []
+    for name in reversed(names):
+        reason = rung(name).unsupported(*case)
+        if reason is None:
+            return rung(name)
+        reasons.append(reason)
+    raise ValueError("; ".join(reasons))
+
+
+@lru_cache(maxsize=1024)
+def ranked(
+    names: tuple[str, ...],
+    n_blocks: int,
     product: str,
     block_size: int,
     dtype: Any,
@@ -85,27 +91,18 @@ def chosen(
     precision: str,
     window: Window,
     *features: int,
-) -> ModuleType:
-    """The first of these rungs that serves a case: those of `BEST`, then the last one first.
-
-    The case is what `unsupported` takes. Raises ValueError with all their reasons where none does.
-    """
+) -> list[str]:
+    """The fastest one last: see `costs`."""
+    read, written = reversed(features) if product == "input_grad" else features
     outputs = batch * prod(window.big if product == "input_grad" else window.small)
-    kind = "weight_grad" if product == "weight_grad" else "lines"
-    if str(dtype) == "float32":
-        kind += " float32"
-    elif product == "weight_grad" and any(n % SIDE for n in window.small if n > 1):
-        kind += " ragged"
-    best = BEST[kind][(block_size > 8) + (block_size > 16)]
-    first = [name for name, most in best if outputs <= most and name in names]
-    case = product, block_size, dtype, place, batch, precision, window, *features
-    reasons = []
-    for name in dict.fromkeys((*first, *reversed(names))):
-        reason = rung(name).unsupported(*case)
-        if reason is None:
-            return rung(name)
-        reasons.append(reason)
-    raise ValueError("; ".join(reasons))
+    passes = prod(window.stride) if product == "input_grad" else 1
+    of = product, block_size, dtype, precision
+    times = {
+        name: microseconds(name, *of, outputs, read, written, n_blocks, passes) for name in names
+    }
+    if found := multipliers(*of, outputs, read * window.taps, written, n_blocks):
+        times[UNFOLDED], _ = found[0]
+    return sorted(names, key=lambda name: -times[name])
 
 
 __all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "rung"]

@@ -35,13 +35,12 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    kernel, of_block = (line_repair, THREADS * RUN) if repairs else (line_kernel, THREADS)
     for of in window.passes(product):
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
         launch(
-            kernel, -(-y.size // of_block), THREADS,
+            line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
             x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
-            y.shape[2],
+            y.shape[2], int(repairs),
         )  # fmt: skip
 
 
@@ -51,13 +50,12 @@ repair_lines = partial(_lines, repairs=True)
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=False):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    kernel, of_block = (block_repair, THREADS * RUN) if repairs else (block_kernel, THREADS)
     (of,) = window.passes("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
     launch(
-        kernel, -(-dvalues.size // of_block), THREADS,
+        weight_grad_kernel, -(-dvalues.size // (THREADS * (RUN if repairs else 1))), THREADS,
         x, dy, index.block_rows, index.block_columns, walk.offsets,
-        window.view("weight_grad", of), span(dvalues), dvalues.shape[1],
+        window.view("weight_grad", of), span(dvalues), dvalues.shape[1], int(repairs),
     )  # fmt: skip
 
 
@@ -65,13 +63,16 @@ repair_blocks = partial(weight_grad, repairs=True)
 
 
 @cuda.jit(device=True)
-def nans_in(out):
-    """(the first of RUN outputs, THREADS apart, that this thread looks at, a bit for each NaN)."""
-    first, last = int64(cuda.blockIdx.x) * (THREADS * RUN) + cuda.threadIdx.x, out.size - 1
-    found = int32(0)
+def wanted(out, repairs):
+    """(an output, a bit for it and for each of those after, THREADS apart, that is computed)."""
+    if not repairs:
+        only = int64(cuda.grid(1))
+        return only, int32(only < out.size)
+    first, found = int64(cuda.blockIdx.x) * (THREADS * RUN) + cuda.threadIdx.x, int32(0)
     for r in range(RUN):  # all are under way at once
-        value = widened(out[min(first + r * THREADS, last)])
-        found |= int32(value != value) << r
+        at = first + r * THREADS
+        value = widened(out[min(at, out.size - 1)])
+        found |= int32(value != value and at < out.size) << r
     return first, found
 
 
@@ -93,30 +94,17 @@ def output_of(x, values, transposed, walk, view, n, o, k):
     return acc
 
 
-@cuda.jit(device=True)
-def compute_line(x, values, transposed, walk, view, y, features, at):
-    """Of y, as one axis, the output `at`, if it is one of the pass."""
-    n, place = place_of(at // features, view.out_sizes)
-    o, own = output_at(place, view.step, view.first)
-    if own:
-        total = output_of(x, values, transposed, walk, view, n, o, at % features)
-        y[at] = rounded(total, y)
-
-
 @cuda.jit
-def line_kernel(x, values, transposed, walk, view, y, features):
-    at = int64(cuda.grid(1))
-    if at < y.size:
-        compute_line(x, values, transposed, walk, view, y, features, at)
-
-
-@cuda.jit
-def line_repair(x, values, transposed, walk, view, y, features):
-    first, found = nans_in(y)
-    for r in range(RUN if found else 0):
+def line_kernel(x, values, transposed, walk, view, y, features, repairs):
+    first, which = wanted(y, repairs)
+    for r in range(RUN if which else 0):
         at = first + r * THREADS
-        if found >> r & 1 and at < y.size:
-            compute_line(x, values, transposed, walk, view, y, features, at)
+        if which >> r & 1:
+            n, place = place_of(at // features, view.out_sizes)
+            o, own = output_at(place, view.step, view.first)
+            if own:
+                total = output_of(x, values, transposed, walk, view, n, o, at % features)
+                y[at] = rounded(total, y)
 
 
 @cuda.jit(device=True)
@@ -127,36 +115,25 @@ def output_at(place, step, first):
     return (int32(a // step[0]), int32(b // step[1]), int32(c // step[2])), own
 
 
-@cuda.jit(device=True)
-def compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at):
-    """Of the blocks of dw, as one axis."""
-    line, j, counts = at // size, at % size, view.counts
-    block, i = line // size, line % size
-    in_blocks = -(-x.shape[2] // size)
-    tap = block_rows[block] // in_blocks
-    c, k = block_rows[block] % in_blocks * size + i, block_columns[block] * size + j
-    acc = float32(0)
-    if c < x.shape[2] and k < dy.shape[2]:
-        for row in range(x.shape[0] * counts[0] * counts[1] * counts[2]):
-            n, o = place_of(row, counts)
-            source = pixel(moved(o, view.scale, offsets[tap]), view.sizes)
-            if source >= 0:
-                target = (o[0] * counts[1] + o[1]) * counts[2] + o[2]
-                acc += widened(x[n, source, c]) * widened(dy[n, target, k])
-    dvalues[at] = rounded(acc, dvalues)
-
-
 @cuda.jit
-def block_kernel(x, dy, block_rows, block_columns, offsets, view, dvalues, size):
-    at = int64(cuda.grid(1))
-    if at < dvalues.size:
-        compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at)
-
-
-@cuda.jit
-def block_repair(x, dy, block_rows, block_columns, offsets, view, dvalues, size):
-    first, found = nans_in(dvalues)
-    for r in range(RUN if found else 0):
+def weight_grad_kernel(
+    x, dy, block_rows, block_columns, offsets, view, dvalues, size, repairs
+):  # fmt: skip
+    in_blocks, counts = -(-x.shape[2] // size), view.counts
+    first, which = wanted(dvalues, repairs)
+    for r in range(RUN if which else 0):
         at = first + r * THREADS
-        if found >> r & 1 and at < dvalues.size:
-            compute_value(x, dy, block_rows, block_columns, offsets, view, dvalues, size, at)
+        if which >> r & 1:
+            line, j = at // size, at % size
+            block, i = line // size, line % size
+            tap = block_rows[block] // in_blocks
+            c, k = block_rows[block] % in_blocks * size + i, block_columns[block] * size + j
+            acc = float32(0)
+            if c < x.shape[2] and k < dy.shape[2]:
+                for row in range(x.shape[0] * counts[0] * counts[1] * counts[2]):
+                    n, o = place_of(row, counts)
+                    source = pixel(moved(o, view.scale, offsets[tap]), view.sizes)
+                    if source >= 0:
+                        target = (o[0] * counts[1] + o[1]) * counts[2] + o[2]
+                        acc += widened(x[n, source, c]) * widened(dy[n, target, k])
+            dvalues[at] = rounded(acc, dvalues)

@@ -30,6 +30,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine, multiprocessors
+from numbsparse.kernels.conv.costs import multipliers
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
@@ -69,8 +70,8 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
     for first in range(0, y.shape[0], together):
         part = y[first : first + together]
-        of = multiplier(product, values, part.shape[0], precision)
         u = unfolded(how, first, part.shape[0], x.dtype)
+        of = multiplier(product, values, precision, *u.shape, y.shape[1])
         getattr(of, product)(u, values, index, part, precision)
 
 
@@ -80,7 +81,8 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
-    of = multiplier("weight_grad", dvalues, dy.shape[0], precision)
+    sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
+    of = multiplier("weight_grad", dvalues, precision, *sizes)
     width = -(-x.shape[2] // B) * B * x.itemsize
     together = max(IN_MEMORY // max(width * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
@@ -94,17 +96,11 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         )
 
 
-def multiplier(product: str, values: DeviceArray, rows: int, precision: str) -> Any:
-    """The rung that is fastest with so many rows, of those that this card has."""
-    size, dtype = values.shape[1], values.dtype
-    few = 1024 if size >= 32 or product == "weight_grad" else 64 if dtype.itemsize == 2 else 256
-    names = ["k5_tensor_core", "k7_small_blocks" if size < 32 else "k6_hopper"]
-    names = [*names, "k8_small_batch"] if rows <= few else ["k8_small_batch", *names]
-    for name in reversed(["k3_registers", *names]):
-        of = matmul.rung(name)
-        if of.unsupported(product, size, dtype, "cuda", rows, precision) is None:
-            return of
-    raise ValueError("no rung of matmul serves this")
+def multiplier(product: str, values: DeviceArray, precision: str, *rows: Any) -> Any:
+    """The rung that is fastest, of those that this card has: of (outputs, seen, features)."""
+    of = product, values.shape[1], values.dtype, precision
+    found = multipliers(*of, *rows, values.shape[0])
+    return matmul.rung(found[0][1] if found else "k3_registers")
 
 
 def without_edge(

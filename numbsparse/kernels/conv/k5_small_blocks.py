@@ -38,7 +38,8 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     small, big = (y, x) if product == "forward" else (x, y)
     features = big.shape[2], small.shape[2]
     merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
-    compute = getattr(rung_for(product, x, window, *features), product)
+    of = rung_for(merged, product, x, precision, window, *features)
+    compute = getattr(of, product)
     compute(x, packed(values, cells), merged, window, y, precision)
     repair_lines(product, x, values, index, window, y)
 
@@ -50,15 +51,16 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     merged, cells, homes = planned(index, merge, window.taps, dvalues.shape[1])
     whole = empty((cells.shape[0], MERGED, MERGED), dvalues.dtype)
-    of = rung_for("weight_grad", x, window, x.shape[2], dy.shape[2])
+    of = rung_for(merged, "weight_grad", x, precision, window, x.shape[2], dy.shape[2])
     of.weight_grad(x, dy, merged, window, whole, precision)
     source, target = bits(whole), bits(dvalues)
     launch(take_out, blocks(target.size), THREADS, source, homes, dvalues.shape[1], target)
 
 
-def rung_for(product: str, x: DeviceArray, *call: Any) -> Any:
+def rung_for(merged: Index, product: str, x: DeviceArray, precision: str, *call: Any) -> Any:
     """The best of the other rungs that serves this call with blocks of 16."""
-    return chosen(OTHERS, product, MERGED, x.dtype, "cuda", x.shape[0], "highest", *call)
+    case = product, MERGED, x.dtype, "cuda", x.shape[0], precision
+    return chosen(OTHERS, merged.block_rows.size, *case, *call)
 
 
 def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from functools import partial
 from math import prod
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import Pass, Three, Window
-from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
@@ -46,11 +46,12 @@ def refused(
     """What the copy engine does not serve."""
     read = out_features if product == "input_grad" else in_features
     step, along = max(window.stride), zip(window.stride, window.small, strict=True)
-    if step > (1 if product == "input_grad" else 2) or any(s < step and n > 1 for s, n in along):
-        return f"k6_strips takes a stride of 1 or 2, in input_grad of 1, got {window.stride}"
+    if step > 2 or (product != "input_grad" and any(s < step and n > 1 for s, n in along)):
+        return f"k6_strips takes a stride of 1 or 2, along all axes, got {window.stride}"
     if read % size:
         return f"k6_strips takes multiples of {size} features in {product}, got {read}"
-    if not fits(window.passes(product)[0].offsets, -(-max(in_features, out_features) // WIDTH)):
+    offsets = tuple(by for of in window.passes(product) for by in of.offsets)
+    if not fits(offsets, -(-max(in_features, out_features) // WIDTH)):
         return f"k6_strips takes fewer features, and taps less far apart, got {window}"
     if product == "weight_grad" and batch:
         tile = tile_that_fits(batch, window.small, DEPTH)
@@ -61,14 +62,23 @@ def refused(
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    (of,), y, B = window.passes(product), y.reshape(-1, y.shape[2]), values.shape[1]
-    if not (x.size and of.taps):
-        fill(y, 0.0)
-        return
-    view = window.view(product, of)
-    lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
-    images = images_of(x, view.sizes, view.out_sizes, of, WIDTH)
-    along_strips(images, values, lines, y, product == "input_grad", precision)
+    passes, (batch, _, features), B = window.passes(product), y.shape, values.shape[1]
+    for of in passes:
+        view = window.view(product, of)
+        part = y if len(passes) == 1 else empty((batch, prod(of.counts), features), y.dtype)
+        rows = part.reshape(-1, features)
+        lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
+        if x.size and lines.block_rows.size:
+            images = images_of(x, view.sizes, of.counts, of, WIDTH)
+            along_strips(images, values, lines, rows, product == "input_grad", precision)
+        else:
+            fill(rows, 0.0)
+        if part is not y:
+            word = "uint64" if features % 4 == 0 else "uint16"
+            part, whole = (a.view(word) for a in (part, y))
+            words, along = part.shape[2], map(slice, of.first, view.out_sizes, of.step)
+            own = whole.reshape(batch, *view.out_sizes, words)[(slice(None), *along)]
+            copy(own, part.reshape(batch, *of.counts, words))
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
