@@ -5,8 +5,6 @@ repository's address, which no file holds, is written into README.md, whose link
 package index cannot follow otherwise, and into pyproject.toml as the project's URLs.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

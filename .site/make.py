@@ -9,8 +9,6 @@ an anchor that leads nowhere, and anything that a page would load from another s
 error.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """The pictures of char_lm.py, where matplotlib is installed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -17,8 +17,6 @@ split as usual: 90 million bytes to learn from, 5 held out, 5 for the test at th
 After S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """The language model of char_lm.py, its wiring, and the dense one with as many parameters."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The arguments that the programs of this folder share: those of a model and of its training."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from argparse import ArgumentParser, Namespace

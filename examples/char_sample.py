@@ -1,7 +1,5 @@
 """Text written by a model of char_model.py, a character after the other."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

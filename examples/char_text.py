@@ -1,7 +1,5 @@
 """Text for char_lm.py as it is on disk: mapped, counted in pieces, and never read whole."""
 
-from __future__ import annotations
-
 import hashlib
 import sysconfig
 import tempfile

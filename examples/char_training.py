@@ -1,7 +1,5 @@
 """One training of a model of char_model.py, which a kill at any moment can stop and resume."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from math import isfinite, log, log2
 from pathlib import Path

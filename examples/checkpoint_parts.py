@@ -1,7 +1,5 @@
 """What the checkpoints of every Training in this folder share."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from contextlib import suppress

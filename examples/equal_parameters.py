@@ -14,8 +14,6 @@ The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse
 section 4.1.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -15,8 +15,6 @@ how long a training step of its last layout takes. Results are in one folder: gr
 after each run, and grow.png. Stopped at any moment, a second call goes on from the last checkpoint.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from pathlib import Path

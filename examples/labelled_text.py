@@ -4,8 +4,6 @@ Each source yields (part, label, text): part "train" or "test", label 0, 1 or No
 What is trained on, labelled or not, becomes the language model's text, on disk.
 """
 
-from __future__ import annotations
-
 import ast
 import gzip
 import html

@@ -1,7 +1,5 @@
 """What prune.py and grow.py share: arguments, the file of results, and strips of layouts."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

@@ -1,7 +1,5 @@
 """The network of prune.py and grow.py: it guesses the next letter of a text from those before."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass

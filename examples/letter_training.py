@@ -1,7 +1,5 @@
 """Trainings of prune.py and grow.py: steps, marks, checkpoints, and how long a step takes."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence

@@ -8,8 +8,6 @@ two cards. "One card" is measured on all of them at once, by ranks that do not w
 --tables FILE writes the guide to many cards from examples/results/many_cards.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """A model of what a step costs on many cards, from what was measured of one and of two."""
 
-from __future__ import annotations
-
 from math import ceil, log2
 
 from numbsparse.patterns.checks import integer, number

@@ -1,7 +1,5 @@
 """A small-world LSTM of `numbsparse.torch` on several cards, under torch's DDP."""
 
-from __future__ import annotations
-
 import socket
 from argparse import Namespace
 from typing import Any

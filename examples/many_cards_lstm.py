@@ -1,7 +1,5 @@
 """Small-world LSTMs on several cards: data parallel, and split."""
 
-from __future__ import annotations
-
 import gc
 from argparse import Namespace
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """PixelCNN++ on several cards: a whole update, captured, of random images."""
 
-from __future__ import annotations
-
 import gc
 from argparse import Namespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables of the guide to many cards, from results."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

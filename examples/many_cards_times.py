@@ -1,7 +1,5 @@
 """How long ranks take for what they do together; and for NCCL's sums and copies alone."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from collections.abc import Callable

@@ -17,8 +17,6 @@ Mixture-of-Experts", 2022; the router and its balance after W. Fedus, B. Zoph, N
 Transformers", 2021, section 2.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

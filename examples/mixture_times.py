@@ -8,8 +8,6 @@ products expert by expert. First all must agree. Times are medians, captured in 
 the GPU takes) and called (what the host adds).
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import sys

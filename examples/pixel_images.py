@@ -1,7 +1,5 @@
 """The images that pixelcnn.py learns from: CIFAR-10 from its binary files, or two photographs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

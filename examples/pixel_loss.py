@@ -9,8 +9,6 @@ Salimans, Karpathy, Chen and Kingma, "PixelCNN++: Improving the PixelCNN with Di
 Mixture Likelihood and Other Modifications", 2017, sections 2.1 and 2.2.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 import numbsparse as ns

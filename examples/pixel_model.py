@@ -10,8 +10,6 @@ convolutions buy depth at equal parameters: S. Gray, A. Radford, D. P. Kingma, "
 Block-Sparse Weights", 2017.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any

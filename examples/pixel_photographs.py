@@ -8,8 +8,6 @@ The photographs are read where they lie and passed on to nobody: a manifest says
 and its hash whether two machines had the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

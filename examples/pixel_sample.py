@@ -1,7 +1,5 @@
 """Images drawn from a PixelCNN, a pixel after the other."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from typing import Any
 

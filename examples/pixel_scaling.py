@@ -12,8 +12,6 @@ and draws the picture. examples/results/README.md has the protocol and what came
 The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from argparse import Namespace

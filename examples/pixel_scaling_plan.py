@@ -1,7 +1,5 @@
 """Which runs pixel_scaling.py does, in which order, and which learning rates it tries."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """What the runs of pixel_scaling.py say: tables, learning curves, and who leads on which."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from math import inf

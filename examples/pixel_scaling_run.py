@@ -1,7 +1,5 @@
 """One run of pixel_scaling.py: trained, judged on validation images as it goes, then tested."""
 
-from __future__ import annotations
-
 import time
 import zlib
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Which blocks of features the convolutions of a PixelCNN join."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

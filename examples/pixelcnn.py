@@ -17,8 +17,6 @@ Salimans, Karpathy, Chen and Kingma, "PixelCNN++: Improving the PixelCNN with Di
 Mixture Likelihood and Other Modifications", 2017.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

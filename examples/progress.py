@@ -1,7 +1,5 @@
 """A progress bar: tqdm's where it is installed, else a line now and then."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

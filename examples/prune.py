@@ -14,8 +14,6 @@ Results are in one folder: prune.json, written after each run, and prune.png. St
 a second call goes on from the last checkpoint, bit for bit.
 """
 
-from __future__ import annotations
-
 import sys
 from argparse import Namespace
 from pathlib import Path

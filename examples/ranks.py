@@ -5,8 +5,6 @@
 starts two on this host, as do torchrun and mpirun. Their results are those of one, to rounding.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout

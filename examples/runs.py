@@ -4,8 +4,6 @@ A run leaves one JSON file in a folder. One that was interrupted goes on from it
 results together are one file, which another sitting, on another machine, goes on from.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -7,8 +7,6 @@ are follows from the plan and from the results that are there, so any number of 
 and of processes can share the work.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping

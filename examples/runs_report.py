@@ -1,7 +1,5 @@
 """What is said of runs of any plan: what diverged, mean and spread over seeds, what was tried."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from math import inf

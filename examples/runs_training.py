@@ -1,7 +1,5 @@
 """What a run adds to a Training: its own clock, marks to be judged at, and the machine."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import subprocess

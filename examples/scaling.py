@@ -16,8 +16,6 @@ The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse
 section 4.1.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """The models that scaling.py compares: their wiring, and how wide they are at equal parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count as count_from

@@ -1,7 +1,5 @@
 """What the runs of scaling.py say: a table, and bits against parameters, arithmetic and time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf

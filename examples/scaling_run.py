@@ -1,7 +1,5 @@
 """One run of scaling.py: trained, judged on the validation text as it goes, tested at its end."""
 
-from __future__ import annotations
-
 import time
 from argparse import Namespace
 from pathlib import Path

@@ -5,8 +5,6 @@ they lie and passed on to nobody: a manifest says how much was taken of what, an
 two machines had the same text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -24,8 +24,6 @@ Sentiment", 2017, and S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-
 2017.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shlex

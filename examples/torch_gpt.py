@@ -15,8 +15,6 @@ The architecture is that of Radford et al., "Language Models are Unsupervised Mu
 Weights", 2017.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

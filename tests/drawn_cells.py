@@ -1,7 +1,5 @@
 """Recurrent cells as a case of factors says: in the library, and in float64."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

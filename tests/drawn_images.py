@@ -1,7 +1,5 @@
 """Images in every order of memory, the windows of their convolutions, and these in float64."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product as every
 from math import prod

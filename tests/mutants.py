@@ -6,8 +6,6 @@ first, until one fails; an endless one is caught too. The first run finds out wh
 which lines: from Python 3.12 on it takes as long as the tests do, before several times as long.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The library's source: which files are broken, and a copied tree in which one of them is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

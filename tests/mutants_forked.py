@@ -4,8 +4,6 @@ The parent has imported what the library stands on, and not the library: the chi
 in which a file is broken.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

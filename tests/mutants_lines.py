@@ -5,8 +5,6 @@ the first test alone. So a test also stands for what encloses a function that it
 test is left, for the whole file.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """Where the tests of the ops run, and how far a result may be from the oracle."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

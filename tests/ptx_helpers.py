@@ -1,7 +1,5 @@
 """What the tests of PTX instructions share: one block of one kernel, run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda

@@ -1,7 +1,5 @@
 """Kernels that race, and their twins that do not."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

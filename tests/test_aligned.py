@@ -1,7 +1,5 @@
 """Activations whose lines are no multiples of 16 bytes: copied in the order that they have."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the GPU's benchmark checks before it times, and what it keeps."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

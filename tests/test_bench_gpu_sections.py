@@ -1,7 +1,5 @@
 """Sections of the benchmark: what each times and prints, what is compiled ahead, the figure."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

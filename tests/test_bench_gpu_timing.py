@@ -1,7 +1,5 @@
 """Clocks, graphs of calls, values that nobody writes, and the limits of a card."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

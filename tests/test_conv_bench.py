@@ -1,7 +1,5 @@
 """The benchmark's section of the convolutions: what it checks, shows and tabulates."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

@@ -4,8 +4,6 @@ The test plays a core that is late: it takes a part of a phase, and does not fin
 count of a later phase may change, however long that takes.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from threading import Thread
 

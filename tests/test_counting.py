@@ -1,7 +1,5 @@
 """What kernels ask of the memory is counted right: requests, sectors, wavefronts, barriers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint64

@@ -1,7 +1,5 @@
 """Every public name says what it is, and shows it in an example that the tests run as a doctest."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

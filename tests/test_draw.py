@@ -1,7 +1,5 @@
 """Pictures: what the text shows block by block, that it fits, and the figure."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys

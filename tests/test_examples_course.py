@@ -1,7 +1,5 @@
 """The numbered examples: a course in order, each short, each run, each ending in an assertion."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """On the CPU a few rows are multiplied otherwise than many, to the same numbers bit by bit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from drawn import FEW_ROWS

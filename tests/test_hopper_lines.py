@@ -1,8 +1,6 @@
 """forward and input_grad of the Hopper rung where the ladder's cases do not lead: whole pieces of
 16 bytes in both directions, blocks over the edge, more tiles than stages."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from ptx_helpers import on_hopper

@@ -1,7 +1,5 @@
 """The plan of the Hopper rung's forward and input_grad: every kept block once, in its place."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

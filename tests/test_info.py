@@ -1,7 +1,5 @@
 """What `python -m numbsparse info` says is so."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The ladder as it is shown: the printed table, the lessons and their numbers, the solutions."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

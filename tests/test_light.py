@@ -1,7 +1,5 @@
 """Without numba-cuda all of the CPU works, and the rest says what to install."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The linters pass: style, format, types, and which room may import from which."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """All steps of an LSTM in one run of the CPU's cores: bit for bit what they are one by one."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from threading import Timer
 

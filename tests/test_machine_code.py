@@ -1,7 +1,5 @@
 """Machine code is told apart and described rightly; what is committed is what compiles here."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

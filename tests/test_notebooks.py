@@ -1,7 +1,5 @@
 """Lessons as notebooks: they are whole, and run from top to bottom."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

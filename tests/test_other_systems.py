@@ -1,7 +1,5 @@
 """What macOS and Windows lack is not needed: the suite runs on Linux, and takes it away there."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

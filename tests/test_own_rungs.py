@@ -1,7 +1,5 @@
 """A rung of one's own computes, is checked and is timed beside the library's."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

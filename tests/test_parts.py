@@ -1,7 +1,5 @@
 """Parts of kernels, each alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint32, uint64

@@ -1,7 +1,5 @@
 """Work dealt to places: each piece once, each to the place that is free first."""
 
-from __future__ import annotations
-
 from heapq import heapreplace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Parts that copy and multiply tiles in shared memory, beside NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, int64, uint16

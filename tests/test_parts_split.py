@@ -1,7 +1,5 @@
 """What float32 on tensor cores takes beside the products: images of w, and what NaN is made of."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda

@@ -1,7 +1,5 @@
 """Accumulators to y in each order: every sum in its place, nothing beyond the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, int32

@@ -1,7 +1,5 @@
 """Lanes read tiles of swizzled lines as the registers of an mma, and words; float32 as tf32."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32

@@ -1,7 +1,5 @@
 """Parts of kernels that multiply and add tiles, one by one: what they compute, in NumPy's words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, int32, uint32

@@ -1,7 +1,5 @@
 """Patterns: exact counts, determinism, and what each maker promises."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

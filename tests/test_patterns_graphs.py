@@ -1,7 +1,5 @@
 """Small-world and scale-free patterns against NetworkX and brute force; how signals spread."""
 
-from __future__ import annotations
-
 import math
 import random
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """What `as_pattern` takes, and that every bad argument is refused by name."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

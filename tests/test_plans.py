@@ -1,7 +1,5 @@
 """Plans: no line of Python runs once for each block, and compiled ones do as plain ones would."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

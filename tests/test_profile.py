@@ -1,7 +1,5 @@
 """What ncu writes is read right, and what fails is said."""
 
-from __future__ import annotations
-
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path

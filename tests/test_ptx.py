@@ -3,8 +3,6 @@
 The matrix instructions are in test_ptx_mma.py.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numba import cuda, float32, uint16, uint32
 from ptx_helpers import needs_ampere, random_bits, run

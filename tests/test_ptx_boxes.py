@@ -1,7 +1,5 @@
 """Products of parts of a box of pixels, wherever in it they begin, as convolutions take them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32

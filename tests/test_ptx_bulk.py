@@ -1,7 +1,5 @@
 """Copies without a box, and boxes that a cluster shares."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32, uint64

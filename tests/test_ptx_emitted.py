@@ -1,7 +1,5 @@
 """Kernels of the other tests compile to the instructions that they name; no GPU is needed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

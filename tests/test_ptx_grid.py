@@ -1,7 +1,5 @@
 """Blocks of a grid that run together and wait for each other."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, int32

@@ -1,7 +1,5 @@
 """The copy engine and its barriers against plain NumPy; in the simulator their meanings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, int64, uint8, uint16, uint32, uint64

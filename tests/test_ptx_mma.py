@@ -3,8 +3,6 @@
 The layout of a fragment is written down here once more, lane by lane, as the PTX ISA has it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint16

@@ -1,7 +1,5 @@
 """`wgmma_pairs`: 64 rows of a product from two tiles, wherever they are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32

@@ -1,7 +1,5 @@
 """The simulator raises where a GPU would do wrong without a word."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32, uint64

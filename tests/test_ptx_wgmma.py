@@ -1,7 +1,5 @@
 """wgmma and the registers of warpgroups against plain NumPy; in the simulator their meanings."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, uint8, uint32

@@ -1,7 +1,5 @@
 """Races are found whatever the threads' order was, and an order can be chosen."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

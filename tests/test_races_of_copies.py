@@ -1,7 +1,5 @@
 """Races with `cp.async`, which copies beside the thread, and with what a warp stores together."""
 
-from __future__ import annotations
-
 import pytest
 from numba import cuda, float32, types
 from race_helpers import N, check, meet, nothing, of

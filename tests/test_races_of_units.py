@@ -1,7 +1,5 @@
 """Races with the copy engine and `wgmma`, and between blocks of threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32, types, uint64

@@ -1,7 +1,5 @@
 """README and the other pages keep their word: commands, links, named files, printed results."""
 
-from __future__ import annotations
-
 import contextlib
 import doctest
 import io

@@ -1,8 +1,6 @@
 """Each step and rung recorded once: y is right, nothing races, the counts are those of the formula,
 and the trace has the stages and warps of its idea."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as xml
 from itertools import pairwise
 

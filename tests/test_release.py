@@ -1,7 +1,5 @@
 """What a release needs: a version that is said once, absolute links, a changelog's form."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Static shared arrays in the simulator: one for each place in the compiled text, as on a GPU."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import cuda, float32

@@ -1,7 +1,5 @@
 """The simulator's threads: who may run when, what waits for ever, and what an error leaves."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

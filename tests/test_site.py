@@ -1,7 +1,5 @@
 """The site has every public name, page, lesson and program, and finds its dead links."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """k7_small_blocks where a layout takes several strips, stages, regions and passes."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

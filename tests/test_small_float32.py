@@ -1,7 +1,5 @@
 """float32 in k7_small_blocks, where a layout takes several strips, stages, regions and boxes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

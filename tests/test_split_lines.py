@@ -1,7 +1,5 @@
 """float32 forward and input_grad of the Hopper rung where neighbouring columns share tiles of x."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from ptx_helpers import on_hopper

@@ -1,7 +1,5 @@
 """The taught ladder: every step computes y = x @ w, refuses the rest in words, and stays short."""
 
-from __future__ import annotations
-
 import ast
 from contextlib import nullcontext
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The choice of a rung goes by measured times: exact on their grid, sensible between."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

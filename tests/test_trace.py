@@ -1,7 +1,5 @@
 """A trace shows the stages and warps that a rung has, and its picture is whole."""
 
-from __future__ import annotations
-
 import sys
 import xml.etree.ElementTree as xml
 from types import SimpleNamespace

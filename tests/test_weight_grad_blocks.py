@@ -1,7 +1,5 @@
 """k5_tensor_core's weight-gradient: steps that wrap its ring, and what is beyond the edges."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import numpy as np

@@ -30,8 +30,6 @@ A rung whose float32 products are less than exact has a PRODUCT_ERROR, as those 
 relative error, in units of 2^-23.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module

@@ -6,8 +6,6 @@ Threads copy 16 bytes at a time, with `fetch_rows`; or the copy engine loads who
 A place has three axes. Numbers are below 2^32, because 32-bit division is far faster.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

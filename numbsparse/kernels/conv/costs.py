@@ -7,8 +7,6 @@ those of the result and w. `costs.json` has the factors, which fit some hundred 
 were drawn and timed. What counts is the order of the rungs.
 """
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from math import inf

@@ -1,7 +1,5 @@
 """Rung 0: the definition. A product of matrices for every tap and block, in float64."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

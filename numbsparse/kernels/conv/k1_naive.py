@@ -12,8 +12,6 @@ does one times the zeros that fill up a tile or a block. `repair_lines` and `rep
 every output, in the order of memory, and compute again those that are NaN; they are rare.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from numba import cuda, float32, int32, int64

@@ -17,8 +17,6 @@ and their sums, which rungs that cut images into tiles give to a few blocks of t
 by all multiprocessors.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple

@@ -17,8 +17,6 @@ For 16 bits alone: float32, which `mma.sync` takes as tf32 in three products, is
 weight-gradients.
 """
 
-from __future__ import annotations
-
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple

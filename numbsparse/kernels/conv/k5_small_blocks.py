@@ -6,8 +6,6 @@ blocks of 16 hold a kept block of 8. Earlier rungs multiply; where an infinity m
 the output is summed again.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -8,8 +8,6 @@ copy engine finds them in the images, tap by tap: see `parts.pixels`.
 Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 

@@ -13,8 +13,6 @@ Reads per output, from cache: (1/R + 1/C) * B * (entries of the line), with tile
 C pixels.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from numbsparse.kernels.conv.k0_cpu.lines import multiply_lines

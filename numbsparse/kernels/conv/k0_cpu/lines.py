@@ -1,7 +1,5 @@
 """forward and input-gradient: R features x C pixels in registers, over the entries of a line."""
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 

@@ -4,8 +4,6 @@ A strip is a part of a row of the image, of `width` outputs; its lanes are (resi
 every `scale`-th pixel of the row from `residue` on, each of `images` images.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from typing import NamedTuple
 

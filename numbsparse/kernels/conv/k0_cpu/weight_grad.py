@@ -1,7 +1,5 @@
 """The weight-gradient: R features of x times C of dy in registers, over runs of pixels."""
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 
 import numpy as np

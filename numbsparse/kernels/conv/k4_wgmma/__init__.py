@@ -22,8 +22,6 @@ What the copy engine does not serve, and images that tiles of 8 x 8 would fill b
 Larger blocks are taken as several of 64, or of 32.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

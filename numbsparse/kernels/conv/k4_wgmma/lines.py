@@ -9,8 +9,6 @@ it.
 What differs between 16 bits and float32, where operands are and how y is stored, is in `products`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ In float32 threads read the pixels of their rows wherever they are, and split th
 `parts.split` says. The blocks of w are split before: see `parts.images`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

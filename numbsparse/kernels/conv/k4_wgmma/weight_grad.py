@@ -5,8 +5,6 @@ groups of 8 at equal distances, as in `lines`. Warpgroups share the units of an 
 there are fewer, the pieces of a tile; their sums are added in shared memory.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple

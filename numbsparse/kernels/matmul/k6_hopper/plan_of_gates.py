@@ -6,8 +6,6 @@ So the copies, products and steps of what is zero are saved; what is not is anot
 strips.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

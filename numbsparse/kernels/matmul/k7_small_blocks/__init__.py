@@ -39,8 +39,6 @@ kept, the bandwidth of the L2 cache: every strip must still read nearly all of x
 multiply.
 """
 
-from __future__ import annotations
-
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach

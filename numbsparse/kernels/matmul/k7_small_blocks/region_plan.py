@@ -7,8 +7,6 @@ both only the groups of features that a block of the region needs are loaded. A 
 dy of their column already in registers.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import ceil
 from typing import Any, NamedTuple

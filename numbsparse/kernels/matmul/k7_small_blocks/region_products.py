@@ -7,8 +7,6 @@ their values one by one, at places that the threads of a block have worked out i
 `loads_tf32`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ A slot is 16 x B values: a block of 16 x 16, or two of 8 x 8, one after the othe
 sums in their places there, and read neighbours, 8 bytes to 32.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any, NamedTuple
 

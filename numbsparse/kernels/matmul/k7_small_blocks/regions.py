@@ -6,8 +6,6 @@ soon as the last warp has released it; those that multiply never wait for each o
 they have the registers that the others lack.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ products of a sum, two pieces of 8 features: both of one block of 16 x 16, or tw
 one column. Of float32 a step is a block. The steps of a stage are stored by warp, then by column.
 """
 
-from __future__ import annotations
-
 from functools import cache, lru_cache
 from itertools import product as every
 from typing import Any, NamedTuple

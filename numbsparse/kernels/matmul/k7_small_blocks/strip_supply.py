@@ -5,8 +5,6 @@ some stages, and the stored blocks of the next one, before these are requested; 
 turns with the latter, since copying a register would mean waiting for it.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -10,8 +10,6 @@ copies for the next strip run while one is written. Two of a cluster have neighb
 strips, and load each feature of x for both.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from math import prod
 from typing import Any, NamedTuple
