@@ -348,20 +348,23 @@ def test_regions_are_cut_where_that_pays():
     assert np.argmin(times(50, 2048)) > 0
     assert np.argmin(times(132, 8192)) == 0
     regions_of = Region(12, 18, 38, 32, 3), Region(8, 9, 16, 32, 3)
-    _, pieces = region_plan._fastest(regions_of, (1, 1, 1), None, 40, 132, 5.0, 0.0)
+    _, pieces = region_plan._fastest(regions_of, ((1, 1, 1),), 40, 132, 5.0, 0.0, 0.0)
     assert pieces == 2  # a stage each
 
 
 @pytest.mark.parametrize(
-    ("batch", "places", "blocks"), [(64, 132, 1), (1024, 132, 4), (4096, 132, 8), (64, 4, 0)]
+    ("batch", "places", "which", "blocks"),
+    [(64, 132, 2, 1), (300, 132, 2, 2), (4096, 132, 1, 8), (64, 13, 1, 1), (64, 4, 0, 1)],
 )
-def test_regions_are_small_where_large_ones_leave_places_free(batch, places, blocks, monkeypatch):
+def test_regions_are_small_where_large_ones_leave_places_free(
+    batch, places, which, blocks, monkeypatch
+):
     monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
-    sizes = regions.region_of(8, 2, 0.1, False), regions.fitted(regions.SMALLER[2, 8])
+    sizes = regions.region_of(8, 2, 0.1, False), *regions.SMALLER[2, 8]
     where = index, 8, (1024, 1024), batch, sizes, places
-    region, pieces = region_plan.region_for(*where, 0.046, 0.05)
-    assert region == (sizes[1]._replace(SPLIT=blocks) if blocks else sizes[0])
+    region, pieces = region_plan.region_for(*where, 0.04, 0.05, 0.0013)
+    assert region == sizes[which]._replace(SPLIT=blocks)
     assert pieces == 1
 
 

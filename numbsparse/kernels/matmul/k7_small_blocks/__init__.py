@@ -37,6 +37,11 @@ that no block of a strip or region keeps are not read, so clustered layouts read
 What limits it at B = 8 is shared memory, which is read for every kept block; where few blocks are
 kept, the bandwidth of the L2 cache: every strip must still read nearly all of x, and has less to
 multiply.
+
+A weight-gradient of many regions takes as long when nothing is copied, no less when a cluster reads
+x once for two of them, and no less when a warp loads a slot while it multiplies the one before: it
+waits for shared memory, read 512 bytes or more for 16 rows of a slot. Of few regions, up to 1,024
+features, the launch, and 1 to 3 us in which a cluster adds up its parts, are most of the time.
 """
 
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions

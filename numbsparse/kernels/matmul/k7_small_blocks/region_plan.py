@@ -28,10 +28,10 @@ WIDE = 4  # groups of a wide box
 IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
 MOST_PIECES = 32  # of a batch
 # Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
-# the batch; of a row of a group. A row takes longer in a small region. By blocks of a cluster: the
-# part of the places that so large ones find, and microseconds until they have added their sums.
-A_REGION, A_SMALL_REGION, SECOND_PASS, A_GROUP, SLOWER = 4.5, 2.4, 6.0, 0.0013, 1.25
-SPLITS = {1: (1.0, 0.0), 2: (1.0, 2.4), 4: (0.9, 2.0), 8: (0.91, 4.5)}
+# the batch. A row takes longer in the small regions. By blocks of a cluster: the part of the places
+# that so large ones find, and microseconds until they have added their sums.
+A_REGION, A_SMALL_REGION, SECOND_PASS, SLOWER = 4.5, 2.2, 6.0, (1.25, 1.64)
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
@@ -244,23 +244,23 @@ def _deal_slots(
 
 
 def region_for(
-    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, Region],
-    places: int, row: float, sums: float,
+    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, ...],
+    places: int, row: float, sums: float, group: float,
 ) -> tuple[Region, int]:  # fmt: skip
     """The region that takes least time, and into how many pieces of the batch those are cut that
     are left when all places have as many.
 
-    That is the first one; or, where it leaves places free, the smaller one, which reads more of x
+    That is the first one; or, where it leaves places free, a smaller one, which reads more of x
     and dy and has less to add up, maybe of a cluster.
 
     row, sums : microseconds of a row in the first one, and of its sums to be written and read
-        again; a row of the other takes as many in proportion, or what x and dy take
+        again; a row of another takes as many in proportion, or what x and dy take
+    group : microseconds of a row of 128 bytes of these
     """
-    large, small = regions
-    size, of_small = planned(index, size_of, B, widths, large), None
-    if size[0] < places:
-        of_small = planned(index, size_of, B, widths, small)
-    return _fastest(regions, size, of_small, batch, places, row, sums)
+    sizes = [planned(index, size_of, B, widths, regions[0])]
+    if sizes[0][0] < places:
+        sizes += [planned(index, size_of, B, widths, small) for small in regions[1:]]
+    return _fastest(regions, tuple(sizes), batch, places, row, sums, group)
 
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
@@ -274,20 +274,20 @@ def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tu
 
 @lru_cache
 def _fastest(
-    regions: tuple[Region, Region], size: tuple[int, int, int], of_small: Any, batch: int,
-    places: int, row: float, sums: float,
+    regions: tuple[Region, ...], sizes: tuple[tuple[int, int, int], ...], batch: int, places: int,
+    row: float, sums: float, group: float,
 ) -> tuple[Region, int]:  # fmt: skip
-    large, small = regions
-    most = min(MOST_PIECES, -(-batch // large.DEPTH))
-    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
+    large, most = regions[0], min(MOST_PIECES, -(-batch // regions[0].DEPTH))
+    times = [
+        time_of(sizes[0][0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)
+    ]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    if of_small is not None:
-        n, height, groups = of_small
+    for small, (n, height, groups), slower in zip(regions[1:], sizes[1:], SLOWER, strict=False):
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
-        a_row = max(SLOWER * row * part, A_GROUP * (height + groups / n))
+        a_row = max(slower * row * part, group * (height + groups / n))
         for blocks, (room, meeting) in SPLITS.items():
             rounds = ceil(n * blocks / (room * places))
-            time = rounds * (A_SMALL_REGION + a_row * batch / blocks) + meeting
+            time = rounds * (A_SMALL_REGION + a_row * batch / blocks + meeting)
             ways.append((time, small._replace(SPLIT=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]
 

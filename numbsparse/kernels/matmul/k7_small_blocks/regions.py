@@ -73,14 +73,8 @@ from numbsparse.kernels.ptx import (
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
-    8: (
-        (0.05, Region(12, 18, 36, 16, 3, 4)),
-        (1, Region(14, 17, 26, 32, 2, 2)),
-    ),
-    16: (
-        (0.05, Region(9, 15, 54, 16, 2, 3)),
-        (1, Region(13, 10, 27, 16, 4, 3)),
-    ),
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
+    16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
 }
 REGIONS_FLOAT32 = {
     8: (
@@ -96,14 +90,15 @@ REGIONS_FLOAT32 = {
 }
 # Where those leave multiprocessors free; by bytes of a value and block size.
 SMALLER = {
-    (2, 8): Region(8, 9, 16, 32, 3),
-    (2, 16): Region(8, 4, 16, 32, 3),
-    (4, 8): Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),
-    (4, 16): Region(8, 4, 24, 16, 4, ITEM=4),
+    (2, 8): (Region(8, 9, 16, 32, 3), Region(8, 4, 16, 32, 3)),
+    (2, 16): (Region(8, 4, 16, 32, 3), Region(8, 2, 16, 32, 3)),
+    (4, 8): (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2),),
+    (4, 16): (Region(8, 4, 24, 16, 4, ITEM=4),),
 }
-# Microseconds of a row of the batch in a region, and of a sum that is written and read again.
+# Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
+# row of a group that is copied, and of a transposed one.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
-A_ROW_OF_16_BIT, A_SUM = {8: 0.046, 16: 0.034}, 1.6e-6
+A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
 
 
 def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> None:
@@ -125,11 +120,12 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     if type(x) is not Images:
         x, x_transposed = aligned_either_way(of_bits(x))
         dy, dy_transposed = aligned_either_way(of_bits(dy))
-    places, large = multiprocessors(), region_of(B, item, kept, x_transposed or dy_transposed)
+    transposed = x_transposed or dy_transposed
+    places, large = multiprocessors(), region_of(B, item, kept, transposed)
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
-    times = places, A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one
-    regions = large, large if SIMULATED else fitted(SMALLER[item, B])
-    region, pieces = region_for(index, B, widths, batch, regions, *times)
+    times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one, A_GROUP[transposed]
+    regions = large, *((large,) if SIMULATED else map(fitted, SMALLER[item, B]))
+    region, pieces = region_for(index, B, widths, batch, regions, places, *times)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
         tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.taps
