@@ -78,23 +78,13 @@ def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
 
 
 @lru_cache(maxsize=1024)
-def ranked(
-    names: tuple[str, ...],
-    n_blocks: int,
-    product: str,
-    block_size: int,
-    dtype: Any,
-    place: str,
-    batch: int,
-    precision: str,
-    window: Window,
-    *features: int,
-) -> list[str]:
+def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     """The fastest one last: see `costs`."""
-    read, written = reversed(features) if product == "input_grad" else features
-    outputs = batch * prod(window.big if product == "input_grad" else window.small)
-    passes = prod(window.stride) if product == "input_grad" else 1
-    of = product, block_size, dtype, precision
+    product, block_size, dtype, _, batch, precision, window, read, written = case
+    image, passes, of = window.small, 1, (product, block_size, dtype, precision)
+    if product == "input_grad":
+        image, passes, read, written = window.big, prod(window.stride), written, read
+    outputs = batch * prod(image)
     times = {
         name: microseconds(name, *of, outputs, read, written, n_blocks, passes) for name in names
     }

@@ -72,7 +72,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         else:
             fill(rows, 0.0)
         if part is not y:
-            word = "uint64" if features % 4 == 0 else "uint16"
+            word = "uint32" if features % 2 == 0 else "uint16"
             part, whole = (a.view(word) for a in (part, y))
             words, along = part.shape[2], map(slice, of.first, view.out_sizes, of.step)
             own = whole.reshape(batch, *view.out_sizes, words)[(slice(None), *along)]
