@@ -11,7 +11,7 @@ from numbsparse import device
 from numbsparse.kernels.ladder import NAMES as STEPS
 from numbsparse.kernels.ladder import step
 from numbsparse.kernels.matmul import LADDER
-from numbsparse.pages.notebook import COUNT, FUTURE, RACES, TRACE, lesson_of, text_of
+from numbsparse.pages.notebook import COUNT, RACES, TRACE, lesson_of, text_of
 from numbsparse.pages.trace import NAMES
 from numbsparse.simulator.tracing import Trace
 
@@ -82,7 +82,7 @@ def test_a_notebook_has_the_lesson_and_the_whole_file(name):
     code = "".join(cells_of(name, "code"))
     module = step(name) if name in STEPS else LADDER[name]
     body = Path(module.__file__).read_text(encoding="utf-8").split('"""', 2)[2]
-    assert [line for line in body.splitlines() if line not in code] == [FUTURE.strip()]
+    assert [line for line in body.splitlines() if line not in code] == []
 
 
 def test_a_lesson_keeps_its_pictures():

@@ -21,7 +21,6 @@ from numbsparse.pages.trace import NAMES, case_of
 
 LESSONS = Path(kernels.__file__).parent / "README.md"
 LINK = re.compile(r"\[([^]\n]*)\]\((?!http)([^)\n]*)\)")  # within the repository
-FUTURE = "from __future__ import annotations\n"
 
 START = """\
 import os
@@ -147,8 +146,7 @@ def _parts(source: str) -> Iterator[str]:
     at = tree.body[0].end_lineno or 0
     for _, nodes in groupby(tree.body[1:], key=_kind):
         end = [*nodes][-1].end_lineno or 0
-        text = "".join(lines[at:end]).replace(FUTURE, "")
-        yield text
+        yield "".join(lines[at:end])
         at = end
 
 
