@@ -16,7 +16,6 @@ from numbsparse.kernels.parts.store import (
     storer,
 )
 from numbsparse.kernels.parts.store_float32 import storer_of_float32
-from numbsparse.kernels.views import span
 
 pytestmark = on_hopper
 
@@ -60,7 +59,7 @@ def test_16_bit_sums(order, B, apart, columns, rng):
     sums = rng.standard_normal((32, of.TILES * of.STRIPS * 4), np.float32)
     y = filled(order, batch, features, np.float16)
     args = device.to_device(sums), device.to_device(np.array(columns, np.int32)), 8
-    launch(storing_kernel(of, order), 1, 32, *args, span(y).view("uint16"), of_y(y))
+    launch(storing_kernel(of, order), 1, 32, *args, y.span.view("uint16"), of_y(y))
 
     expected = np.full((batch, features), np.nan, np.float16)
     each = sums.reshape(8, 4, 2, 2, B // 8, 2, 2)  # g, q, column, tile, strip, half, one of two
@@ -104,7 +103,7 @@ def test_float32_sums(order, neighbours, cut, rng):
     sums = rng.standard_normal((8, 4, 4, 2, 2), np.float32)  # g, q, n, half, e
     y = filled(order, batch, features, np.float32)
     args = device.to_device(sums.reshape(32, 4, 4)), 8, 32
-    launch(storing_float32(order, neighbours), 1, 32, *args, span(y), of_y(y))
+    launch(storing_float32(order, neighbours), 1, 32, *args, y.span, of_y(y))
 
     expected = np.full((batch, features), np.nan, np.float32)
     for g, q, n, u, e in np.ndindex(sums.shape):

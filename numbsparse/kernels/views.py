@@ -9,11 +9,6 @@ from numbsparse.device.array import DeviceArray
 MOST_WALKS = 4096  # remembered
 
 
-def span(a: DeviceArray) -> DeviceArray:
-    """The memory of a view, gaps counted, as an array of one axis."""
-    return a.span
-
-
 def view_of(x: DeviceArray) -> tuple[int, ...]:
     """(rows, columns, strides in items)."""
     return (*x.shape, *(stride // x.itemsize for stride in x.strides))

@@ -22,7 +22,6 @@ from numbsparse.kernels.conv.walks import Walk, line_walk
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.views import span
 
 DTYPES = ("float16", "bfloat16", "float32")
 THREADS, RUN = 128, 8  # of a block, and the outputs that each looks at to repair them
@@ -37,7 +36,7 @@ def _lines(product, x, values, index, window, y, precision="highest", repairs=Fa
         walk = Walk(*planned(index, line_walk, window.taps, product, of))
         launch(
             line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
-            x, values, int(product == "input_grad"), walk, window.view(product, of), span(y),
+            x, values, int(product == "input_grad"), walk, window.view(product, of), y.span,
             y.shape[2], int(repairs),
         )  # fmt: skip
 
@@ -53,7 +52,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=Fals
     launch(
         weight_grad_kernel, -(-dvalues.size // (THREADS * (RUN if repairs else 1))), THREADS,
         x, dy, index.block_rows, index.block_columns, walk.offsets,
-        window.view("weight_grad", of), span(dvalues), dvalues.shape[1], int(repairs),
+        window.view("weight_grad", of), dvalues.span, dvalues.shape[1], int(repairs),
     )  # fmt: skip
 
 

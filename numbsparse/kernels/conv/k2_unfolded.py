@@ -41,7 +41,6 @@ from numbsparse.kernels.ptx import (
     store_4xu32,
     wait_for_earlier_kernels,
 )
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Walk
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)
@@ -161,7 +160,7 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
     run = RUN if lines > 2 * RUN * THREADS[1] * multiprocessors() else 1
     launch(
         unfold_kernel(run, overlap), -(-lines // (run * THREADS[1])), THREADS,
-        how, image, entry, span(words),
+        how, image, entry, words.span,
         overlap=overlap,
     )  # fmt: skip
     shape = rows, words.shape[1] * 4 // np.dtype(dtype).itemsize

@@ -19,7 +19,6 @@ from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.plans import Sent, planned
-from numbsparse.kernels.views import span
 from numbsparse.layout import Index, Layout
 
 BLOCK_SIZES = (4, 8)
@@ -93,7 +92,7 @@ def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:
 
 def bits(array: DeviceArray) -> DeviceArray:
     """All values as integers, along one axis."""
-    return span(array).view(np.dtype(f"uint{8 * array.itemsize}"))
+    return array.span.view(np.dtype(f"uint{8 * array.itemsize}"))
 
 
 @cuda.jit

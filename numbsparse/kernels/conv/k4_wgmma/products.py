@@ -39,7 +39,6 @@ from numbsparse.kernels.ptx import (
     wgmma_units,
     zeros,
 )
-from numbsparse.kernels.views import span
 
 ROWS = 16  # of a warp
 CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
@@ -102,7 +101,7 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
     """The outputs of a pass in y (batch, pixels, features)."""
     batch, pixels, features = y.shape
     if y.itemsize == 4:
-        return Output(batch, view, span(y), features)
+        return Output(batch, view, y.span, features)
     sizes, row = view.out_sizes, features * y.itemsize
     along = (sizes[1] * sizes[2] * row, sizes[2] * row, row)
     address = y.address + sum(f * s for f, s in zip(view.first, along, strict=True))
