@@ -1,4 +1,4 @@
-"""Strided views as kernels walk them: few axes, strides in items, a flat span of memory."""
+"""Strided views as kernels walk them: few axes, strides in items."""
 
 from collections.abc import Sequence
 from math import prod
