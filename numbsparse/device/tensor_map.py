@@ -25,8 +25,8 @@ SIMULATED_MAP = np.dtype(
 )
 """What the 128 bytes say in the simulator."""
 
-# address, shape, strides but the last, bytes of an item, box, swizzle, steps
 Sizes = tuple[int, ...]
+# address, shape, strides but the last, bytes of an item, box, swizzle, steps
 Key = tuple[int, Sizes, Sizes, int, Sizes, int, Sizes]
 
 _maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()

@@ -33,7 +33,7 @@ relative error, in units of 2^-23.
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib import import_module
-from math import prod
+from math import inf, prod
 from types import ModuleType
 from typing import Any
 
@@ -88,8 +88,8 @@ def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     times = {
         name: microseconds(name, *of, outputs, read, written, n_blocks, passes) for name in names
     }
-    if found := multipliers(*of, outputs, read * window.taps, written, n_blocks):
-        times[UNFOLDED], _ = found[0]
+    unfolded = multipliers(*of, outputs, read * window.taps, written, n_blocks)
+    times[UNFOLDED], _ = next(unfolded, (inf, None))
     return sorted(names, key=lambda name: -times[name])
 
 

@@ -96,8 +96,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
 def multiplier(product: str, values: DeviceArray, precision: str, *rows: Any) -> Any:
     """The rung that is fastest, of those that this card has: of (outputs, seen, features)."""
     of = product, values.shape[1], values.dtype, precision
-    found = multipliers(*of, *rows, values.shape[0])
-    return matmul.rung(found[0][1] if found else "k3_registers")
+    _, name = next(multipliers(*of, *rows, values.shape[0]), (None, "k3_registers"))
+    return matmul.rung(name)
 
 
 def without_edge(
