@@ -21,22 +21,25 @@ pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU o
 
 def whole(problem, product):
     """The result by the reference: rows of pixels, or blocks."""
-    shape = problem.batch, problem.side**2, problem.in_features
-    x, dy = (a.host.reshape(shape).astype(float) for a in (problem.x, problem.dy))
+    x, dy = (
+        a.host.reshape(a.shape[0], -1, a.shape[-1]).astype(float) for a in (problem.x, problem.dy)
+    )
     operands = {
         "forward": (x, problem.values.host),
         "input_grad": (dy, problem.values.host),
         "weight_grad": (x, dy),
     }[product]
-    out = np.full(problem.values.host.shape if product == "weight_grad" else shape, np.nan)
+    like = {"forward": dy, "input_grad": x, "weight_grad": problem.values.host}[product]
+    out = np.full(like.shape, np.nan)
     getattr(k0_reference, product)(*operands, problem.layout.index, problem.window, out)
-    return out if product == "weight_grad" else out.reshape(-1, problem.in_features)
+    return out if product == "weight_grad" else out.reshape(-1, out.shape[-1])
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("taps_along", [1, 3])
-def test_the_parts_are_those_of_the_reference(product, taps_along):
-    problem = matrices(32, 8, 0.6, 3, "float32", side=5, taps=taps_along)
+@pytest.mark.parametrize(("taps_along", "stride"), [(1, 1), (3, 1), (3, 2), (1, 2)])
+def test_the_parts_are_those_of_the_reference(product, taps_along, stride):
+    problem = matrices((32, 24), 8, 0.6, 3, "float32", side=5, taps=taps_along, stride=stride)
+    assert problem.dy.shape == (3, *(2 * [-(-5 // stride)]), 24)
     parts, right = problem.parts(product), whole(problem, product)
     picked = right[parts.picked]
     assert fault_in(parts, picked, "float32", "highest") is None

@@ -10,9 +10,10 @@ from numbsparse import ops
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import Recorder, record
 from numbsparse.device import DeviceArray, as_device_array
-from numbsparse.kernels import ladder
+from numbsparse.kernels import conv, ladder
 from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
+from numbsparse.ops.conv_operands import as_pixels
 
 FEATURE_MAJOR = "feature-major"
 OURS, MATMUL = "numbsparse", "matmul"  # a convolution; the product of matrices that one tap is
@@ -53,7 +54,9 @@ def contestants_of(
 ) -> Makers:
     """Ours by name: see `named`; and what `others` names of MATMUL and FEATURE_MAJOR."""
     if problem.side:
-        makers: Makers = {OURS: of_images} if kernels else {}
+        makers: Makers = {name: partial(of_rung, kernel=name) for name in kernels.split(",")}
+        if kernels in ("", "auto"):
+            makers = {OURS: of_images} if kernels else {}
         return makers | ({MATMUL: by_ops} if MATMUL in others else {})
     names = named(problem, product, kernels)
     make = by_ops if problem.place == "cpu" else of_rung
@@ -96,18 +99,24 @@ def named(problem: Problem, product: str, kernels: str) -> list[str]:
 def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = False) -> Contestant:
     """A rung or a taught step, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
 
-    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
+    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch). Of images a
+    rung of convolutions, as `ops.conv` calls it.
     """
     whole = out = problem.out(product)
     x, dy, values = problem.x.device, problem.dy.device, problem.values.device
+    index, pick, window = problem.index, rows_of, tuple[Any, ...]()
     if feature_major:
         x, dy = problem.x.feature_major, problem.dy.feature_major
         if product != "weight_grad":
             whole = whole.reshape(whole.shape[::-1])
-            out = whole.T
-    taught = kernel in ladder.NAMES
-    compute = ladder.step(kernel).forward if taught else function_of(kernel, product)
-    index = problem.index
+            out, pick = whole.T, columns_of
+    if problem.side:
+        compute, window = conv.function_of(kernel, product), (problem.window,)
+        x, dy = as_pixels(x), as_pixels(dy)
+        out = whole if product == "weight_grad" else as_pixels(whole)
+    else:
+        taught = kernel in ladder.NAMES
+        compute = ladder.step(kernel).forward if taught else function_of(kernel, product)
     operands = {
         "forward": (x, values, index),
         "input_grad": (dy, values, index),
@@ -115,9 +124,9 @@ def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = F
     }[product]
 
     def call() -> None:
-        compute(*operands, out, problem.precision)
+        compute(*operands, *window, out, problem.precision)
 
-    return Contestant(into(whole, call), columns_of if whole is not out else rows_of)
+    return Contestant(into(whole, call), pick)
 
 
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:

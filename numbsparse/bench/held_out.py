@@ -7,9 +7,9 @@ product of one row more is timed beside it, so that a cliff is seen wherever it 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,6 +34,19 @@ MOST = 2**26  # numbers in an operand
 AHEAD = 2  # points whose kernels are compiled, for each process that does
 
 
+class Point(Protocol):
+    """What is drawn: `str` says how large it is."""
+
+    def worth(self, product: str) -> str:
+        """The rungs that may be the fastest, with commas between."""
+
+    def cases(self, product: str, rungs: str) -> list[Case]:
+        """What is timed."""
+
+    def measured(self, product: str, rungs: str) -> "Found":
+        """These rungs, each checked, and who stands beside them."""
+
+
 class Drawn(NamedTuple):
     """A problem, the kind of its layout, and whether activations are feature-major."""
 
@@ -42,29 +55,57 @@ class Drawn(NamedTuple):
     feature_major: bool
 
     def __str__(self) -> str:
-        of, order = self.problem, " feature-major" * self.feature_major
-        return (
-            f"{of.dtype} {of.precision} B={of.block_size} {of.in_features} x {of.out_features} "
-            f"batch {of.batch} density {of.layout.density:.3f} {self.kind}{order}"
-        )
+        return f"{self.problem} {self.kind}{' feature-major' * self.feature_major}"
 
-    def case(self, product: str, rungs: str, rows: int = 0) -> Case:
-        """With torch's product beside ours; or, with so many rows more, the chosen rung alone."""
+    def worth(self, product: str) -> str:
+        problem = self.problem
+        numbers = problem.block_size, problem.dtype, problem.batch, problem.precision
+        expected = times.expected(product, *numbers, problem.layout)
+        least = min(expected.values(), default=0.0)
+        serving = [name for name in named(problem, product, "all") if name in RUNGS]
+        near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
+        return ",".join(sorted({*near, chosen(problem, product)}))
+
+    def cases(self, product: str, rungs: str) -> list[Case]:
+        """With torch's product beside ours; and, of one row more, the chosen rung alone."""
         of = self.problem
-        problem = Problem(of.layout, of.block_size, of.batch + rows, of.dtype, of.precision)
+        more = Problem(of.layout, of.block_size, of.batch + 1, of.dtype, of.precision)
         order = (FEATURE_MAJOR,) * self.feature_major
-        return Case(problem, product, rungs, (*order, *(() if rows else (TRITON,))), {})
+        return [
+            Case(of, product, rungs, (*order, TRITON), {}),
+            Case(more, product, "auto", order, {}),
+        ]
+
+    def measured(self, product: str, rungs: str) -> "Found":
+        row, more = (measure(*case[:-1], 0.0) for case in self.cases(product, rungs))
+        suffix = f" {FEATURE_MAJOR}" * self.feature_major
+        peers = {name: s for name, s in row["seconds"].items() if name == TRITON}
+        took = {name: row["seconds"].get(name + suffix) for name in rungs.split(",")}
+        own = {name: seconds for name, seconds in took.items() if seconds is not None}
+        one_more = more["seconds"].get(f"{more['auto']}{suffix}", np.nan)
+        faults = {name: why for name, why in row["not_timed"].items() if name != TRITON}
+        peers |= dense_seconds(self.problem, product)
+        faults |= more["not_timed"]
+        return Found(product, self, own, row["auto"], peers, one_more, faults)
 
 
 class Found(NamedTuple):
     """Of a product at a point: seconds of ours, the chosen rung, of the peers, of a row more."""
 
-    point: str
+    product: str
+    of: Any  # a `Point`
     seconds: dict[str, float]
     chosen: str
     peers: dict[str, float]
     one_more: float
     faults: dict[str, str]
+
+    def __str__(self) -> str:
+        everyone = {**self.seconds, **self.peers}
+        if self.one_more == self.one_more:
+            everyone["a row more"] = self.one_more
+        took = ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in everyone.items())
+        return f"{self.product} {self.of}: {self.chosen} of {took} us"
 
     @property
     def own(self) -> float:
@@ -117,46 +158,20 @@ def pattern_of(
     return pattern
 
 
-def found(seconds: float, jobs: int = 1, seed: int = 0, points: int = 10**6) -> Iterator[Found]:
-    """Each product of points drawn in turn, for so long; other processes compile ahead."""
-    end, ahead = time.perf_counter() + seconds, islice(drawn(np.random.default_rng(seed)), points)
-    while some := list(islice(ahead, AHEAD * jobs)):
-        rungs = {
-            (i, product): worth(of, product) for i, of in enumerate(some) for product in PRODUCTS
-        }
+def found(
+    points: Iterable[Point], seconds: float, jobs: int = 1, ahead: int = 0
+) -> Iterator[Found]:
+    """Each product of points in turn, for so long; other processes compile so many ahead."""
+    end, left = time.perf_counter() + seconds, iter(points)
+    while some := list(islice(left, ahead or AHEAD * jobs)):
+        rungs = [(of, product, of.worth(product)) for of in some for product in PRODUCTS]
         if jobs > 1:
-            cases = [some[i].case(product, names) for (i, product), names in rungs.items()]
-            cases += [some[i].case(product, "auto", 1) for i, product in rungs]
+            cases = [case for of, product, names in rungs for case in of.cases(product, names)]
             compile_ahead(cases, jobs, (end - time.perf_counter()) / 2)
-        for (i, product), names in rungs.items():
+        for of, product, names in rungs:
             if time.perf_counter() > end:
                 return
-            yield measured(some[i], product, names)
-
-
-def worth(of: Drawn, product: str) -> str:
-    """The rungs that may be the fastest, with commas between."""
-    problem = of.problem
-    numbers = problem.block_size, problem.dtype, problem.batch, problem.precision
-    expected = times.expected(product, *numbers, problem.layout)
-    least = min(expected.values(), default=0.0)
-    serving = [name for name in named(problem, product, "all") if name in RUNGS]
-    near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
-    return ",".join(sorted({*near, chosen(problem, product)}))
-
-
-def measured(of: Drawn, product: str, rungs: str) -> Found:
-    row = measure(*of.case(product, rungs)[:-1], 0.0)
-    more = measure(*of.case(product, "auto", 1)[:-1], 0.0)
-    suffix = f" {FEATURE_MAJOR}" * of.feature_major
-    peers = {name: s for name, s in row["seconds"].items() if name == TRITON}
-    took = {name: row["seconds"].get(name + suffix) for name in rungs.split(",")}
-    own = {name: seconds for name, seconds in took.items() if seconds is not None}
-    one_more = more["seconds"].get(f"{more['auto']}{suffix}", np.nan)
-    faults = {name: why for name, why in row["not_timed"].items() if name != TRITON}
-    point = f"{product} {of}"
-    peers |= dense_seconds(of.problem, product)
-    return Found(point, own, row["auto"], peers, one_more, faults | more["not_timed"])
+            yield of.measured(product, names)
 
 
 def dense_seconds(of: Problem, product: str) -> dict[str, float]:
@@ -181,8 +196,8 @@ def dense_seconds(of: Problem, product: str) -> dict[str, float]:
 
 def summary(all_found: list[Found], most: int = 20) -> str:
     """How choices, speed-ups and cliffs are spread, and the worst points of each."""
-    lines = [f"{len(all_found)} products at points that nobody tuned"]
-    lines += [f"  not right: {each.point}: {each.faults}" for each in all_found if each.faults]
+    lines = [f"{len(all_found)} products of drawn sizes"]
+    lines += [f"  not right: {f.product} {f.of}: {f.faults}" for f in all_found if f.faults]
     for name, unit, bound, sign in (
         ("regret", "times the fastest rung's time", 1.05, 1),
         ("speed_up", "times as fast as the fastest peer", 1.0, -1),
@@ -198,11 +213,5 @@ def summary(all_found: list[Found], most: int = 20) -> str:
             f"{name}: {unit}: median {np.median(values):.2f}, worst {values[0]:.2f}, "
             f"{'above' if sign > 0 else 'below'} {bound} at {beyond:.1%}"
         )
-        for value, each in known[:most]:
-            ours = ", ".join(f"{rung} {s * 1e6:.1f}" for rung, s in each.seconds.items())
-            peers = ", ".join(f"{peer} {s * 1e6:.1f}" for peer, s in each.peers.items())
-            lines.append(
-                f"  {value:.2f}  {each.point}: {each.chosen} of {ours}; {peers}; "
-                f"a row more {each.one_more * 1e6:.1f} us"
-            )
+        lines += [f"  {value:.2f}  {each}" for value, each in known[:most]]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from multiprocessing import get_context
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from numbsparse.device import Capture, synchronize
 
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
 PAUSE = 0.25  # seconds
+LONGEST = 1e6  # seconds to wait for processes that compile
 
 
 @dataclass(frozen=True)
@@ -142,18 +144,26 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
     """Compile what will be timed, in so many processes, for so many seconds at most.
 
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
-    once, and leave it in the cache on disk, where it is found when it is timed.
+    once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
+    likely to share kernels are one process's.
     """
-    apart, spawn = _apart(cases), get_context("spawn")
+    spawn, apart = get_context("spawn"), sorted(_apart(cases), key=_kin)
+    ends = [i * len(apart) // jobs for i in range(jobs + 1)]
     processes = [
-        spawn.Process(target=_call_each, args=(apart[i::jobs],), daemon=True) for i in range(jobs)
+        spawn.Process(target=_call_each, args=(apart[begin:end],), daemon=True)
+        for begin, end in pairwise(ends)
     ]
-    end = time.perf_counter() + patience
+    end = time.perf_counter() + min(patience, LONGEST)
     for process in processes:
         process.start()
     for process in processes:
         process.join(max(0.0, end - time.perf_counter()))
         process.kill()
+
+
+def _kin(case: Case) -> tuple[Any, ...]:
+    of = case.problem
+    return case.kernels, case.product, of.dtype, of.precision, of.block_size
 
 
 def _apart(cases: Iterable[Case]) -> list[Case]:
@@ -163,7 +173,7 @@ def _apart(cases: Iterable[Case]) -> list[Case]:
         own = tuple(other for other in case.others if other in (FEATURE_MAJOR, MATMUL, TRITON))
         of = case.problem
         numbers = of.dtype, of.precision, str(case.more)
-        shape = of.batch, of.side, of.taps_along
+        shape = of.batch, of.side, of.taps_along, of.stride
         if case.kernels:
             key = case.product, case.kernels, own, *numbers, of.block_size, *shape
             found.setdefault(key, case._replace(others=own))
