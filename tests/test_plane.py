@@ -67,7 +67,7 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
 
 def test_other_processes_compile_ahead(small, monkeypatch):
     compiled = []
-    monkeypatch.setattr(plane, "compile_ahead", lambda *of: compiled.append(of))
+    monkeypatch.setattr(measure, "compile_ahead", lambda *of: compiled.append(of))
     monkeypatch.setattr(plane, "AHEAD", 3)
     rows = list(plane.measured("cpu", [], 60.0, jobs=2))
     assert [len(cases) for cases, *_ in compiled] == [6, 6, 4]

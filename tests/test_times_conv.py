@@ -85,15 +85,16 @@ def test_a_factor_stays_positive_where_more_takes_less_time():
 
 def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     some, again, others = (
-        [str(of) for of in islice(convolutions.drawn(np.random.default_rng(seed)), 24)]
+        [str(of) for of in islice(convolutions.drawn(np.random.default_rng(seed)), 72)]
         for seed in (1, 1, 2)
     )
     assert some == again != others
-    kinds = [" ".join(text.split()[:3]) for text in some]
+    assert [text.split()[0] for text in some] == [*PRODUCTS] * 24
+    kinds = [" ".join(text.split()[1:4]) for text in some[:: len(PRODUCTS)]]
     assert len(set(kinds[:12])) == 12
     assert kinds[12:] == kinds[:12]
     assert len({text.split(", ", 1)[1] for text in some}) > 12  # taps, strides, images
-    for of in islice(convolutions.drawn(np.random.default_rng(3)), 60):
+    for of in islice(convolutions.drawn(np.random.default_rng(3)), 180):
         assert of.problem.layout.n_blocks
         assert max(of.problem.x.size, of.problem.dy.size) <= convolutions.MOST
 
@@ -130,7 +131,7 @@ def test_sizes_are_those_of_the_product_that_is_made():
 def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys):
     """At a tiny size, whose times are made up; a rung that fails is told of, and has no factors."""
     tiny = matrices(16, 8, 0.5, 1, "float32", side=2, taps=3, stride=2)
-    points = [convolutions.Convolution(tiny)] * 2
+    points = [convolutions.Convolution(tiny, product) for product in PRODUCTS]
     monkeypatch.setattr(convolutions, "drawn", lambda rng: iter(points))
     monkeypatch.setattr(convolutions, "SIZES", (8,))
     monkeypatch.setattr(convolutions, "NUMBERS", (("float32", "highest"),))

@@ -16,7 +16,7 @@ from numbsparse.ops.choice import choose, serving
 from numbsparse.ops.conv_operands import as_pixels
 
 FEATURE_MAJOR = "feature-major"
-OURS, MATMUL = "numbsparse", "matmul"  # a convolution; the product of matrices that one tap is
+OURS = "numbsparse"  # a convolution
 
 Make = Callable[[Problem, str], "Contestant"]
 Makers = dict[str, Make]
@@ -32,12 +32,16 @@ class Contestant:
     got : what `call` computed last, whole
     """
 
-    def __init__(self, compute: Callable[[], Any], pick: Pick, record: Recorder = record):
-        self._compute, self._pick, self.record = compute, pick, record
+    def __init__(
+        self, compute: Callable[[], Any], pick: Pick, record: Recorder = record, out: Any = None
+    ):
+        """`out` is what is computed into; None, `compute` gives the result."""
+        self._compute, self._pick, self.record, self._given = compute, pick, record, out
         self.got: Any = None
 
     def call(self) -> None:
-        self.got = self._compute()
+        result = self._compute()
+        self.got = result if self._given is None else self._given
 
     @property
     def out(self) -> DeviceArray:
@@ -52,15 +56,14 @@ class Contestant:
 def contestants_of(
     problem: Problem, product: str, kernels: str, others: tuple[str, ...] = ()
 ) -> Makers:
-    """Ours by name: see `named`; and what `others` names of MATMUL and FEATURE_MAJOR."""
+    """Ours by name: see `named`; with FEATURE_MAJOR among `others`, each in that order too."""
     if problem.side:
-        makers: Makers = {name: partial(of_rung, kernel=name) for name in kernels.split(",")}
         if kernels in ("", "auto"):
-            makers = {OURS: of_images} if kernels else {}
-        return makers | ({MATMUL: by_ops} if MATMUL in others else {})
+            return {OURS: by_ops} if kernels else {}
+        return {name: partial(of_rung, kernel=name) for name in kernels.split(",")}
     names = named(problem, product, kernels)
     make = by_ops if problem.place == "cpu" else of_rung
-    makers = {name: partial(make, kernel=name) for name in names}
+    makers: Makers = {name: partial(make, kernel=name) for name in names}
     if problem.place == "cpu" and kernels == "auto":  # as users call it, who name no rung
         makers = dict.fromkeys(names, by_ops)
     if FEATURE_MAJOR in others:
@@ -122,46 +125,31 @@ def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = F
         "input_grad": (dy, values, index),
         "weight_grad": (x, dy, index),
     }[product]
-
-    def call() -> None:
-        compute(*operands, *window, out, problem.precision)
-
-    return Contestant(into(whole, call), pick)
+    call = partial(compute, *operands, *window, out, problem.precision)
+    return Contestant(call, pick, out=whole)
 
 
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
-    """A product as users call it, its result allocated too; of images, of each pixel."""
-    x, dy = (problem.here(a).reshape(-1, a.shape[-1]) for a in (problem.x, problem.dy))
-    w = problem.w
-    how: Any = {"kernel": kernel, "precision": problem.precision}
-    compute = {
+    """A product or a convolution as users call it, its result allocated too."""
+    x, dy, w, n_in = (
+        problem.here(problem.x),
+        problem.here(problem.dy),
+        problem.w,
+        problem.in_features,
+    )
+    how, window = {"kernel": kernel, "precision": problem.precision}, problem.window
+    calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: ops.matmul(x, w, **how),
         "input_grad": lambda: ops.matmul(dy, w.T, **how),
         "weight_grad": lambda: ops.sddmm(x.T, dy, w, **how).values,
-    }[product]
-    return Contestant(compute, rows_of)
-
-
-def of_images(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
-    """A convolution as `ops` computes it, its result allocated too."""
-    x, dy, w = problem.x.device, problem.dy.device, problem.w
-    window, how = problem.window, (kernel, problem.precision)
-    compute = {
-        "forward": lambda: ops.conv(x, w, window, *how),
-        "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, problem.in_features, *how),
-        "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, *how).values,
-    }[product]
-    return Contestant(compute, rows_of)
-
-
-def into(out: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    """What computes into an array, as what gives it."""
-
-    def compute() -> Any:
-        call()
-        return out
-
-    return compute
+    }
+    if problem.side:
+        calls = {
+            "forward": lambda: ops.conv(x, w, window, **how),
+            "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, n_in, **how),
+            "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, **how).values,
+        }
+    return Contestant(calls[product], rows_of)
 
 
 def columns_of(out: DeviceArray, picked: np.ndarray) -> np.ndarray:

@@ -30,30 +30,29 @@ HOLD = 0.05  # how much a factor is held, which the times may not tell
 
 
 class Convolution(NamedTuple):
-    """A drawn one: see `held_out.Point`."""
+    """A product of a drawn one."""
 
     problem: Problem
+    product: str
 
     def __str__(self) -> str:
-        return str(self.problem)
+        return f"{self.product} {self.problem}"
 
-    def worth(self, product: str) -> str:
-        """The rungs that serve and were ever timed; k2 by each rung that may multiply."""
-        return ",".join(names_of(self.problem, product))
+    def cases(self) -> list[Case]:
+        """Each rung that serves; they have kernels of their own."""
+        names = names_of(self.problem, self.product)
+        return [Case(self.problem, self.product, name, (), {}) for name in names]
 
-    def cases(self, product: str, rungs: str) -> list[Case]:
-        return [Case(self.problem, product, name, (), {}) for name in rungs.split(",")]
-
-    def measured(self, product: str, rungs: str) -> Found:
-        row = measure(self.problem, product, rungs, seconds=0.0)
-        expected = {name: microseconds(self.problem, product, name) for name in rungs.split(",")}
-        chosen = min(expected, key=expected.__getitem__)
-        return Found(product, self, row["seconds"], chosen, {}, np.nan, row["not_timed"])
+    def measured(self) -> Found:
+        names = names_of(self.problem, self.product)
+        row = measure(self.problem, self.product, ",".join(names), seconds=0.0)
+        chosen = min(names, key=lambda name: microseconds(self.problem, self.product, name))
+        return Found(self, row["seconds"], chosen, {}, np.nan, row["not_timed"])
 
 
 def fit(jobs: int) -> dict[str, Any]:
     """What `costs` reads: of drawn ones, that no seed of the command draws."""
-    count = FITTED * len(SIZES) * len(NUMBERS)
+    count = FITTED * len(SIZES) * len(NUMBERS) * len(conv.PRODUCTS)
     points = islice(drawn(np.random.default_rng([0, 1])), count)
     found = list(held_out.found(points, inf, jobs, count))
     print(held_out.summary(found, most=0), flush=True)
@@ -61,7 +60,7 @@ def fit(jobs: int) -> dict[str, Any]:
 
 
 def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
-    """Points without end; the block sizes and numbers in turn, which have kernels of their own."""
+    """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
     for size, numbers in cycle(every(SIZES, NUMBERS)):
         unit = max(size, 32)
         n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
@@ -69,9 +68,8 @@ def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
         batch = min(int(2 ** rng.uniform(0, 7)), MOST // (side**2 * max(n_in, n_out)))
         density = max(2 ** rng.uniform(-5.6, -1.6), size**2 / (n_in * n_out))  # a block at least
         how = *numbers, "cuda", side, taps, stride
-        yield Convolution(
-            Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
-        )
+        problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
+        yield from (Convolution(problem, product) for product in conv.PRODUCTS)
 
 
 def names_of(problem: Problem, product: str) -> list[str]:
@@ -105,7 +103,8 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
-            product, size, dtype, precision, *sizes = sizes_of(each.of.problem, each.product, name)
+            of, product = each.of
+            _, size, dtype, precision, *sizes = sizes_of(of, product, name)
             case = costs.case_of(name, product, size, dtype, precision)
             row = *costs.counts(product, size, dtype, *sizes), seconds * 1e6
             timed.setdefault(case, []).append(row)

@@ -6,11 +6,12 @@ sparse ones of torch multiply from the left, y.T = w.T @ x.T, with activations f
 """
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.contestants import Contestant, Makers, columns_of, into, rows_of
+from numbsparse.bench.contestants import Contestant, Makers, columns_of, rows_of
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import record_torch
 from numbsparse.block_sparse import BlockSparse
@@ -87,13 +88,13 @@ def _cublas(problem: Problem, product: str) -> Contestant:
         def pick(_: Any, b: np.ndarray) -> np.ndarray:
             return _host(blocks[_places(b // columns), _places(b % columns)])
 
-        return Contestant(into(out, lambda: torch.mm(x.T, dy, out=dw)), pick, record_torch)
+        return Contestant(lambda: torch.mm(x.T, dy, out=dw), pick, record_torch, out)
     w = as_torch(problem.values.device).view(rows, columns, size, size)
     w = w.transpose(1, 2).reshape(problem.in_features, problem.out_features)
     operand, matrix = (x, w) if product == "forward" else (dy, w.T)
     out = problem.out(product)
     y = as_torch(out)
-    return Contestant(into(out, lambda: torch.mm(operand, matrix, out=y)), rows_of, record_torch)
+    return Contestant(lambda: torch.mm(operand, matrix, out=y), rows_of, record_torch, out)
 
 
 def _triton(problem: Problem, product: str) -> Contestant:
@@ -106,13 +107,12 @@ def _triton(problem: Problem, product: str) -> Contestant:
         out = problem.out(product)
         dw = _bsr(problem, transposed=False, values=as_torch(out))
         x, dy = as_torch(problem.x.device).T.contiguous(), as_torch(problem.dy.device)
-        compute = into(
-            out, lambda: _triton_ops.sampled_addmm(dw, x, dy, beta=0.0, out=dw, skip_checks=True)
-        )
-        return Contestant(compute, rows_of, record_torch)
+        how: Any = {"beta": 0.0, "out": dw, "skip_checks": True}
+        compute = partial(_triton_ops.sampled_addmm, dw, x, dy, **how)
+        return Contestant(compute, rows_of, record_torch, out)
     w, operand, out, y = _from_the_left(problem, product)
-    compute = into(out, lambda: _triton_ops.bsr_dense_addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, columns_of, record_torch)
+    compute = partial(_triton_ops.bsr_dense_addmm, y, w, operand, beta=0, out=y)
+    return Contestant(compute, columns_of, record_torch, out)
 
 
 def _cusparse(problem: Problem, product: str) -> Contestant:
@@ -122,8 +122,8 @@ def _cusparse(problem: Problem, product: str) -> Contestant:
     w = w.to_dense().to_sparse_csr()
     crow, column = w.crow_indices().int(), w.col_indices().int()
     w = torch.sparse_csr_tensor(crow, column, w.values(), size=w.shape)
-    compute = into(out, lambda: torch.addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, columns_of, record_torch)
+    compute = partial(torch.addmm, y, w, operand, beta=0, out=y)
+    return Contestant(compute, columns_of, record_torch, out)
 
 
 def _from_the_left(problem: Problem, product: str) -> tuple[Any, Any, DeviceArray, Any]:

@@ -4,7 +4,6 @@ What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 import json
-from collections.abc import Iterator
 from itertools import islice
 from itertools import product as every
 from math import inf
@@ -58,9 +57,8 @@ def run(
         choice.forget()
     if points:
         rng = np.random.default_rng(seed)
-        drawn: Iterator[held_out.Point] = (convolutions if conv else held_out).drawn(rng)
-        found = held_out.found(islice(drawn, points), minutes * 60, jobs)
-        print(held_out.summary(list(found)))
+        drawn = islice((convolutions if conv else held_out).drawn(rng), points * len(PRODUCTS))
+        print(held_out.summary(list(held_out.found(drawn, minutes * 60, jobs))))
 
 
 def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
