@@ -107,12 +107,12 @@ def test_the_choice_that_is_weighed_is_that_of_a_call(measured, product, fastest
     names = [*RUNGS[1:], *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)]
     measured({name: 1.0 if name == fastest else 2.0 + i for i, name in enumerate(names)})
     problem = matrices(64, 16, 0.5, 2, "float16", side=4, taps=3, stride=2)
-    rungs = convolutions.names_of(problem, product)
+    drawn = convolutions.Convolution(problem, product)
+    rungs = drawn.named()
     assert "k1_naive" not in rungs
-    expected = {of: convolutions.microseconds(problem, product, of) for of in rungs}
     window = problem.window, problem.in_features, problem.out_features
     case = product, 16, problem.x.dtype, "cuda", 2, "highest", *window
-    own = min(expected, key=expected.get)
+    own = min(rungs, key=drawn.expected)
     assert conv.chosen(RUNGS, problem.layout.n_blocks, *case) is conv.rung(own.partition("/")[0])
     assert own == fastest or fastest not in rungs
 
@@ -121,7 +121,7 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
-    sizes = lambda product, name: convolutions.sizes_of(problem, product, name)  # noqa: E731
+    sizes = lambda product, name: convolutions.Convolution(problem, product).sizes(name)  # noqa: E731
     assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
     assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
     assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n)
@@ -137,7 +137,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
     monkeypatch.setattr(convolutions, "NUMBERS", (("float32", "highest"),))
     monkeypatch.setattr(convolutions, "FITTED", 1)
     took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
-    monkeypatch.setattr(convolutions, "names_of", lambda *_: [*took, "k9_none"])
+    monkeypatch.setattr(convolutions.Convolution, "named", lambda _: [*took, "k9_none"])
     monkeypatch.setattr(conv.rung("k2_unfolded"), "multipliers", None)  # who multiplies is named
     monkeypatch.setattr(bench, "require_times", lambda: None)
     monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
@@ -151,10 +151,8 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
         costs.case_of(of, product, 8, "float32", "highest") for of in took for product in PRODUCTS
     }
     assert made["factors"].keys() == cases
-    for product in PRODUCTS:
-        for name, seconds in took.items():
-            expected = convolutions.microseconds(tiny, product, name)
-            assert expected == pytest.approx(seconds * 1e6, rel=0.1)
+    for of, (name, seconds) in every(points, took.items()):
+        assert of.expected(name) == pytest.approx(seconds * 1e6, rel=0.1)
     printed = capsys.readouterr().out
     assert printed.count("not right") == 2 * 3
     assert "k9_none" in printed

@@ -19,11 +19,13 @@ from numbsparse.bench.measure import Case, measure
 from numbsparse.bench.problem import Problem, random
 from numbsparse.kernels import conv, matmul
 from numbsparse.kernels.conv import costs
+from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.machine import describe
 
 SIZES = (8, 16, 32, 64)
 NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in matmul.PRECISIONS))
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
+SLOW = "k1_naive"  # nowhere the fastest
 MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
 HOLD = 0.05  # how much a factor is held, which the times may not tell
@@ -38,15 +40,39 @@ class Convolution(NamedTuple):
     def __str__(self) -> str:
         return f"{self.product} {self.problem}"
 
+    def named(self) -> list[str]:
+        """The rungs on this card that serve; of k2 by each one that may multiply."""
+        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes(f"{UNFOLDED}/")
+        case = product, size, dtype, "cuda", of.batch, precision
+        call = of.window, of.in_features, of.out_features
+        rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
+        names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
+        if UNFOLDED in names:
+            names.remove(UNFOLDED)
+            by = costs.multipliers(product, size, dtype, precision, *sizes)
+            names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+        return names
+
+    def sizes(self, name: str) -> tuple[Any, ...]:
+        """What `costs` takes of it, from the product on."""
+        of = self.problem
+        features = of.in_features, of.out_features, of.layout.n_blocks
+        sizes: tuple[int, ...] = costs.sizes_of(self.product, of.batch, of.window, *features)
+        if "/" in name:
+            sizes = costs.unfolded(of.window, *sizes)
+        return self.product, of.block_size, of.x.dtype, of.precision, *sizes
+
+    def expected(self, name: str) -> float:
+        return costs.microseconds(name, *self.sizes(name))
+
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
-        names = names_of(self.problem, self.product)
-        return [Case(self.problem, self.product, name, (), {}) for name in names]
+        return [Case(self.problem, self.product, name, (), {}) for name in self.named()]
 
     def measured(self) -> Found:
-        names = names_of(self.problem, self.product)
+        names = self.named()
         row = measure(self.problem, self.product, ",".join(names), seconds=0.0)
-        chosen = min(names, key=lambda name: microseconds(self.problem, self.product, name))
+        chosen = min(names, key=self.expected)
         return Found(self, row["seconds"], chosen, {}, np.nan, row["not_timed"])
 
 
@@ -72,39 +98,12 @@ def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
         yield from (Convolution(problem, product) for product in conv.PRODUCTS)
 
 
-def names_of(problem: Problem, product: str) -> list[str]:
-    """Of the rungs on this card that serve, in reading order."""
-    case = product, problem.block_size, problem.x.dtype, "cuda"
-    call = problem.window, problem.in_features, problem.out_features
-    found = []
-    for name in [name for name, place in conv.RUNGS.items() if place == "cuda"]:
-        if conv.rung(name).unsupported(*case, problem.batch, problem.precision, *call) is None:
-            by = costs.multipliers(*sizes_of(problem, product, f"{name}/"))
-            found += sorted(f"{name}/{of}" for _, of in by) if name == costs.UNFOLDED else [name]
-    return [name for name in found if not name.startswith("k1")]
-
-
-def sizes_of(problem: Problem, product: str, name: str) -> tuple[Any, ...]:
-    """What `costs` takes of a problem, from the product on."""
-    features = problem.in_features, problem.out_features, problem.layout.n_blocks
-    sizes: tuple[int, ...] = costs.sizes_of(product, problem.batch, problem.window, *features)
-    if "/" in name:
-        sizes = costs.unfolded(problem.window, *sizes)
-    return product, problem.block_size, problem.x.dtype, problem.precision, *sizes
-
-
-def microseconds(problem: Problem, product: str, name: str) -> float:
-    """What a rung is expected to take."""
-    return costs.microseconds(name, *sizes_of(problem, product, name))
-
-
 def content(all_found: Iterable[Found]) -> dict[str, Any]:
     """The factors by case, with where they were measured."""
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
-            of, product = each.of
-            _, size, dtype, precision, *sizes = sizes_of(of, product, name)
+            product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
             row = *costs.counts(product, size, dtype, *sizes), seconds * 1e6
             timed.setdefault(case, []).append(row)
