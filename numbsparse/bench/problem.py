@@ -137,10 +137,9 @@ class Problem:
 
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels): the pixel that each one sees, or -1 beyond the edge."""
-        (of,), along = self.window.passes(product), self.side or 1
-        sizes, seen = (1, along, along), np.full((self.window.taps, self.pixels), -1)
+        (of,), seen = self.window.passes(product), np.full((self.window.taps, self.pixels), -1)
         for k, tap in enumerate(of.taps):
-            seen[tap] = of.sources(k, sizes)
+            seen[tap] = of.sources(k)
         return seen
 
 

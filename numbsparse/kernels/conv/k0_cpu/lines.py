@@ -24,19 +24,18 @@ from numbsparse.kernels.simd import (
 
 def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    sizes, out_sizes = window.big, window.small
     backward = product == "input_grad"
-    if backward:
-        sizes, out_sizes = out_sizes, sizes
+    passes = window.passes(product)
+    sizes, out_sizes = passes[0].sizes, passes[0].out_sizes
     batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
     y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
     rows, vectors = tile_shape(size)
-    for of in window.passes(product):
+    for of in passes:
         if not batch:
             return
         walk = planned(index, line_walk, window.taps, product, of)[:4]
-        how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
+        how = strips_of(of, batch, vectors * lanes(dtype), lanes(dtype))
         out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
         out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
         of_group = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import Pass
 from numbsparse.kernels.cores import DONE, inner, next_share, wait
 from numbsparse.kernels.simd import fetch_add, load, store_transposed
 
@@ -33,7 +33,7 @@ class Strips(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def strips_of(of: Pass, batch: int, sizes: Three, wide: int, narrow: int) -> Strips:
+def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     """`wide` and `narrow`: the lanes that a tile may have."""
     scale, count = of.scale[2], of.counts[2]
     seen = [divmod(offset[2], scale) for offset in of.offsets]
@@ -59,18 +59,18 @@ def strips_of(of: Pass, batch: int, sizes: Three, wide: int, narrow: int) -> Str
         np.array(residues),
         start,
         np.array(tap_lane, np.int64),
-        _rows(of, sizes),
+        _rows(of),
     )
 
 
-def _rows(of: Pass, sizes: Three) -> np.ndarray:
+def _rows(of: Pass) -> np.ndarray:
     """(taps, rows of outputs): the row of the image that each row of outputs sees, or -1."""
     places = np.indices(of.counts[:2]).reshape(2, -1).T * of.scale[:2]
     rows = np.full((len(of.taps), len(places)), -1)
     for k, offset in enumerate(of.offsets):
         at = places + offset[:2]
-        inside = ((at >= 0) & (at < sizes[:2])).all(axis=1)
-        rows[k] = np.where(inside, at @ (sizes[1], 1), -1)
+        inside = ((at >= 0) & (at < of.sizes[:2])).all(axis=1)
+        rows[k] = np.where(inside, at @ (of.sizes[1], 1), -1)
     return rows
 
 

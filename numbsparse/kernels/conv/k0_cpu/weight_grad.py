@@ -55,7 +55,7 @@ def runs_of(window: Window) -> tuple[np.ndarray, np.ndarray]:
     width = window.small[2]
     run_ptr, runs = [0], []
     for k in range(window.taps):
-        sources = of.sources(k, window.big).reshape(-1, width)
+        sources = of.sources(k).reshape(-1, width)
         for row, seen in enumerate(sources):
             inside = np.flatnonzero(seen >= 0)
             if inside.size:
