@@ -15,6 +15,7 @@ from numbsparse.kernels.simd import fetch_add, load, store_transposed
 
 MOST_WIDTH = 128  # outputs of a strip
 MOST_IMAGES = 32
+SQUARE = 4  # lanes and features that are transposed at once
 NARROW = 1.25  # how much longer a product of one vector takes, for each of its lanes
 
 
@@ -25,7 +26,8 @@ class Strips(NamedTuple):
     width: int  # outputs of a strip, each of every image
     strips: int  # in a row
     columns: int  # lanes of a tile
-    lanes: int  # of a strip, packed
+    plane: int  # pixels of each residue
+    lanes: int  # of a strip, packed, in whole squares
     residues: np.ndarray  # (residues,) int64
     start: int  # the first pixel of a strip, in sampled pixels from the first output's
     tap_lane: np.ndarray  # (taps,) int64: the lane that holds what output 0 sees
@@ -55,7 +57,8 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
         width,
         -(-count // width),
         columns,
-        len(residues) * plane * images,
+        plane,
+        -(-len(residues) * plane * images // SQUARE) * SQUARE,
         np.array(residues),
         start,
         np.array(tap_lane, np.int64),
@@ -75,40 +78,35 @@ def _rows(of: Pass) -> np.ndarray:
 
 
 @inner()
-def pack_rows(core, counts, x, images, strips, width, scale, start, residues, first, packed, line):
+def pack_rows(core, counts, x, images, strips, width, plane, scale, start, residues, first, packed):
     """packed[group, row, strip] = (features, lanes) of the images from `first` on.
 
-    x is (batch, rows, pixels, features); `line` has space for four lanes. Returns when all is
-    packed, by whichever core.
+    x is (batch, rows, pixels, features); those that are packed end with a square. Returns when all
+    is packed, by whichever core.
     """
-    groups, rows, _, features, lanes = packed.shape
-    batch, _, pixels, _ = x.shape
-    plane = lanes // (len(residues) * images)
-    squares = features - features % 4
+    groups, rows, _, rounded, lanes = packed.shape
+    batch, _, pixels, features = x.shape
+    line = np.zeros((SQUARE, rounded), packed.dtype)
     work = groups * rows * strips
     item, end = next_share(core, counts, 1, work)
     while item < end:
         group, row, strip = item // (rows * strips), item // strips % rows, item % strips
-        begin = item * features * lanes
-        flat = packed.reshape(-1)
-        for lane in range(0, lanes, 4):
-            last = min(lane + 4, lanes)
-            for v in range(lane, last):
-                n = first + group * images + v % images
-                p = v // images
-                pixel = (strip * width + p % plane + start) * scale + residues[p // plane]
-                if n < batch and 0 <= pixel < pixels:
+        begin = item * rounded * lanes
+        for lane in range(0, lanes, SQUARE):
+            for v in range(SQUARE):
+                n = first + group * images + (lane + v) % images
+                residue, p = (lane + v) // images // plane, (lane + v) // images % plane
+                pixel = np.int64(-1)
+                if n < batch and residue < len(residues):
+                    pixel = (strip * width + p + start) * scale + residues[residue]
+                if 0 <= pixel < pixels:
                     for c in range(features):  # as rows, they would compile twice as long
-                        line[v - lane, c] = x[n, row, pixel, c]
+                        line[v, c] = x[n, row, pixel, c]
                 else:
-                    line[v - lane, :] = 0
-            if last - lane == 4:
-                for c in range(0, squares, 4):
-                    square = load(line, (c,), 0, features, 4, 4)
-                    store_transposed(square, packed, begin + c * lanes + lane, lanes)
-            for c in range(squares if last - lane == 4 else 0, features):
-                for v in range(lane, last):
-                    flat[begin + c * lanes + v] = line[v - lane, c]
+                    line[v, :] = 0
+            for c in range(0, rounded, SQUARE):
+                square = load(line, (c,), 0, rounded, SQUARE, SQUARE)
+                store_transposed(square, packed, begin + c * lanes + lane, lanes)
         fetch_add(counts, DONE, 1)
         item, end = next_share(core, counts, 1, work)
     wait(counts, work)
