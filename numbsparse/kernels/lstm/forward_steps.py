@@ -16,7 +16,6 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
@@ -33,7 +32,7 @@ from numbsparse.kernels.lstm.units import (
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, load_4xf32, store_4xf32, wgmma
+from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, wgmma
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
@@ -42,7 +41,7 @@ RINGS = {
 
 
 class Given(NamedTuple):
-    """Arrays of a kernel, as `_words`."""
+    """Arrays of a kernel, each along one axis; of 16-bit floats twos, as words."""
 
     gates: DeviceArray
     bias: DeviceArray
@@ -54,10 +53,9 @@ class Given(NamedTuple):
 def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
-    hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
-    each of these steps. With inputs, x (time, batch, features) and the
-    values that it meets, gates hold nothing before, and the index is of both weights, those of h
-    above those of x.
+    hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
+    of these steps. With inputs, x (time, batch, features) and the values that it meets, gates hold
+    nothing before, and the index is of both weights, those of h above those of x.
     """
     (_, batch, units), width = c.shape, bias.size
     ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
@@ -67,17 +65,10 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
         x, more = inputs
         operands += [(more, blocks), (x.reshape(1, -1, x.shape[2]), rows)]
     kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
-    given = Given(*map(_words, (gates, bias, hs if kept is None else kept, hs, c)))
+    arrays = gates, bias, hs if kept is None else kept, hs, c
+    given = Given(*(a.span.view("uint32") if a.itemsize == 2 else a.span for a in arrays))
     of_steps, size = (last - first, first * batch, batch), (batch, units, width)
     run_steps(kernel, ring, GATES, index, operands, given, arrived, of_steps, size)
-
-
-def _words(array: DeviceArray) -> DeviceArray:
-    """16-bit floats by twos, as words; an even number of them, contiguous."""
-    flat = array.span
-    if flat.itemsize == 4:
-        return flat
-    return DeviceArray(flat.address, (flat.size // 2,), as_dtype("uint32"), (4,), flat.owner)
 
 
 @cache
@@ -193,41 +184,21 @@ def computing(two: int, i: int, dropped: bool) -> Any:
     return compute
 
 
-FOURS, FEW = B // 4, 2  # in a line of a block; blocks
-OF_BLOCKS = B * FOURS  # threads
-PITCH = B + 1  # so that neither a line nor a column hits a bank twice
-TILES, LOADED = (FEW, B * PITCH), (FEW, 4)
+THREADS = 256
 
 
 def transposed_blocks(values: DeviceArray) -> DeviceArray:
-    """(blocks, 32, 32) of float32 at a multiple of 16 bytes, each transposed and rounded to tf32.
-
-    A thread has four neighbours of each of FEW blocks in flight at once, which keeps memory busy.
-    """
+    """(blocks, 32, 32) of float32, each transposed and rounded to tf32."""
     transposed = empty(values.shape, values.dtype)
-    flat = values.reshape(-1), transposed.reshape(-1)
-    launch(transposing_kernel, -(-values.shape[0] // FEW), OF_BLOCKS, *flat, values.shape[0])
+    grid = -(-values.size // THREADS)
+    launch(transposing_kernel, grid, THREADS, values.span, transposed.span)
     return transposed
 
 
 @cuda.jit
-def transposing_kernel(values, transposed, n_blocks):
-    tiles = cuda.shared.array(TILES, float32)
-    line, four = cuda.threadIdx.x // FOURS, cuda.threadIdx.x % FOURS * 4
-    first, loaded = cuda.blockIdx.x * FEW, cuda.local.array(LOADED, float32)
-    for k in range(FEW):
-        if first + k < n_blocks:
-            run = load_4xf32(values, ((first + k) * B + line) * B + four)
-            for e in range(4):
-                loaded[k, e] = run[e]
-    for k in range(FEW):
-        for e in range(4):
-            tiles[k, line * PITCH + four + e] = as_float32(cvt_rna_tf32(loaded[k, e]))
-    cuda.syncthreads()
-    for k in range(FEW):
-        if first + k < n_blocks:
-            to, tile = ((first + k) * B + line) * B + four, tiles[k]
-            store_4xf32(
-                transposed, to, tile[four * PITCH + line], tile[(four + 1) * PITCH + line],
-                tile[(four + 2) * PITCH + line], tile[(four + 3) * PITCH + line],
-            )  # fmt: skip
+def transposing_kernel(values, transposed):
+    i = int64(cuda.grid(1))
+    if i < values.size:
+        line, column = i // B % B, i % B
+        value = values[i + (column - line) * (B - 1)]
+        transposed[i] = as_float32(cvt_rna_tf32(value))
