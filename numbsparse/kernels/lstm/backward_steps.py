@@ -14,7 +14,7 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
-from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
+from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import LINE, Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
@@ -182,7 +182,7 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
         for j in range(2):
             new = a_f[j] * old[j] + a_i[j] * a_g[j] * factors[j]
             dh = sums[0, two, FIRST + j] + more[j]
-            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = gpu_cell_grad(
+            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = cell_grad(
                 a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new), dh, d_c[j]
             )
         put_floats(of_c, STATE, two, dz[GATES, 0], dz[GATES, 1])
