@@ -79,7 +79,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
     WORDS = DOWN * eights(kind).WORDS
     OF_GATES = GATES * WORDS
-    run = multiplying(ring, multiply, 1, nothing, load, ending(kind, dropped), AHEAD)
+    run = multiplying(ring, multiply, 1, None, load, ending(kind, dropped), AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -90,11 +90,6 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
         run(sums, (z, slope, share, before, of_c, biases), *args)
 
     return streaming(ring, multiply_steps)
-
-
-@cuda.jit(device=True)
-def nothing(sums, given, where):
-    """What sums begin with."""
 
 
 @cache

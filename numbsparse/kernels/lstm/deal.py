@@ -12,7 +12,7 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.parts import store
-from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
 from numbsparse.kernels.parts.plans import planned, scratch
 from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.layout import Index
@@ -73,7 +73,8 @@ def deal(
     lines = indptr.size - 1
     lengths = np.tile(np.diff(indptr), tiles)
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
-    item, first, count, part, first_part, many = _pieces(lengths, most)
+    item, first, count, nth, many = even_pieces(lengths, most, 1)
+    part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
     cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
     largest = np.argsort(-cost, kind="stable")
@@ -92,7 +93,7 @@ def deal(
     block = np.where(inputs, n_blocks - 1 - block, block)
     other = np.where(inputs, lines - 1 - other, other)
     reads = np.stack([block, other, waits, of_tile * ROWS], 1)
-    pieces = np.stack([line, count, part, first_part, many, tile * ROWS], 1)
+    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)
     return Plan(
         starts,
         pieces[order].astype(np.int32),
@@ -119,14 +120,3 @@ def _reads(
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ..., as many as lengths[0] says; then those from starts[1] on."""
     return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-
-
-def _pieces(lengths: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
-    """(line, first read, reads, part, first part, parts); lines over `most` reads in even parts."""
-    many = np.maximum(-(-lengths // most), 1)
-    line = np.repeat(np.arange(lengths.size), many)
-    k = np.arange(line.size) - np.repeat(np.cumsum(many) - many, many)
-    many, lengths = many[line], lengths[line]
-    first, end = lengths * k // many, lengths * (k + 1) // many
-    part = np.cumsum(many > 1) - 1
-    return line, first, end - first, part, part - k, many

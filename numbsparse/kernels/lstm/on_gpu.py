@@ -34,7 +34,8 @@ def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     kernel = forward_kernel(gain is not None, bias is None, kept is not None, ROWS)
     arrays = gates, recurrent, bias, gain, kept, c_before, c, h
     flat = ((c if a is None else a).span for a in arrays)
-    launch(kernel, _grid(units, batch), THREADS, *flat, batch, units, columns, block_size)
+    grid = -(-units // THREADS), parts(batch)
+    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
 
 
 def backward(
@@ -52,8 +53,8 @@ def backward(
     dc_before = dc if dc_before is None else dc_before
     arrays = gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias, dgain
     flat = ((c if a is None else a).span for a in arrays)
-    sizes = batch, units, columns, block_size
-    launch(kernel, _grid(columns // GATES, batch), THREADS, *flat, *sizes)
+    grid = -(-columns // GATES // THREADS), parts(batch)
+    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
 
 
 def parts(batch: int) -> int:
@@ -74,10 +75,6 @@ def normalise_grad(gates, inverse_std, dgates, units, block_size):
     """dgates[:], the gradient of what `normalise` made, becomes that of what it took."""
     args = gates, inverse_std, dgates, dgates, units, block_size
     launch(layer_norm_grad_kernel, (gates.shape[0], GATES), threads_for(units), *args)
-
-
-def _grid(units: int, batch: int) -> tuple[int, int]:
-    return -(-units // THREADS), parts(batch)
 
 
 @cuda.jit(device=True)

@@ -107,9 +107,9 @@ def multiplying(
 
     sums : (GROUPS, *units.SUMS)
 
-    begin(sums, given, where) is first in a line, load(loaded, given, where) next where `ahead`,
-    else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
-    row of the step, row of the batch that the tile begins with, batch, units, width).
+    begin(sums, given, where), if any, is first in a line, load(loaded, given, where) next where
+    `ahead`, else after the products, and finish(sums, loaded, given, where) last. `where` is (line,
+    first row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
     clear_sums, join_pieces = clear(GROUPS, TWOS), join(GROUPS, TWOS, WARPS)
@@ -129,7 +129,7 @@ def multiplying(
                 top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
                 clear_sums(sums)
-                if part == first_part:
+                if begin is not None and part == first_part:
                     begin(sums, given, where)
                 loads = ahead and many == 1  # then what is loaded is this thread's own
                 if loads:
