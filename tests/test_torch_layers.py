@@ -334,6 +334,17 @@ def test_sparsify_by_a_pattern_for_each_layer():
         (lambda: nst.LSTM(8, 8, bidirectional=True), ValueError, "bidirectional takes only False"),
         (lambda: nst.LSTM(8, 8, 2, layout=[None]), ValueError, "layout takes one for each of 2"),
         (lambda: nst.LSTM(8, 8)(torch.ones(2, 8)), ValueError, r"shape \(time, batch, 8\)"),
+        (
+            lambda: nst.LSTM(8, 8, batch_first=True)(torch.ones(2, 8)),
+            ValueError,
+            r"shape \(batch, time, 8\)",
+        ),
+        (lambda: nst.Linear(0, 8), ValueError, "in_features takes .* got 0"),
+        (lambda: nst.Linear(8, 8.0), TypeError, "out_features takes .* got 8.0"),
+        (lambda: nst.Conv1d(0, 8, 3), ValueError, "in_channels takes .* got 0"),
+        (lambda: nst.Conv2d(8, None, 3), TypeError, "out_channels takes .* got None"),
+        (lambda: nst.LSTM(0, 8), ValueError, "input_size takes .* got 0"),
+        (lambda: nst.LSTM(8, True), TypeError, "hidden_size takes .* got True"),
     ],
 )
 def test_refusals(call, error, says):

@@ -10,6 +10,7 @@ from numbsparse.layout import Layout
 from numbsparse.nn.conv import in_words
 from numbsparse.nn.linear import layout_for
 from numbsparse.ops.conv_window import check_padding, sizes
+from numbsparse.patterns.checks import integer
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import OneWeight
 from numbsparse.torch.operators import family, given_back, lent, matrix, of_blocks
@@ -98,7 +99,8 @@ class _Conv(OneWeight):
             )
         if padding_mode != "zeros":
             raise ValueError(f'padding_mode takes "zeros", got {padding_mode!r}')
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = integer("in_channels", in_channels)
+        self.out_channels = integer("out_channels", out_channels)
         kernel, self.stride, self.dilation = sizes(self.axes, kernel_size, stride, dilation)
         check_padding(self.axes, padding)
         self.kernel_size, self.padding = kernel, padding

@@ -219,7 +219,8 @@ class LSTM(SparseModule):
             if got != takes:
                 raise ValueError(f"{name} takes only {takes}, got {got}")
         number("dropout", dropout, most=1)
-        self.input_size, self.hidden_size = input_size, hidden_size
+        self.input_size = integer("input_size", input_size)
+        self.hidden_size = integer("hidden_size", hidden_size)
         self.num_layers = integer("num_layers", num_layers)
         self.batch_first, self.dropout = batch_first, dropout
         fitting = f"layout takes one for each of {num_layers} layers"
@@ -258,9 +259,8 @@ class LSTM(SparseModule):
         (h, c) (num_layers, batch, hidden_size) -> y (time, batch, hidden_size), (h, c).
         """
         if x.dim() != 3 or x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x takes the shape (time, batch, {self.input_size}), got {tuple(x.shape)}"
-            )
+            axes = "batch, time" if self.batch_first else "time, batch"
+            raise ValueError(f"x takes the shape ({axes}, {self.input_size}), got {tuple(x.shape)}")
         x = x.transpose(0, 1) if self.batch_first else x
         if state is None:
             zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)

@@ -5,7 +5,7 @@ from math import cos, pi
 from typing import Any
 
 from numbsparse.nn.optim.optimizer import Optimizer
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, number
 
 
 def warmup(step: int, steps: int) -> float:
@@ -74,24 +74,30 @@ class LambdaLR:
     def __init__(self, optimizer: Optimizer, factor: Factor | list[Factor]):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer takes an Optimizer, got {type(optimizer).__name__}")
-        self.optimizer, self.factor, self.steps = optimizer, factor, 0
-        self._set()
+        self.optimizer, self.factor = optimizer, factor
+        self._set(0)
 
     def step(self) -> None:
         """Count a step, and set the learning rates of the next."""
-        self.steps += 1
-        self._set()
+        self._set(self.steps + 1)
 
-    def _set(self) -> None:
+    def _set(self, steps: int) -> None:
         groups, factors = self.optimizer.param_groups, self.factor
         if not isinstance(factors, list | tuple):
             factors = [factors] * len(groups)
-        if len(factors) != len(groups) or not all(map(callable, factors)):
+        if not all(map(callable, factors)):
             raise TypeError(
-                f"factor takes a function, or a list of {len(groups)}, got {self.factor!r}"
+                "factor takes a function of the step's number, or a list of one for each group, "
+                f"got {self.factor!r}"
             )
-        for group, factor in zip(groups, factors, strict=True):
-            group["lr"] = group["initial_lr"] * factor(self.steps)
+        if len(factors) != len(groups):
+            raise ValueError(
+                f"factor takes a function for each of {len(groups)} groups, got {len(factors)}"
+            )
+        numbers = [number(f"factor({steps})", factor(steps)) for factor in factors]
+        for group, times in zip(groups, numbers, strict=True):
+            group["lr"] = group["initial_lr"] * times
+        self.steps = steps
 
     def state_dict(self) -> dict[str, Any]:
         """How many steps were counted."""
@@ -101,5 +107,4 @@ class LambdaLR:
         """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
         if not isinstance(state, Mapping) or set(state) != {"steps"}:
             raise ValueError(f"state takes steps, got {state!r}")
-        self.steps = integer("state['steps']", state["steps"], least=0)
-        self._set()
+        self._set(integer("state['steps']", state["steps"], least=0))
