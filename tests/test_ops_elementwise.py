@@ -345,7 +345,7 @@ def test_refusals_on_a_gpu():
     with pytest.raises(TypeError, match="a and b take one dtype, got float16 and float32"):
         ops.add(half, single)
     with pytest.raises(
-        TypeError, match="a takes float16, bfloat16 or float32 on a GPU, got float64"
+        TypeError, match="x takes float16, bfloat16 or float32 on a GPU, got float64"
     ):
         ops.tanh(HOMES[2].send(F64, dtype="float64"))
     with pytest.raises(ValueError, match="a and b take shapes that broadcast"):

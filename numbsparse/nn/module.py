@@ -247,7 +247,7 @@ class Module:
         names = vars(self).setdefault("_buffer_names", {})
         if name not in names and hasattr(self, name):
             raise ValueError(f"name takes an attribute that is not taken, got {name!r}")
-        value = None if value is None else as_tensor(value)
+        value = None if value is None else as_tensor(value, "value")
         names[name] = persistent
         setattr(self, name, value)
 

@@ -8,17 +8,18 @@ from numbsparse.nn.optim.optimizer import Optimizer
 from numbsparse.patterns.checks import integer, number
 
 
-def warmup(step: int, steps: int) -> float:
+def warmup(step: float, steps: float) -> float:
     """A factor that rises linearly from 1 / steps at step 0 to 1 at step `steps - 1`.
 
     >>> import numbsparse as ns
     >>> [ns.nn.optim.warmup(step, 4) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
+    step, steps = _checked(step, steps)
     return min(1.0, (step + 1) / max(steps, 1))
 
 
-def cosine(step: int, steps: int, floor: float = 0.0) -> float:
+def cosine(step: float, steps: float, floor: float = 0.0) -> float:
     """A factor that falls from 1 at step 0 to `floor` at step `steps`, along half a cosine.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
@@ -27,20 +28,28 @@ def cosine(step: int, steps: int, floor: float = 0.0) -> float:
     >>> [round(ns.nn.optim.cosine(step, 4), 2) for step in range(5)]
     [1.0, 0.85, 0.5, 0.15, 0.0]
     """
+    step, steps = _checked(step, steps)
     done = min(1.0, step / max(steps, 1))
+    floor = number("floor", floor)
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))
 
 
-def warmup_cosine(step: int, steps: int, warmup_steps: int, floor: float = 0.0) -> float:
+def warmup_cosine(step: float, steps: float, warmup_steps: float, floor: float = 0.0) -> float:
     """`warmup` for the first steps, then `cosine` over the rest: a factor for the learning rate.
 
     >>> from numbsparse.nn import optim
     >>> [round(optim.warmup_cosine(step, 6, 2), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
     """
+    number("warmup_steps", warmup_steps)
+    step, steps = _checked(step, steps)
     if step < warmup_steps:
         return warmup(step, warmup_steps)
-    return cosine(step - warmup_steps, steps - warmup_steps, floor)
+    return cosine(step - warmup_steps, max(steps - warmup_steps, 0), floor)
+
+
+def _checked(step: float, steps: float) -> tuple[float, float]:
+    return number("step", step), number("steps", steps)
 
 
 Factor = Callable[[int], float]
