@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_975,
+    "numbsparse": 2_990,
     "numbsparse/autograd": 680,
     "numbsparse/bench": 2_795,
     "numbsparse/compat": 400,
-    "numbsparse/device": 3_670,
+    "numbsparse/device": 3_690,
     "numbsparse/distributed": 2_030,
     "numbsparse/jax": 710,
     "numbsparse/kernels": 3_335,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_380,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_395,
+    "numbsparse/nn": 7_455,
     "numbsparse/ops": 5_015,
     "numbsparse/pages": 1_690,
-    "numbsparse/patterns": 960,
+    "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_780,
+    "numbsparse/torch": 1_810,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
