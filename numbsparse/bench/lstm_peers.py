@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.lstm import WEIGHTS, B, Sequence, Trainer
-from numbsparse.bench.peers import bsr_tensor, require_torch
+from numbsparse.bench.peers import bsr_tensor
 from numbsparse.bench.timing import record_torch
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.layout import Layout
@@ -14,7 +14,8 @@ from numbsparse.layout import Layout
 
 def cudnn(sequence: Sequence) -> Trainer:
     """torch.nn.LSTM; tf32 is allowed in float32."""
-    torch = require_torch()
+    import torch
+
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     dtype, n = getattr(torch, sequence.dtype), sequence.hidden // B
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
@@ -49,7 +50,8 @@ def triton(sequence: Sequence) -> Trainer:
 
     Activations are (features, batch), as those products take them: gates = w.T @ h.
     """
-    torch = require_torch()
+    import torch
+
     if sequence.precision == "high":
         raise NotImplementedError("torch's BSR products know one precision")
     from torch.sparse import _triton_ops
@@ -115,7 +117,8 @@ PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch 
 
 def _forget_peak() -> int:
     """Begin to look for the most memory; gives what is taken now."""
-    torch = require_torch()
+    import torch
+
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()

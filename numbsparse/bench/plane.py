@@ -20,7 +20,7 @@ from numbsparse.bench.cards import on_each
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.problem import matrices
+from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRODUCTS
@@ -55,12 +55,9 @@ PLANES = {
             *(1, 8, 16, 32, 48, 64, 65, 96, 128, 192, 256, 384, 512, 768),
             *(1024, 2048, 4096, 8192),
         ),
-        block_sizes=(8, 16, 32, 64, 128),
+        block_sizes=BLOCK_SIZES,
         densities=(0.01, 0.02, 0.05, 0.1, 0.25, 0.5),
-        numbers=(
-            *(("float16", "highest"), ("bfloat16", "highest")),
-            *(("float32", "highest"), ("float32", "high")),
-        ),
+        numbers=NUMBERS,
         products=PRODUCTS,
         dense=CUBLAS,
         beside=(TRITON,),
