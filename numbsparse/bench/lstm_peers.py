@@ -19,7 +19,7 @@ def cudnn(sequence: Sequence) -> Trainer:
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     dtype, n = getattr(torch, sequence.dtype), sequence.hidden // B
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
-    before = _forget_peak()
+    nbytes = most_memory(x, dy)
     lstm = torch.nn.LSTM(x.shape[2], sequence.hidden, device="cuda", dtype=dtype)
     (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
     with torch.no_grad():
@@ -41,7 +41,6 @@ def cudnn(sequence: Sequence) -> Trainer:
         found = lstm.weight_hh_l0.grad.view(4 * n, B, n, B)[columns, :, rows]
         return found.transpose(1, 2).double().cpu().numpy()
 
-    nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
     return Trainer(run, lambda: results[0].double().cpu().numpy(), gradient, nbytes)
 
 
@@ -60,7 +59,7 @@ def triton(sequence: Sequence) -> Trainer:
     dtype, units = getattr(torch, sequence.dtype), sequence.hidden
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
     steps, batch, _ = x.shape
-    before = _forget_peak()
+    nbytes = most_memory(x, dy)
     (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
     blocks = torch.from_numpy(w_hh.values).cuda()
     forward, backward = (bsr_tensor(w_hh.layout, blocks, across) for across in (True, False))
@@ -102,7 +101,6 @@ def triton(sequence: Sequence) -> Trainer:
         own = np.argsort(w_hh.layout.index.columns.blocks)[places[sequence.blocks]]
         return dw.values()[own].transpose(1, 2).double().cpu().numpy()
 
-    nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
     outputs = lambda: hs[1:].double().cpu().numpy()  # noqa: E731
     replay = record_torch(run, 1)
 
@@ -115,17 +113,14 @@ def triton(sequence: Sequence) -> Trainer:
 PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch BSR": triton}
 
 
-def _forget_peak() -> int:
-    """Begin to look for the most memory; gives what is taken now."""
+def most_memory(*held: Any) -> Callable[[], int]:
+    """From now on: gives the most bytes that were taken at once, with those of these tensors."""
     import torch
 
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-def _bytes(*tensors: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    before = torch.cuda.memory_allocated() - sum(t.numel() * t.element_size() for t in held)
+    return lambda: torch.cuda.max_memory_allocated() - before
 
 
 def gate_major(w: BlockSparse) -> tuple[BlockSparse, np.ndarray]:

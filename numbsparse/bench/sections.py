@@ -12,7 +12,8 @@ from typing import Any
 from numbsparse import patterns
 from numbsparse.bench.changing import changing
 from numbsparse.bench.contestants import FEATURE_MAJOR
-from numbsparse.bench.limits import host, limits
+from numbsparse.bench.host import host
+from numbsparse.bench.limits import limits
 from numbsparse.bench.lstm import lstm
 from numbsparse.bench.measure import Case, Options
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
