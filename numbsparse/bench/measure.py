@@ -169,7 +169,7 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
     once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
     likely to share kernels are one process's.
     """
-    spawn, apart = get_context("spawn"), sorted(_apart(cases), key=_kin)
+    spawn, apart = get_context("spawn"), _apart(cases)
     ends = [i * len(apart) // jobs for i in range(jobs + 1)]
     processes = [
         spawn.Process(target=_call_each, args=(apart[begin:end],), daemon=True)
@@ -183,23 +183,17 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
         process.kill()
 
 
-def _kin(case: Case) -> tuple[Any, ...]:
-    of = case.problem
-    return case.kernels, case.product, of.dtype, of.precision, of.block_size
-
-
 def _apart(cases: Iterable[Case]) -> list[Case]:
-    """Those that may have kernels of their own."""
+    """Those that may have kernels of their own; those that likely share some are neighbours."""
     found: dict[Any, Case] = {}
     for case in cases:
         own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
         of = case.problem
-        numbers = of.dtype, of.precision, str(case.more)
+        kin = case.kernels, case.product, of.dtype, of.precision, of.block_size
         shape = of.batch, of.side, of.taps_along, of.stride
         if case.kernels:
-            key = case.product, case.kernels, own, *numbers, of.block_size, *shape
-            found.setdefault(key, case._replace(others=own))
-    return list(found.values())
+            found.setdefault((kin, own, str(case.more), shape), case._replace(others=own))
+    return [found[key] for key in sorted(found)]
 
 
 def _call_each(cases: list[Case]) -> None:
@@ -207,7 +201,7 @@ def _call_each(cases: list[Case]) -> None:
     while cases:
         case = cases.pop()
         with suppress(Exception):  # the benchmark itself will say what is wrong
-            compiled = peers(case.problem, case.product, tuple({TRITON}.intersection(case.others)))
-            for make in (contestants_of(*case[:-1]) | compiled).values():
+            others = peers(case.problem, case.product, case.others)
+            for make in (contestants_of(*case[:-1]) | others).values():
                 make(case.problem, case.product).call()
         forget_numbers()

@@ -232,11 +232,10 @@ def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
 
 def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
     """(point, how many times as fast as the best peer, which one) wherever both were timed."""
-    best = [
-        (point, min((t, name) for name, t in of.items()))
+    return [
+        (point, *min((times, name) for name, times in of.items()))
         for point, of in beside(place, rows).items()
     ]
-    return [(point, times, name) for point, (times, name) in best]
 
 
 def summary(place: str, rows: list[Row], most: int = 20) -> str:
