@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise, zip_longest
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,7 @@ from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
 from numbsparse.device import Capture, synchronize
+from numbsparse.ops.reduce import max as largest
 
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
 PAUSE = 0.25  # seconds
@@ -130,17 +131,15 @@ def fault_of(
         run()
         unwritten, lacks = not np.isfinite(np.asarray(contestant.got)).all(), "not finite"
     else:
-        from numbsparse.kernels.poison import fill_with_nan, holds_nan  # loads numba.cuda
+        from numbsparse.kernels.elementwise import fill  # loads numba.cuda
 
-        fill_with_nan(contestant.out)
+        fill(contestant.out, np.nan)
         run()
         synchronize()
-        unwritten = holds_nan(contestant.out)
+        unwritten = np.isnan(largest(contestant.out).item())
     picked = contestant.pick(parts.picked)
     fault = fault_in(parts, picked, problem.dtype, problem.precision)
-    if fault is None and unwritten:
-        fault = lacks
-    return error_of(parts, picked), fault
+    return error_of(parts, picked), fault or (lacks if unwritten else None)
 
 
 def in_time(
@@ -167,12 +166,12 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
 
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
     once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
-    likely to share kernels are one process's.
+    likely to share kernels are one process's, which calls one of each kind before a second one.
     """
     spawn, apart = get_context("spawn"), _apart(cases)
     ends = [i * len(apart) // jobs for i in range(jobs + 1)]
     processes = [
-        spawn.Process(target=_call_each, args=(apart[begin:end],), daemon=True)
+        spawn.Process(target=_call_each, args=(_in_turn(apart[begin:end]),), daemon=True)
         for begin, end in pairwise(ends)
     ]
     end = time.perf_counter() + min(patience, LONGEST)
@@ -183,17 +182,29 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
         process.kill()
 
 
+def _kin(case: Case) -> tuple[Any, ...]:
+    """What calls have in common that likely share kernels."""
+    of = case.problem
+    return case.kernels, case.product, of.dtype, of.precision, of.block_size
+
+
 def _apart(cases: Iterable[Case]) -> list[Case]:
-    """Those that may have kernels of their own; those that likely share some are neighbours."""
+    """Those that may have kernels of their own, kin beside kin."""
     found: dict[Any, Case] = {}
     for case in cases:
         own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
         of = case.problem
-        kin = case.kernels, case.product, of.dtype, of.precision, of.block_size
         shape = of.batch, of.side, of.taps_along, of.stride
         if case.kernels:
-            found.setdefault((kin, own, str(case.more), shape), case._replace(others=own))
+            key = _kin(case), own, str(case.more), shape
+            found.setdefault(key, case._replace(others=own))
     return [found[key] for key in sorted(found)]
+
+
+def _in_turn(cases: list[Case]) -> list[Case]:
+    """Of each kind one, then a second one: from the end on, where they are taken from."""
+    kin = [list(each) for _, each in groupby(cases, _kin)]
+    return [case for turn in zip_longest(*kin) for case in turn if case][::-1]
 
 
 def _call_each(cases: list[Case]) -> None:
