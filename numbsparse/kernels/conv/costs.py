@@ -4,7 +4,8 @@ Microseconds are a sum of what was found to count, each with a factor of the run
 product, the numbers and the block size: launches, and what waits for them; products of kept values;
 terms of the longest sum; bytes of what is read of x, through all taps where they are unfolded; and
 those of the result and w. `costs.json` has the factors, which fit convolutions that were drawn and
-timed; `python -m numbsparse times --conv` makes it. What counts is the order of the rungs.
+timed; `python -m numbsparse times --conv` makes it. Those that are there fit 362 products and are
+older than that command. What counts is the order of the rungs.
 """
 
 import json
