@@ -70,14 +70,13 @@ if SIMULATED:
     SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-of_card = reach("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+def refused(product: str, *_: Any) -> str | None:
+    return "has no weight-gradient" if product == "weight_grad" else None
 
 
-def unsupported(product, *case):
-    """None, or why in words: see `numbsparse.kernels.conv`."""
-    if product == "weight_grad":
-        return "k3_tensor_core has no weight-gradient"
-    return of_card(product, *case)
+unsupported = reach(
+    "k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0), refused=refused
+)
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):

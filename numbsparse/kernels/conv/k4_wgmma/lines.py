@@ -53,14 +53,6 @@ from numbsparse.kernels.ptx import (
 )
 
 
-class Rings(NamedTuple):
-    """Stages of boxes, and stages of W_TAPS blocks of w."""
-
-    X_STAGES: int
-    W_STAGES: int
-    W_TAPS: int
-
-
 class Shape(NamedTuple):
     """How a block of threads is made: RESIDENT of them on a multiprocessor."""
 
@@ -68,7 +60,9 @@ class Shape(NamedTuple):
     UNITS: int  # of a warpgroup
     RESIDENT: int
     MOST_ROWS: int  # of a box
-    rings: Rings
+    X_STAGES: int  # of boxes
+    W_STAGES: int  # of W_TAPS blocks of w
+    W_TAPS: int
 
     @property
     def ROWS(self) -> int:
@@ -77,32 +71,31 @@ class Shape(NamedTuple):
 
     def shared_items(self, box: int, adds: LineProduct) -> int:
         """Of boxes of `box` items, blocks of w, and what warps store y from."""
-        x_stages, w_stages, w_taps = self.rings
-        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.BUFFER
+        w_items = self.W_STAGES * self.W_TAPS * adds.SLOT
+        return self.X_STAGES * box + w_items + 4 * self.WARPGROUPS * adds.BUFFER
 
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, Rings(3, 2, 9)),
-        32: Shape(2, 2, 2, 448, Rings(2, 2, 9)),
-        64: Shape(2, 2, 1, 448, Rings(2, 8, 1)),
+        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        32: Shape(2, 2, 2, 448, 2, 2, 9),
+        64: Shape(2, 2, 1, 448, 2, 8, 1),
     },
-    4: {16: Shape(4, 1, 1, 640, Rings(3, 8, 2)), 32: Shape(4, 1, 1, 512, Rings(2, 6, 1))},
+    4: {16: Shape(4, 1, 1, 640, 3, 8, 2), 32: Shape(4, 1, 1, 512, 2, 6, 1)},
 }
-FEW = {  # where tiles are few: smaller ones, and in longer rings more copies under way
+FEW = {  # where these all run at once: smaller tiles, and in longer rings more copies under way
     2: {
-        16: Shape(1, 2, 2, 320, Rings(6, 6, 9)),
-        32: Shape(1, 2, 1, 320, Rings(6, 4, 9)),
-        64: Shape(1, 2, 1, 256, Rings(4, 8, 1)),
+        16: Shape(1, 2, 2, 320, 6, 6, 9),
+        32: Shape(1, 2, 1, 320, 6, 4, 9),
+        64: Shape(1, 2, 1, 256, 4, 8, 1),
     },
-    4: {16: Shape(2, 1, 1, 320, Rings(6, 8, 2)), 32: Shape(2, 1, 1, 256, Rings(4, 8, 1))},
+    4: {16: Shape(2, 1, 1, 320, 6, 8, 2), 32: Shape(2, 1, 1, 256, 4, 8, 1)},
 }
-WAVES = 1  # of blocks of threads with such tiles, at most
 if SIMULATED:
-    SHAPES[2] = {size: Shape(1, 2, 1, 384, Rings(2, 2, 2)) for size in SHAPES[2]}
-    SHAPES[4] = {size: Shape(1, 1, 1, 384, Rings(2, 2, 1)) for size in SHAPES[4]}
-    FEW[2] = {size: Shape(1, 2, 1, 384, Rings(3, 4, 2)) for size in SHAPES[2]}
-    FEW[4] = {size: Shape(1, 1, 1, 384, Rings(3, 4, 1)) for size in SHAPES[4]}
+    SHAPES[2] = {size: Shape(1, 2, 1, 384, 2, 2, 2) for size in SHAPES[2]}
+    SHAPES[4] = {size: Shape(1, 1, 1, 384, 2, 2, 1) for size in SHAPES[4]}
+    FEW[2] = {size: Shape(1, 2, 1, 384, 3, 4, 2) for size in SHAPES[2]}
+    FEW[4] = {size: Shape(1, 1, 1, 384, 3, 4, 1) for size in SHAPES[4]}
 
 
 def part_of(itemsize: int, block_size: int) -> int:
@@ -114,7 +107,7 @@ def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Sha
     """The shape for a pass, of which `size` features are a line."""
     few = FEW[itemsize][size]
     items = prod(cut_for(of, batch, few, itemsize).tiles) * lines
-    if items <= WAVES * few.RESIDENT * multiprocessors():
+    if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
 
@@ -163,11 +156,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
 @cache
 def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
     WARPGROUPS, BM = shape.WARPGROUPS, shape.ROWS
-    X_STAGES, W_STAGES, W_TAPS = shape.rings
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
     SUMS, BARS, OF_MAPS = adds.SUMS, 2 * (X_STAGES + W_STAGES), adds.NBYTES == 2
-    ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
+    ITEM, PIECE, W_ITEMS = adds.item, 16 // adds.NBYTES, W_STAGES * W_TAPS * adds.SLOT
     begin, start, store = adds.begin, adds.start, adds.store
-    fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
+    fetch, walk = fetcher(B, shape, adds), walker(shape, adds)
 
     @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
     def kernel(x_map, w, y, fresh, tiling, units, schedule):
@@ -194,7 +187,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
         if OF_MAPS and fresh != 0:
             fence_tensor_map(y)
         rows = begin(y, places, warp, t % 32, tiling.box)
-        box = uint32(tiling.rows * (B // MEASURE))
+        box = uint32(tiling.rows * (B // PIECE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
@@ -208,9 +201,9 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
 
 
 @cache
-def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
+def fetcher(B: int, shape: Shape, adds: LineProduct) -> Any:
     """Requests the box of each unit, and for the blocks of w that are multiplied by it."""
-    X_STAGES, W_STAGES, W_TAPS = rings
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
     W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
     fetch_block = adds.fetch_block
 
@@ -249,13 +242,13 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
 
 
 @cache
-def walker(rings: Rings, adds: LineProduct) -> Any:
+def walker(shape: Shape, adds: LineProduct) -> Any:
     """Takes what `fetch` requests: multiplies the box of each unit by its blocks of w.
 
-    `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
+    `box` is the size of one, in pieces of 16 bytes; `at` is where a warp is in the rings.
     """
-    X_STAGES, W_STAGES, W_TAPS = rings
-    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT // adds.MEASURE, adds.add
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
+    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16, adds.add
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):

@@ -235,16 +235,15 @@ def gather_sums(B: int, UNITS: int) -> Any:
 def places_from(u: int, units: int) -> Any:
     """The places of both operands of the units from u on, as a tuple of two words for each."""
 
-    @cuda.jit(device=True)
-    def last(words, x_at, dy_at):
-        return uint32(words[u] + x_at), dy_at
-
-    if u + 1 == units:
-        return last
-    rest = places_from(u + 1, units)
+    rest = places_from(u + 1, units) if u + 1 < units else no_places
 
     @cuda.jit(device=True)
     def placed(words, x_at, dy_at):
         return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
 
     return placed
+
+
+@cuda.jit(device=True)
+def no_places(words, x_at, dy_at):
+    return ()
