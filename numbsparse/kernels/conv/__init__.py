@@ -86,7 +86,8 @@ def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
         image, passes, read, written = window.big, prod(window.stride), written, read
     outputs = batch * prod(image)
     times = {
-        name: microseconds(name, *of, outputs, read, written, n_blocks, passes) for name in names
+        name: microseconds(name, *of, outputs, read, written, n_blocks, passes=passes)
+        for name in names
     }
     unfolded = multipliers(*of, outputs, read * window.taps, written, n_blocks)
     times[UNFOLDED], _ = next(unfolded, (inf, None))

@@ -28,23 +28,14 @@ def measured() -> dict[str, list[float]]:
     return json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def microseconds(
-    rung: str,
-    product: str,
-    block_size: int,
-    dtype: Any,
-    precision: str,
-    outputs: int,
-    seen: int,
-    features: int,
-    n_blocks: int,
-    passes: int = 1,
-) -> float:
+def microseconds(rung: str, *of: Any, passes: int = 1) -> float:
     """Of so many outputs, the features that each sees of a pixel, and has, and the kept blocks.
 
     rung : of k2, which sees those of all taps, with a slash and the rung that multiplies
+    of : product, block size, dtype, precision, and these four numbers
     passes : launches, in each of which other outputs see other taps
     """
+    product, block_size, dtype, precision, outputs, seen, features, n_blocks = of
     numbers, itemsize = "float16", 2  # bfloat16 takes as long
     if str(dtype) == "float32":
         numbers, itemsize = f"float32 {precision}", 4
@@ -63,11 +54,10 @@ def microseconds(
     return sum(factor * count for factor, count in zip(factors, counts, strict=True))
 
 
-def multipliers(
-    product: str, block_size: int, dtype: Any, precision: str, outputs: int, *sizes: int
-) -> Iterator[tuple[float, str]]:
+def multipliers(*of: Any) -> Iterator[tuple[float, str]]:
     """The rungs of `matmul` that multiply what is unfolded, on this card: (microseconds, name)."""
-    for time, name in _multipliers(product, block_size, dtype, precision, outputs, *sizes):
+    product, block_size, dtype, precision, outputs, *_ = of
+    for time, name in _multipliers(*of):
         case = product, block_size, dtype, "cuda", outputs, precision
         if matmul.rung(name).unsupported(*case) is None:
             yield time, name

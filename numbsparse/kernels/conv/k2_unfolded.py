@@ -145,7 +145,7 @@ def unfolding(
 def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
     """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
     passes = window.passes(product)
-    sources = np.full((prod(passes[0].out_sizes), window.taps), NONE, np.int32)
+    sources = np.full((prod(passes[0].view.out_sizes), window.taps), NONE, np.int32)
     for of in passes:
         for k, tap in enumerate(of.taps):
             sources[of.outputs(), tap] = of.sources(k)

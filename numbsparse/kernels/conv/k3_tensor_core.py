@@ -92,7 +92,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     y, _, wide = stored(y)
     lines = -(-features // size)
     for of in window.passes(product):
-        height, outputs = shape.height, batch * prod(of.counts)
+        height, outputs = shape.height, batch * prod(of.view.counts)
         while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * lines < ENOUGH:
             height //= 2
         how = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)

@@ -57,20 +57,20 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     passes, (batch, _, features), B = window.passes(product), y.shape, values.shape[1]
     for of in passes:
-        part = y if len(passes) == 1 else empty((batch, prod(of.counts), features), y.dtype)
+        part = y if len(passes) == 1 else empty((batch, prod(of.view.counts), features), y.dtype)
         rows = part.reshape(-1, features)
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
         if x.size and lines.block_rows.size:
-            images = images_of(x, of.sizes, of.counts, of, WIDTH)
+            images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
             along_strips(images, values, lines, rows, product == "input_grad", precision)
         else:
             fill(rows, 0.0)
         if part is not y:
             word = "uint32" if features % 2 == 0 else "uint16"
             part, whole = (a.view(word) for a in (part, y))
-            words, along = part.shape[2], map(slice, of.first, of.out_sizes, of.step)
-            own = whole.reshape(batch, *of.out_sizes, words)[(slice(None), *along)]
-            copy(own, part.reshape(batch, *of.counts, words))
+            words, along = part.shape[2], map(slice, of.view.first, of.view.out_sizes, of.view.step)
+            own = whole.reshape(batch, *of.view.out_sizes, words)[(slice(None), *along)]
+            copy(own, part.reshape(batch, *of.view.counts, words))
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -90,5 +90,5 @@ def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, gro
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))
-    taps = [(max(of.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
+    taps = [(max(of.view.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
     return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)

@@ -23,6 +23,7 @@ Larger blocks are taken as several of 64, or of 32.
 """
 
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from numbsparse.kernels.conv.boxes import rows_of
@@ -45,30 +46,22 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         return "has no weight-gradient of float32"
     if not call:
         return None
-    window, in_features, out_features = call
-    if product != "input_grad" and max(window.stride) > FARTHEST:
+    window, *features = call
+    whole = [8 if product == "weight_grad" else size, size if dtype == "float32" else 8]
+    if product == "input_grad":
+        whole.reverse()
+    elif max(window.stride) > FARTHEST:
         return f"takes a stride of up to {FARTHEST} in {product}, got {window.stride}"
-    if product == "weight_grad":
-        if in_features % 8 or out_features % 8:
-            return f"takes multiples of 8 features, got {in_features} and {out_features}"
-        shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
-    else:
-        read, written = in_features, out_features
-        if product == "input_grad":
-            read, written = written, read
-        whole, itemsize = (size, 4) if dtype == "float32" else (8, 2)
-        if read % size or written % whole:
-            return (
-                f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
-                f"got {read} and {written}"
-            )
-        if dtype == "float32" or not batch:
-            return None
-        part = lines.part_of(itemsize, size)
-        how = batch, itemsize, part, -(-written // part)
-        shapes = [lines.shape_for(of, *how) for of in window.passes(product)]
-    passes = zip(window.passes(product), shapes, strict=True)
-    if batch and not all(lines.fits(of, batch, shape) for of, shape in passes):
+    if any(n % by for n, by in zip(features, whole, strict=True)):
+        return f"takes multiples of {whole} features in {product}, got {features}"
+    if dtype == "float32" or not batch:
+        return None
+    part, passes = lines.part_of(2, size), window.passes(product)
+    shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
+    if product != "weight_grad":
+        n_lines = -(-features[product == "forward"] // part)
+        shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]
+    if not all(map(lines.fits, passes, repeat(batch), shapes)):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

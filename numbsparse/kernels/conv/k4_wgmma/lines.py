@@ -142,7 +142,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
             adds = product_of_float32(arithmetic, size)
-        x_map = pixel_map(x, of.sizes, how.images, how.box, size, of.scale)
+        x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
         out = output_of(y, of.view, how.tile, size)
         fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(

@@ -88,7 +88,7 @@ def weight_grad(x, dy, index, window, dvalues):
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
-    x_map = pixel_map(x, window.big, how.images, how.box, size, of.scale)
+    x_map = pixel_map(x, window.big, how.images, how.box, size, of.view.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
     fresh = max(map(unannounced, (x_map, dy_map)))
     launch(
@@ -98,7 +98,7 @@ def weight_grad(x, dy, index, window, dvalues):
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
-    return how.fills(of, how.images * prod(how.tile))
+    return how.fills(of)
 
 
 @cache
