@@ -82,8 +82,7 @@ unsupported = reach(
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     size, dtype, transposed = values.shape[1], x.dtype.name, product == "input_grad"
-    shape = SHAPES[size]
-    batch, features = x.shape[0], y.shape[2]
+    shape, batch, features = SHAPES[size], x.shape[0], y.shape[2]
     if not batch:
         return
     x, values, y = (a.view(np.uint16) for a in (x, values, y))

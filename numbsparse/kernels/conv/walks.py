@@ -34,9 +34,6 @@ class Entries(NamedTuple):
         line, tap, other, block = (a[kept] for a in self[:4])
         return Entries(line, np.searchsorted(taps, tap), other, block, self.lines)
 
-    def indptr(self) -> np.ndarray:
-        return np.searchsorted(self.line, np.arange(self.lines + 1))
-
 
 def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
     """Of a product's lines: out-blocks for forward, in-blocks for input_grad; sorted by other, tap.
@@ -69,8 +66,9 @@ class Walk(NamedTuple):
 
 def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> Walk:
     found = entries(index, n_taps, product).of(of.taps)
-    offsets = np.array(of.offsets, np.int32).reshape(-1, 3)
-    return Walk(*_int32(found.indptr(), found.tap, found.other, found.block, offsets))
+    indptr = np.searchsorted(found.line, np.arange(found.lines + 1))
+    offsets = np.reshape(of.offsets, (-1, 3))
+    return Walk(*_int32(indptr, found.tap, found.other, found.block, offsets))
 
 
 class Units(NamedTuple):
@@ -96,10 +94,9 @@ def line_units(
     found = entries(index, n_taps, product, parts).of(of.taps)
     (line, chunk, other), sizes, block, shift = _runs(found, box, chunks, "line", "chunk", "other")
     empty = np.setdiff1d(np.arange(found.lines), line)
-    line, none = np.append(line, empty), np.zeros(empty.size, int)
-    order = np.argsort(line, kind="stable")
-    line = line[order]
-    other, chunk, sizes = (np.append(a, none)[order] for a in (other, chunk, sizes))
+    order = np.argsort(np.append(line, empty), kind="stable")
+    ends = zip((line, other, chunk, sizes), (empty, *[np.zeros(empty.size, int)] * 3), strict=True)
+    line, other, chunk, sizes = (np.append(*parts)[order] for parts in ends)
     ptr = np.searchsorted(line, np.arange(found.lines + 1))
     return Units(*_int32(ptr, line, other, chunk, _starts(sizes), block, shift, _origins(chunks)))
 

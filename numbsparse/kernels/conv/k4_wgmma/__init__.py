@@ -23,7 +23,6 @@ Larger blocks are taken as several of 64, or of 32.
 """
 
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 from numbsparse.kernels.conv.boxes import rows_of
@@ -61,7 +60,8 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
     if product != "weight_grad":
         n_lines = -(-features[product == "forward"] // part)
         shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]
-    if not all(map(lines.fits, passes, repeat(batch), shapes)):
+    each = zip(passes, shapes, strict=True)
+    if not all(lines.cut_for(of, batch, s).is_filled(of, batch, s.ROWS) for of, s in each):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -92,10 +92,9 @@ FEW = {  # where these all run at once: smaller tiles, and in longer rings more 
     4: {16: Shape(2, 1, 1, 320, 6, 8, 2), 32: Shape(2, 1, 1, 256, 4, 8, 1)},
 }
 if SIMULATED:
-    SHAPES[2] = {size: Shape(1, 2, 1, 384, 2, 2, 2) for size in SHAPES[2]}
-    SHAPES[4] = {size: Shape(1, 1, 1, 384, 2, 2, 1) for size in SHAPES[4]}
-    FEW[2] = {size: Shape(1, 2, 1, 384, 3, 4, 2) for size in SHAPES[2]}
-    FEW[4] = {size: Shape(1, 1, 1, 384, 3, 4, 1) for size in SHAPES[4]}
+    for itemsize, few in ((2, 2), (4, 1)):
+        SHAPES[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 2, 2, few))
+        FEW[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 3, 4, few))
 
 
 def part_of(itemsize: int, block_size: int) -> int:
@@ -110,11 +109,6 @@ def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Sha
     if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
-
-
-def fits(of: Pass, batch: int, shape: Any) -> bool:
-    """Whether tiles of such a shape are mostly filled by the outputs of a pass, in 16 bits."""
-    return cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS)
 
 
 def cut_for(of: Pass, batch: int, shape: Any, itemsize: int = 2) -> Cut:
