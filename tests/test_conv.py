@@ -341,7 +341,7 @@ def test_a_time_is_a_sum_of_what_counts(monkeypatch):
     for place, count in enumerate(counts):
         one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
         monkeypatch.setattr(costs, "measured", lambda one=one: one)
-        assert costs.microseconds("k4_wgmma", *of, passes=4) == pytest.approx(count)
+        assert costs.microseconds("k4_wgmma", *of, 4) == pytest.approx(count)
     assert costs.microseconds("k6_strips", *of) == np.inf  # not measured: the last to be taken
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64

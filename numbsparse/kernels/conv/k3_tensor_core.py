@@ -94,15 +94,15 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         height, outputs = shape.height, batch * prod(of.view.counts)
         while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * lines < ENOUGH:
             height //= 2
-        how = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
-        units = Units(*planned(index, line_units, window.taps, product, of, how.box, how.chunks))
+        how, chunks = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
+        units = Units(*planned(index, line_units, window.taps, product, of, how.box, chunks))
         tiles = prod(how.tiles)
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
             line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, values, batch, how.tiling(), of.view,
+            x, values, batch, how, of.view,
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip

@@ -58,6 +58,15 @@ class Window(NamedTuple):
             return (_forward(self).seeing(),)
         return tuple(of.seeing() for of in _input_grad(self))
 
+    def sources(self, product: str) -> np.ndarray:
+        """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
+        passes = self.passes(product)
+        sources = np.full((self.taps, prod(passes[0].view.out_sizes)), -1)
+        for of in passes:
+            for k, tap in enumerate(of.taps):
+                sources[tap, of.outputs()] = of.sources(k)
+        return sources
+
     def offsets(self) -> np.ndarray:
         """(taps, 3): what each tap sees from pixel 0 of the small image."""
         taps = np.indices(self.kernel).reshape(3, -1).T
@@ -138,37 +147,15 @@ class Chunk(NamedTuple):
     origin: Three
 
 
-class Tiling(NamedTuple):
-    """What a kernel knows of a `Cut`, and the scale; `rows` of a stage hold a box."""
-
-    images: int
-    tile: Three
-    box: Three
-    rows: int
-    tiles: Four
-    scale: Three
-
-
 class Cut(NamedTuple):
-    """A pass in tiles of `tile` outputs of `images` images, and the chunks of its taps."""
+    """A pass in tiles of `tile` outputs of `images` images, for kernels: their `tiling`."""
 
     images: int
     tile: Three
     box: Three  # of one size for every chunk
+    rows: int  # of a stage that holds a box
     tiles: Four  # along the batch and each axis
-    chunks: tuple[Chunk, ...]
     scale: Three
-
-    @property
-    def rows(self) -> int:
-        """Rows of a stage that holds a box."""
-        return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
-
-    def tiling(self, line: int = 128) -> Tiling:
-        """With boxes that end where the pattern of swizzled lines of `line` bytes repeats."""
-        together = max(1024 // line, ALIGNED)
-        rows = -(-self.rows // together) * together
-        return Tiling(self.images, self.tile, self.box, rows, self.tiles, self.scale)
 
     @property
     def group(self) -> int:
@@ -223,8 +210,14 @@ def cut(
     most_taps: int,
     most_rows: int,
     shapes: Callable[[Pass, int, int], Shapes] = any_shapes,
-) -> Cut:
-    """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels."""
+    line: int = 128,
+) -> tuple[Cut, tuple[Chunk, ...]]:
+    """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels.
+
+    And the chunks of its taps. A stage ends where the pattern of swizzled lines of `line` bytes
+    repeats.
+    """
+    together = max(1024 // line, ALIGNED)
     while True:
         chunks = chunks_of(of, most_taps)
         shifts = [shift for chunk in chunks for shift in chunk.shifts]
@@ -235,10 +228,11 @@ def cut(
         )
         if best is not None and best[0] < np.inf:
             _, images, tile = best
-            box = tuple(t + s for t, s in zip(tile, spread, strict=True))
+            box: Any = tuple(t + s for t, s in zip(tile, spread, strict=True))
             along = tuple(-(-n // t) for n, t in zip(of.view.counts, tile, strict=True))
-            tiles = (-(-batch // images), *along)
-            return Cut(images, tile, box, tiles, chunks, of.view.scale)  # type: ignore[arg-type]
+            stage = -(-images * prod(box) // together) * together
+            tiles: Any = -(-batch // images), *along
+            return Cut(images, tile, box, stage, tiles, of.view.scale), chunks
         most_taps = (most_taps + 1) // 2
 
 

@@ -61,7 +61,7 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         n_lines = -(-features[product == "forward"] // part)
         shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]
     each = zip(passes, shapes, strict=True)
-    if not all(lines.cut_for(of, batch, s).is_filled(of, batch, s.ROWS) for of, s in each):
+    if not all(lines.cut_for(of, batch, s, part)[0].is_filled(of, batch, s.ROWS) for of, s in each):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -30,7 +30,6 @@ from numbsparse.kernels.conv.k4_wgmma.products import (
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
 from numbsparse.kernels.conv.window import (
     PIXELS,
-    Cut,
     Pass,
     any_shapes,
     cut,
@@ -105,15 +104,16 @@ def part_of(itemsize: int, block_size: int) -> int:
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
     """The shape for a pass, of which `size` features are a line."""
     few = FEW[itemsize][size]
-    items = prod(cut_for(of, batch, few, itemsize).tiles) * lines
+    items = prod(cut_for(of, batch, few, size, itemsize)[0].tiles) * lines
     if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
 
 
-def cut_for(of: Pass, batch: int, shape: Any, itemsize: int = 2) -> Cut:
-    shapes = square_shapes if itemsize == 2 else any_shapes
-    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, shapes)
+def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int = 2) -> Any:
+    """See `cut`; for boxes of `size` features."""
+    how = square_shapes if itemsize == 2 else any_shapes, itemsize * size
+    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, *how)
 
 
 def multiply_lines(product, x, values, index, window, y, precision):
@@ -128,10 +128,9 @@ def multiply_lines(product, x, values, index, window, y, precision):
     for of in window.passes(product):
         shape = shape_for(of, batch, itemsize, size, lines)
         places = shape.RESIDENT * multiprocessors()
-        how = cut_for(of, batch, shape, itemsize)
-        cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
+        how, chunks = cut_for(of, batch, shape, size, itemsize)
+        cuts = of, how.box, chunks, prod(how.tiles), places, parts
         *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
-        tiling = how.tiling(itemsize * size)
         if itemsize == 2:
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
@@ -141,8 +140,8 @@ def multiply_lines(product, x, values, index, window, y, precision):
         fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(
             line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
-            x_map, w, out, fresh, tiling, Units(*units), Schedule(items, ptr),
-            shared_bytes=itemsize * shape.shared_items(tiling.rows * size, adds) + 1024,
+            x_map, w, out, fresh, how, Units(*units), Schedule(items, ptr),
+            shared_bytes=itemsize * shape.shared_items(how.rows * size, adds) + 1024,
             overlap=True,
         )  # fmt: skip
 

@@ -78,13 +78,12 @@ def weight_grad(x, dy, index, window, dvalues):
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
-    how = cut_for(of, batch, shape)
-    cuts = of, how.box, how.chunks, PIXELS // size, parts, shape.MOST_UNITS
+    how, chunks = cut_for(of, batch, shape, size)
+    cuts = of, how.box, chunks, PIXELS // size, parts, shape.MOST_UNITS
     plan = Items(*planned(index, block_items, window.taps, *cuts))
     items = plan.items.shape[0]
     pieces = pieces_of(items, prod(how.tiles), multiprocessors())
-    tiling = how.tiling(2 * size)
-    stage = (tiling.rows + shape.ROWS) * size
+    stage = (how.rows + shape.ROWS) * size
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
@@ -94,7 +93,7 @@ def weight_grad(x, dy, index, window, dvalues):
     launch(
         item_kernel(dtype, size, parts, shape, how.group),
         items * pieces, 128 * shape.WARPGROUPS + 32,
-        x_map, dy_map, fresh, tiling, plan, sums_into(dvalues, items, pieces), stage,
+        x_map, dy_map, fresh, how, plan, sums_into(dvalues, items, pieces), stage,
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
