@@ -166,14 +166,6 @@ class Cut(NamedTuple):
         """Whether most rows of such tiles, `rows` in each, are outputs."""
         return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.view.counts)
 
-    def fills(self, of: Pass) -> bool:
-        """Whether all rows of every tile are outputs, or of no image.
-
-        In a weight-gradient the others are zeros times pixels of the image, NaN if these are not
-        finite.
-        """
-        return all(n % t == 0 for n, t in zip(of.view.counts, self.tile, strict=True))
-
 
 Shapes = Iterator[tuple[int, Three]]
 

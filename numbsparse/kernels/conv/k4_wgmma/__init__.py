@@ -55,8 +55,8 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         return f"takes multiples of {whole} features in {product}, got {features}"
     if dtype == "float32" or not batch:
         return None
-    part, passes = lines.part_of(2, size), window.passes(product)
-    shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
+    part, passes = min(size, max(lines.SHAPES[2])), window.passes(product)
+    shapes: list[Any] = [gradient.SHAPES[part]]
     if product != "weight_grad":
         n_lines = -(-features[product == "forward"] // part)
         shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]

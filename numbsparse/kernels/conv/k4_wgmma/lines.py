@@ -96,11 +96,6 @@ if SIMULATED:
         FEW[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 3, 4, few))
 
 
-def part_of(itemsize: int, block_size: int) -> int:
-    """The features of a block that are taken at once."""
-    return min(block_size, max(SHAPES[itemsize]))
-
-
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
     """The shape for a pass, of which `size` features are a line."""
     few = FEW[itemsize][size]
@@ -120,7 +115,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     itemsize, batch, transposed = x.itemsize, x.shape[0], product == "input_grad"
     arithmetic = precision if itemsize == 4 else x.dtype.name
-    size = part_of(itemsize, values.shape[1])
+    size = min(values.shape[1], max(SHAPES[itemsize]))
     parts, lines = values.shape[1] // size, -(-y.shape[2] // size)
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))

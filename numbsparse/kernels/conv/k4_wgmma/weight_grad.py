@@ -49,8 +49,6 @@ from numbsparse.kernels.ptx import (
     zeros,
 )
 
-LARGEST = 64  # features of a block; larger ones are taken as several
-
 
 class Shape(NamedTuple):
     """How a block of threads is made; one on a multiprocessor."""
@@ -63,7 +61,7 @@ class Shape(NamedTuple):
     ROWS: int  # pixels of a tile
 
 
-SHAPES = {
+SHAPES = {  # by the features of a block; larger ones are taken as several
     16: Shape(4, 3, 6, 4, 640, 256),
     32: Shape(4, 3, 6, 3, 448, 256),
     64: Shape(4, 2, 3, 2, 448, 256),
@@ -73,8 +71,11 @@ if SIMULATED:
 
 
 def weight_grad(x, dy, index, window, dvalues):
-    """Returns whether outputs filled all tiles: see `Cut.fills`."""
-    size, batch, dtype = min(dvalues.shape[1], LARGEST), x.shape[0], x.dtype.name
+    """Returns whether all rows of tiles are outputs, or of no image.
+
+    The others are zeros times pixels of the image, NaN if these are not finite.
+    """
+    size, batch, dtype = min(dvalues.shape[1], max(SHAPES)), x.shape[0], x.dtype.name
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
@@ -97,7 +98,7 @@ def weight_grad(x, dy, index, window, dvalues):
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
-    return how.fills(of)
+    return all(n % t == 0 for n, t in zip(of.view.counts, how.tile, strict=True))
 
 
 @cache
