@@ -51,6 +51,11 @@ def moved(o, by, offsets):
 
 
 @cuda.jit(device=True)
+def plus(a, b):
+    return int32(a[0] + b[0]), int32(a[1] + b[1]), int32(a[2] + b[2])
+
+
+@cuda.jit(device=True)
 def pixel(place, sizes):
     """The number of a pixel in its image, -1 outside of it."""
     for axis in range(3):
@@ -86,11 +91,10 @@ def spread(places, count, images, box):
 
 
 @cuda.jit(device=True)
-def unpacked(packed, image, top):
-    """(image, place) of an item of `spread`, counted from these."""
+def unpacked(packed):
+    """(image, place) of an item of `spread`."""
     high, low = int32(packed >> 32), int32(packed)
-    z, y, x = int32(high & 0xFFFF), int32(low >> 16), int32(low & 0xFFFF)
-    return int32(image + (high >> 16)), (int32(top[0] + z), int32(top[1] + y), int32(top[2] + x))
+    return high >> 16, (int32(high & 0xFFFF), int32(low >> 16), int32(low & 0xFFFF))
 
 
 @cuda.jit(device=True)
@@ -101,15 +105,15 @@ def find_rows(rows, places, count, image, batch, top, by, offsets, sizes, pieces
     """
     for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         packed = places[r]
-        n, place = unpacked(packed, image, top)
-        found = row_of(n, batch, moved(place, by, offsets), sizes)
+        n, q = unpacked(packed)
+        found = row_of(image + n, batch, moved(plus(top, q), by, offsets), sizes)
         rows[r] = found * pieces if packed >= 0 and found >= 0 else -1
 
 
 @cuda.jit(device=True)
 def in_box(packed, box):
     """Where an output of a tile, packed, begins in the tile's box, before the shift of a tap."""
-    n, q = unpacked(packed, 0, (0, 0, 0))
+    n, q = unpacked(packed)
     if packed < 0:
         return int32(0)
     return int32(((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2])

@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.conv.boxes import in_box, moved, row_of, unpacked
+from numbsparse.kernels.conv.boxes import in_box, moved, plus, row_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import clear
@@ -155,8 +155,9 @@ def product_of_16_bit(
             fence_proxy_async()
             sync_warp()
             if elect() != 0 and packed >= 0:
-                n, (z, y, x) = unpacked(packed, image, top)
-                tma_store_5d(ring, at, y_map, column, x, y, z, n)
+                n, q = unpacked(packed)
+                z, y, x = plus(top, q)
+                tma_store_5d(ring, at, y_map, column, x, y, z, int32(image + n))
                 bulk_commit()
 
     return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, fetch_block, begin, start, add, store))
@@ -219,6 +220,7 @@ def row_at(where, u, g):
     """The row of y that is half u of a thread, -1 where there is none; see `store_tile`."""
     batch, view, places, own, image, top = where
     packed = places[own + 8 * u]
-    n, place = unpacked(packed, image, top)
-    row = row_of(n, batch, moved(place, view.step, view.first), view.out_sizes)
+    n, q = unpacked(packed)
+    place = moved(plus(top, q), view.step, view.first)
+    row = row_of(image + n, batch, place, view.out_sizes)
     return int64(row) if packed >= 0 else int64(-1)
