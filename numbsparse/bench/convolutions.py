@@ -104,7 +104,7 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
         for name, seconds in each.seconds.items():
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
-            row = *costs.counts(product, size, dtype, *sizes), seconds * 1e6
+            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
             timed.setdefault(case, []).append(row)
     factors = {case: fitted(*np.split(np.array(rows), [-1], 1)) for case, rows in timed.items()}
     return {

@@ -151,12 +151,7 @@ class Problem:
 
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
-        passes = self.window.passes(product)
-        sources = np.full((self.window.taps, prod(passes[0].out_sizes)), -1)
-        for of in passes:
-            for k, tap in enumerate(of.taps):
-                sources[tap, of.outputs()] = of.sources(k)
-        return sources
+        return self.window.sources(product)
 
 
 Features = int | tuple[int, int]
