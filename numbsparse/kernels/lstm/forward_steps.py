@@ -138,9 +138,8 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 @cache
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
     """Gates, c and h of four units, two and two neighbours, to their places."""
-    store, store_floats = storing_twos(kind, two), storing_twos("tf32", two)
+    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
     compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
-    A, NEXT = 2 * down, two + 1
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
@@ -150,20 +149,12 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS
         for gate in range(GATES):
-            (a, b), (d, e) = pair(sums[gate, two], A), pair(sums[gate, NEXT], A)
-            store(given.gates, at + gate * B, left, a, b, d, e)
+            store(given.gates, at + gate * B, left, sums[gate])
         at = (first_row + n + batch) * units + line * B
-        (a, b), (d, e) = pair(state[two], A), pair(state[NEXT], A)
-        store_floats(given.c, at, left, a, b, d, e)
-        (a, b), (d, e) = pair(share[two], A), pair(share[NEXT], A)
-        store(given.hs, at, left, a, b, d, e)
+        store_floats(given.c, at, left, state)
+        store(given.hs, at, left, share)
 
     return finish
-
-
-@cuda.jit(device=True)
-def pair(values, i):
-    return values[i], values[i + 1]
 
 
 @cache
