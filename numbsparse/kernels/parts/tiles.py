@@ -180,17 +180,13 @@ def gating(form: Form, operand: Operand) -> Any:
 
     @cuda.jit(device=True)
     def apply(gates, s, raw):
-        for e in range(2):
-            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
+        for e in range(2 if TERMS else 0):
+            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS] if TERMS else ONE
             if gate != ONE:
                 for j in range(GROUPS):
                     raw[j, e] = scaled(raw[j, e], gate)
 
-    @cuda.jit(device=True)
-    def nothing(gates, s, raw):
-        pass
-
-    return apply if TERMS else nothing
+    return apply
 
 
 @cache
