@@ -90,6 +90,37 @@ def test_other_memory_is_copied(name, dtype, batch, memory, rng, copies):
     assert copies == ([] if memory == "batch-major" else [(n_in, batch)])
 
 
+@pytest.mark.pairs
+@pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
+@pytest.mark.parametrize("second", MEMORIES[:2])
+@pytest.mark.parametrize("first", MEMORIES[:2])
+@pytest.mark.parametrize("of", list(product(NUMBERS, [8, 16, 32])), ids=str)
+@pytest.mark.parametrize("whole", [False, True], ids=["ragged", "whole"])
+def test_gapless_factors_are_not_copied(whole, of, first, second, rows, rng, copies):
+    (dtype, precision), B = of
+    layout, values, *widths = drawn_case(rng, "forward", B, dtype)
+    if whole:
+        widths = [-(-n // B) * B for n in widths]
+    batch = int(rng.choice(rows))
+    while batch * values.itemsize % aligned.BYTES == 0:
+        batch += 1
+    x, dy = factors = [rng.standard_normal((batch, n)).astype(values.dtype) for n in widths]
+    got = to_device(np.full_like(values, np.nan))
+    there = [placed(a, memory)[0] for a, memory in zip(factors, (first, second), strict=True)]
+    rung.weight_grad(*there, ops.index_beside(layout, got), got, precision)
+    expected, magnitude = np.zeros(values.shape), np.zeros(values.shape)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    bound = error_of(precision) * magnitude + float(finfo(x.dtype).eps) * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()  # NaN is not
+    batch_major = [
+        a for a, memory in zip(factors, (first, second), strict=True) if memory == MEMORIES[0]
+    ]
+    copied = [a.shape for a in batch_major if a.shape[1] * a.itemsize % aligned.BYTES]
+    assert copies == copied
+
+
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 @pytest.mark.parametrize(("dtype", "B"), [("float32", 32), ("float16", 8)])
 def test_infinity_and_nan_are_of_their_row_and_their_blocks_alone(dtype, B, rng):
@@ -100,6 +131,11 @@ def test_infinity_and_nan_are_of_their_row_and_their_blocks_alone(dtype, B, rng)
     check("forward", x, values, layout, n_out, "feature-major", "feature-major")
 
 
+def error_of(precision):
+    """Of the sum of all magnitudes."""
+    return 66 * 2.0**-23 + (2.0**-9 if precision == "high" else 0)
+
+
 def check(name, x, values, layout, n_out, x_memory, y_memory, precision="highest"):
     """Against float64; y and what is around it are NaN before, and around it after."""
     (there, _), y_before = placed(x, x_memory), np.full((len(x), n_out), np.nan, x.dtype)
@@ -107,7 +143,7 @@ def check(name, x, values, layout, n_out, x_memory, y_memory, precision="highest
     compute = getattr(rung, name)
     compute(there, to_device(values), ops.index_beside(layout, around), y, precision)
     expected, magnitude = np.full_like(y_before, np.nan, np.float64), np.zeros(y_before.shape)
-    error = 66 * 2.0**-23 + (2.0**-9 if precision == "high" else 0)
+    error = error_of(precision)
     exact = [a.astype(np.float64) for a in (x, values)]
     with np.errstate(invalid="ignore"):
         getattr(k0_reference, name)(*exact, layout.index, expected)

@@ -8,6 +8,7 @@ tile is then gathered from the blocks and lines that a record names, in pairs of
 """
 
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
@@ -147,19 +148,19 @@ def copying(
 
 
 @cache
-def copying_slabs(form: Form, groups: int, depth: int, reach: Reach) -> Any:
-    """The same of features that follow each other without gaps, each of up to `8 groups` values.
+def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) -> Any:
+    """The same of features that follow each other without gaps, up to (features, others).
 
     They stay as they are, `pitch` values apart.
     """
-    RUN, ITEM, LINES = form.run, 16 // form.run, WIDTH // depth
+    RUN, ITEM, LINES, REQUESTS = form.run, 16 // form.run, shape[0] // depth, prod(shape) // 32
     place_of, line_of = picking(0, LINES), picking(1, LINES)
     WHOLE, number_type = reach.whole, int32 if reach.near else int64
 
     @cuda.jit(device=True)
     def copy(memory, record, features, pitch, shared, start):
         lane, pieces = uint32(cuda.threadIdx.x) % 32, uint32(depth // RUN * pitch)  # of a line
-        for n in range(8 * groups // RUN):
+        for n in range(-(-REQUESTS // RUN)):
             number, k = uint32(lane + 32 * n), uint32(0)
             for j in range(1, LINES):
                 k += uint32(number >= uint32(j * pieces))
@@ -225,7 +226,7 @@ def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: 
     X_WORDS, TILE, SLAB = x_words(form, x_side), WIDTH * form.row, x_side.slab > 0
     x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
     copy_x = copying(form, (WIDTH, 8 * x_side.groups // X_TILES), depth, not x_across, reach)
-    copy_slabs = copying_slabs(form, x_side.slab, depth, reach)
+    copy_slabs = copying_slabs(form, (WIDTH, 8 * x_side.slab), depth, reach)
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
