@@ -154,6 +154,7 @@ class Form(NamedTuple):
     ragged: bool  # of 16 bits: the last input block reaches beyond the edge
     order: str  # of y, see `parts.store`
     w_maps: int = 2  # 4 where kept blocks may be SCALED
+    even: bool = False  # tiles have fewer rows than ROWS, as many each
 
 
 TILES = {
