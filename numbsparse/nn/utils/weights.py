@@ -1,6 +1,6 @@
 """The block-sparse weights of a model, their gates, and how all follows another layout."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -73,7 +73,8 @@ def weights_of(model: Any) -> list[Weight]:
         found = [_in_module(module, name, p) for module, name, p in model._found()]
         found = [w for w in found if not _is_gate(w)]
     else:
-        listed = [] if isinstance(model, Tensor) else list(model)
+        is_list = isinstance(model, Iterable) and not isinstance(model, Tensor)
+        listed = list(model) if is_list else []
         found = [Weight(f"model[{i}]", p) for i, p in enumerate(listed)]
         for weight in found:
             if not isinstance(weight.parameter, Tensor):
