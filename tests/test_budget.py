@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_990,
+    "numbsparse": 3_000,
     "numbsparse/autograd": 685,
     "numbsparse/bench": 2_808,
     "numbsparse/compat": 400,

@@ -94,7 +94,7 @@ def test_objects_are_not_sent(host):
 
 @pytest.mark.parametrize("place", [None, 0, 3, True, "cpu", "gpu", "cuda:x", "cuda:99"], ids=str)
 def test_arrays_are_sent_to_places(place):
-    with pytest.raises(ValueError, match="place takes .*, got"):
+    with pytest.raises(ValueError, match=r"place takes .*, got"):
         ns.to_device(np.ones(3), place)
 
 
