@@ -75,7 +75,7 @@ def test_the_program_refuses(example, wrong, said, capsys):
 
 
 def test_what_fails_later_is_said_in_a_sentence(example):
-    with pytest.raises(SystemExit, match="mixture_of_experts: .* got no-such-file"):
+    with pytest.raises(SystemExit, match=r"mixture_of_experts: .* got no-such-file"):
         example.main(["--steps", "1", "--text", "no-such-file"])
 
 
