@@ -83,6 +83,14 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "table": NO_FLOATS, "indices": (*WORDS, X)}),
     "cross_entropy": (F.cross_entropy, {"logits": X, "targets": [0, 1]}, {
         "logits": NO_FLOATS[:8], "targets": (*WORDS, X)}),
+    "no logits": (F.cross_entropy, {"logits": X[:1], "targets": [0]}, {
+        "logits": (X[:1, :0],)}),
+    "no rows": (lambda logits: F.cross_entropy(logits, np.zeros(len(logits), int)),
+        {"logits": X}, {"logits": (X[:0],)}),
+    "no predictions": (lambda prediction: F.mse_loss(prediction, prediction), {"prediction": X}, {
+        "prediction": (X[:0], X[:, :0])}),
+    "mean": (F.mean, {"x": X}, {"x": (X[:0], *NO_FLOATS)}),
+    "sum": (F.sum, {"x": X}, {"x": NO_FLOATS}),
     "features": (F.layer_norm, {"x": X, "gain": np.ones(8, np.float32)}, {
         "gain": (1.0, [1.0], X), "bias": (2, [1.0, 2.0])}),
     "LayerNorm x": (nn.LayerNorm(8), {"x": X}, {"x": (1.0, [1.0, 2.0], X[:, :4])}),
