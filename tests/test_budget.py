@@ -9,17 +9,17 @@ ROOT = Path(__file__).parents[1]
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 3_000,
     "numbsparse/autograd": 685,
-    "numbsparse/bench": 2_808,
+    "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
     "numbsparse/distributed": 2_030,
     "numbsparse/jax": 710,
-    "numbsparse/kernels": 3_335,
-    "numbsparse/kernels/conv": 3_180,
+    "numbsparse/kernels": 3_230,
+    "numbsparse/kernels/conv": 3_025,
     "numbsparse/kernels/ladder": 1_945,
-    "numbsparse/kernels/lstm": 1_740,
-    "numbsparse/kernels/matmul": 8_695,
-    "numbsparse/kernels/parts": 4_295,
+    "numbsparse/kernels/lstm": 1_600,
+    "numbsparse/kernels/matmul": 8_735,
+    "numbsparse/kernels/parts": 4_360,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_470,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 980,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_810,
+    "numbsparse/torch": 1_805,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

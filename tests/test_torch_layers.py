@@ -73,6 +73,9 @@ def test_masked_taps():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.library.opcheck itself
 def test_operators_of_convolutions_are_what_torch_asks_of_them():
     conv = nst.Conv1d(10, 13, 3, layout=layout(3, 4), **DOUBLE)
     window = [n for three in ns.ops.conv_window((5,), 3, 2, 1, 1) for n in three]
@@ -148,6 +151,9 @@ def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.library.opcheck itself
 def test_the_operator_of_lstm_is_what_torch_asks_of_it():
     lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
     words = [handle.word for handle in lstm.handles.values()]
