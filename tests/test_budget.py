@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_000,
+    "numbsparse": 3_005,
     "numbsparse/autograd": 685,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
@@ -18,12 +18,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_025,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 8_735,
+    "numbsparse/kernels/matmul": 8_745,
     "numbsparse/kernels/parts": 4_360,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_470,
-    "numbsparse/ops": 5_020,
+    "numbsparse/ops": 5_025,
     "numbsparse/pages": 1_690,
     "numbsparse/patterns": 980,
     "numbsparse/puzzles": 435,
