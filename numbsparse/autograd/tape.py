@@ -11,6 +11,7 @@ from numbsparse.autograd.contexts import AT_WORK, NOTED, RECORDING, Vjp, recordi
 from numbsparse.autograd.tensor import Tensor, as_tensor, tensors_of
 from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
 
 
 def grad(
@@ -31,6 +32,8 @@ def grad(
     >>> first.item(), second.item()
     (27.0, 18.0)
     """
+    if not isinstance(output, Tensor):
+        raise TypeError(f"output takes a Tensor, got {type_name(output)}")
     inputs = tensors_of("inputs", inputs)
     return _found(inputs, gradients_of(output, seed_of(output, grad_output), create_graph))
 

@@ -6,6 +6,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import (
     Tensor,
+    as_tensor,
     differentiable_grads,
     is_recording,
     record,
@@ -97,8 +98,9 @@ def lstm(
     >>> y.shape, c.numpy()[0]  # half of c is forgotten in each of three steps
     ((3, 2, 4), array([0.125, 0.125, 0.125, 0.125], dtype=float32))
     """
-    given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
-    inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
+    given = {"x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias": bias, "h": h, "c": c}
+    given |= {} if gain is None else {"gain": gain}
+    inputs = [as_tensor(a, name) for name, a in given.items()]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     backward = _LSTM(inputs, how, exchange)
     trace = backward.trace
