@@ -44,6 +44,23 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     assert len(taken) == 4 * len(batches)
 
 
+@pytest.mark.parametrize("cores", [1, 3])
+def test_strips_of_lines_are_shared_out(rng, monkeypatch, cores):
+    """Of any number of cores, with more strips than block columns, empty ones and a ragged edge."""
+    monkeypatch.setattr(few_rows, "cores_for", lambda multiply_adds: cores)
+    monkeypatch.setattr(few_rows, "WORTH", 1 << 40)
+    for columns in (1, 5, 40):
+        pattern = ns.patterns.random(7, columns, 0.4, seed=columns)
+        pattern[3], pattern[:, columns // 2] = False, False
+        w = matrix(rng, ns.Layout(pattern), 4, np.float32, (26, 4 * columns - 3))
+        x = rng.standard_normal((40, 26)).astype(np.float32)
+        many = ns.matmul(x, w)
+        for batch in (1, 3, few_rows.few(w.dtype)):
+            out = np.full((batch, w.shape[1]), np.nan, np.float32)
+            ns.matmul(x[:batch], w, out=out)
+            np.testing.assert_array_equal(out, many[:batch])
+
+
 def test_an_empty_batch_and_empty_lines():
     layout = ns.Layout(np.array([[1, 0], [0, 0]], bool))
     w = ns.BlockSparse(np.ones((1, 8, 8), np.float32), layout)

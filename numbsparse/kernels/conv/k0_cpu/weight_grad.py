@@ -7,8 +7,8 @@ from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.conv.window import Window
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
-from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, read_only
+from numbsparse.kernels.matmul.k0_cpu import SLAB, tile_shape
 from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of
 from numbsparse.kernels.simd import fetch_add, lanes, load, multiply_add, store, zeros
 
