@@ -40,7 +40,8 @@ FLOATS = (np.float32, np.float64)
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
     """Whether it pays: floats, more rows than `few_rows` is for, and gates that fit the cache."""
-    return values.dtype in FLOATS and few(values.dtype) < batch <= SLAB // (GATES * units)
+    least = few(values.dtype, values.shape[1], True)
+    return values.dtype in FLOATS and least < batch <= SLAB // (GATES * units)
 
 
 def forward(first, last, gates, bias, kept, hs, cs, values, index):

@@ -49,9 +49,13 @@ ALONE = np.zeros((0, 0), np.int64)  # the progress of a core that shares with no
 
 
 @cache
-def few(dtype: np.dtype) -> int:
-    """The largest batch that is quicker so: of one vector a smaller one fills less than half."""
-    return lanes(from_dtype(dtype)) // 2
+def few(dtype: np.dtype, size: int, transposed: bool) -> int:
+    """The largest batch that is quicker so, in blocks of `size`.
+
+    A larger one makes up for being packed: sooner where a block's rows fill less of a vector.
+    """
+    vector = lanes(from_dtype(dtype))
+    return vector // 2 if transposed else min(2 * size, 4 * vector)
 
 
 def few_product(

@@ -91,7 +91,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 def again(batch, values, index, transposed):
     """`forward` or `input_grad` as a function of x, values and y: see `few_product`."""
-    if values.itemsize > 2 and 0 < batch <= few(values.dtype):
+    if values.itemsize > 2 and 0 < batch <= few(values.dtype, values.shape[1], transposed):
         return few_product(batch, values, index, transposed)
     return lambda x, values, y: in_floats(_product, x, values, y, index, transposed)
 
@@ -139,12 +139,11 @@ def _slab(features, nbytes):
 def _product(x, values, y, index, transposed):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     x = with_unit_stride(x)
-    batch, features = x.shape
-    if 0 < batch <= few(values.dtype):
+    (batch, features), size, dtype = x.shape, values.shape[1], from_dtype(values.dtype)
+    if 0 < batch <= few(values.dtype, size, transposed):
         few_product(batch, values, index, transposed)(x, np.ascontiguousarray(values), y)
         return
     walk = index.rows if transposed else index.columns
-    size, dtype = values.shape[1], from_dtype(values.dtype)
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * max(1, features))) * wide
