@@ -70,6 +70,7 @@ def test_on_the_cpu_all_is_checked_but_the_rows_of_a_large_batch(product):
 def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
     order, rests = [], []
     monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    monkeypatch.setattr(timing, "MOST_TURNS", timing.TURNS)
     monkeypatch.setattr(timing.time, "sleep", rests.append)
     graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
     taken = timing.seconds_of(graphs, seconds=1.0, pause=0.25)
@@ -81,9 +82,29 @@ def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
 
 def test_what_slows_a_turn_is_not_counted(monkeypatch):
     first, slow, other = [1.0] * 2, [3.0] * timing.SAMPLES, [1.0, 2.0, 2.0, 2.0, 9.0]
-    taken = iter([*first, *slow, *other, *slow * (timing.TURNS - 2)])
+    again = [2.0 * timing.AGREE] * timing.SAMPLES  # the last turn: two agree
+    taken = iter([*first, *slow, *other, *slow * (timing.TURNS - 2), *again])
+    monkeypatch.setattr(timing, "WARM", 0.0)
     monkeypatch.setattr(timing, "_time", lambda *_: next(taken))
     assert timing.seconds_of({"a": timing.Graph(list, 4, None)}, seconds=9.0) == {"a": 0.5}
+    assert not list(taken)
+
+
+def test_turns_that_never_agree_end(monkeypatch):
+    taken = iter([1.0] * 2 + [float(2**i) for i in range(timing.MOST_TURNS)])
+    monkeypatch.setattr(timing, "SAMPLES", 1)
+    monkeypatch.setattr(timing, "WARM", 0.0)
+    monkeypatch.setattr(timing, "_time", lambda *_: next(taken))
+    assert timing.seconds_of({"a": timing.Graph(list, 1, None)}, seconds=1e4) == {"a": 1.0}
+    assert not list(taken)
+
+
+def test_a_gpu_is_warmed_up(monkeypatch):
+    order = []
+    graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
+    monkeypatch.setattr(timing, "WARM", 0.02)
+    timing.seconds_of(graphs, seconds=1e-9)
+    assert order.index("b") > 50  # where it is not, 2
 
 
 def test_kept_takes_the_blocks_of_a_dense_matrix():

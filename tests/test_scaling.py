@@ -147,6 +147,27 @@ def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths,
     assert longest == [(chosen, seed) for seed in range(3)]
 
 
+@pytest.mark.parametrize("like", [None, 2000])
+@pytest.mark.parametrize(("holds", "rates"), [
+    (2e-3, [2e-3]), (1e-3, [2e-3, 1e-3]), (6e-4, [2e-3, 1e-3, 5e-4]),
+    (0.0, [2e-3, 1e-3, 5e-4, 2.5e-4])])  # fmt: skip
+def test_a_rate_at_which_long_runs_diverge_is_halved(plans, holds, rates, like):
+    """Once the first seed's run has; also where shorter long runs held it."""
+
+    def bits(run):
+        diverges = run.amount == 9000 and run.lr > holds
+        return None if diverges else abs(np.log(run.lr / 2e-3))
+
+    group = plans.Group(64, plans.MAIN[:1], 9000, halved=like is not None, like=like)
+    plan = small_plan(plans, groups=(group,), seeds=3)
+    results, _ = done(plans, plan, bits)
+    long = [r["config"] for r in results.values() if r["config"]["characters"] == 9000]
+    assert {c["lr"] for c in long if c["seed"] == 0} == set(rates)
+    assert plans.choose(plan, group, plans.MAIN[0], results)[1] == rates[-1]
+    needed = {(run.lr, run.seed) for run in plans.runs_of(plan, results) if run.amount == 9000}
+    assert needed == {(rate, 0) for rate in rates} | {(rates[-1], seed) for seed in range(3)}
+
+
 @pytest.mark.parametrize("change", [
     {"text": "other"}, {"batch": 64}, {"length": 32}, {"dtype": "float32"}, {"clip": 2.0},
 ])  # fmt: skip
