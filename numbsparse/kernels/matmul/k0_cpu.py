@@ -140,19 +140,22 @@ def _product(x, values, y, index, transposed):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     x = with_unit_stride(x)
     (batch, features), size, dtype = x.shape, values.shape[1], from_dtype(values.dtype)
-    if 0 < batch <= few(values.dtype, size, transposed):
-        few_product(batch, values, index, transposed)(x, np.ascontiguousarray(values), y)
-        return
+    most_few = few(values.dtype, size, transposed)
     walk = index.rows if transposed else index.columns
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * max(1, features))) * wide
     start = 0
     while start < batch:
-        count, columns = min(slab, batch - start), wide
+        left = batch - start
+        if left <= most_few:
+            last = few_product(left, values, index, transposed)
+            last(x[start:], np.ascontiguousarray(values), y[start:])
+            return
+        count, columns = min(slab, left), wide
         if count <= narrow:
             columns = narrow
-        elif 0 < count % wide <= narrow:  # the last few follow by themselves
+        elif 0 < count % wide <= max(narrow, most_few):  # the last few follow by themselves
             count -= count % wide
         packed = empty_panels(-(-count // columns), features, columns, values.dtype)
         x_slab, y_slab = x[start : start + count], y[start : start + count]
