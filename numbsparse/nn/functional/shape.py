@@ -239,6 +239,8 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
         return join(whole)
 
     hidden = record(x.data, (x, joined))
+    if not hidden.requires_grad:
+        return [Tensor(data) for data in datas]
     return [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate(datas)
