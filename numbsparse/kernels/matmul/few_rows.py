@@ -37,6 +37,7 @@ from numbsparse.kernels.simd import (
     multiply_add,
     store,
     store_transposed,
+    vector_registers,
     zeros,
 )
 from numbsparse.layout import Index
@@ -93,11 +94,17 @@ def strips_of(index: Index, strips: int) -> tuple[np.ndarray]:
     return (np.searchsorted(flat, np.arange(rows) * columns + borders).astype(np.int32),)
 
 
+def tile_columns(dtype: types.Float, rows: int, size: int) -> int:
+    """C: four vectors, where the registers hold R * C, a row of `b` and a scalar of `a`; or two."""
+    vectors = 4 if 4 * rows + 4 + 1 <= vector_registers() else 2
+    return min(size, vectors * lanes(dtype))
+
+
 @cache
 def stored_kernel(of: np.dtype, rows: int, size: int) -> Any:
     """A core's share of the strips of y = x @ w, `rows` rows at a time, of blocks of `size`."""
     dtype = from_dtype(of)
-    columns = min(size, 4 * lanes(dtype))
+    columns = tile_columns(dtype, rows, size)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
@@ -166,7 +173,7 @@ def stored_kernel(of: np.dtype, rows: int, size: int) -> Any:
 def transposed_kernel(of: np.dtype, rows: int, size: int) -> Any:
     """A core's share of the lines of y = x @ w.T, `rows` rows at a time, of blocks of `size`."""
     dtype = from_dtype(of)
-    columns = min(size, 4 * lanes(dtype))
+    columns = tile_columns(dtype, rows, size)
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
     signature = types.void(
         types.int64,  # core
