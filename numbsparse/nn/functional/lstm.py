@@ -108,7 +108,7 @@ def lstm(
     # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
     # weight_hh, the largest, is the first: to reduce it over several cards takes the longest. Those
     # that are there by then follow, and at last what is still a product.
-    order = sorted(range(len(inputs)), key=lambda i: (2, 3, 5, 6, 0, 1, 4).index(i))
+    order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
     hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
