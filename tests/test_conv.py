@@ -374,10 +374,10 @@ def test_a_time_is_a_sum_of_what_counts(monkeypatch):
         one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
         monkeypatch.setattr(costs, "measured", lambda one=one: one)
         assert costs.microseconds("k4_wgmma", *of, 4) == pytest.approx(count)
-    assert costs.microseconds("k6_strips", *of) == np.inf  # not measured: the last to be taken
+    assert costs.microseconds("k6_strips", *of, 4) == np.inf  # not measured: the last to be taken
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
-    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1) < np.inf
+    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 1) < np.inf
 
 
 PIXELS = [

@@ -124,7 +124,7 @@ def test_sizes_are_those_of_the_product_that_is_made():
     sizes = lambda product, name: convolutions.Convolution(problem, product).sizes(name)  # noqa: E731
     assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
     assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
-    assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n)
+    assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
 
 
 @on_device
@@ -164,7 +164,7 @@ def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
     assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
     for size, numbers, product in every(convolutions.SIZES, convolutions.APART, PRODUCTS):
-        of = product, size, *numbers, 1000, 128, 128, 10
+        of = product, size, *numbers, 1000, 128, 128, 10, 1
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
         assert 0 < min(times) < 1e3
 

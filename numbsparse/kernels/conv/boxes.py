@@ -14,7 +14,6 @@ from numba import cuda, int32, int64, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
-from numbsparse.kernels.parts.aligned import Rows, aligned_rows
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
@@ -117,11 +116,6 @@ def in_box(packed, box):
     if packed < 0:
         return int32(0)
     return int32(((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2])
-
-
-def rows_of(x: DeviceArray) -> Rows:
-    """Those of images (batch, pixels, features), or of an aligned copy."""
-    return aligned_rows(x.reshape(-1, x.shape[2]))
 
 
 @cache

@@ -52,22 +52,13 @@ def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str
     return f"{rung} {kind} {numbers} {min(block_size, LARGEST)}"
 
 
-def counts(
-    rung: str,
-    product: str,
-    block_size: int,
-    dtype: Any,
-    outputs: int,
-    seen: int,
-    features: int,
-    n_blocks: int,
-    passes: int = 1,
-) -> tuple[float, ...]:
-    """What takes time, of the features that an output sees of a pixel, and has, and kept blocks.
+def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) -> tuple[float, ...]:
+    """What takes time, of what `sizes_of` gives.
 
-    passes : launches, in each of which other outputs see other taps; LATER ones take as long as so
-        many of the first
+    Launches, in each of which other outputs see other taps: LATER ones take as long as so many of
+    the first.
     """
+    outputs, seen, features, n_blocks, passes = sizes
     kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
     return (
         1 + LATER.get(rung, 1) * (passes - 1),
@@ -81,18 +72,16 @@ def counts(
 def sizes_of(
     product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
 ) -> tuple[int, int, int, int, int]:
-    """Of a convolution, from outputs to passes, what `counts` takes."""
+    """Outputs, the features that each sees of a pixel, and has; kept blocks; launches."""
     if product == "input_grad":
         outputs, passes = batch * prod(window.big), prod(window.stride)
         return outputs, out_features, in_features, n_blocks, passes
     return batch * prod(window.small), in_features, out_features, n_blocks, 1
 
 
-def unfolded(
-    window: Window, outputs: int, seen: int, features: int, n_blocks: int, _: int
-) -> tuple[int, int, int, int]:
-    """The same sizes of the product of matrices that k2 makes of it."""
-    return outputs, seen * window.taps, features, n_blocks
+def unfolded(window: Window, outputs: int, seen: int, *sizes: int) -> tuple[int, ...]:
+    """The same of the product of matrices that k2 makes of it."""
+    return outputs, seen * window.taps, *sizes[:2], 1
 
 
 def multipliers(

@@ -100,7 +100,7 @@ def multiplier(
     if by:
         return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
-    _, name = next(multipliers(*of, *rows, values.shape[0]), (None, "k3_registers"))
+    _, name = next(multipliers(*of, *rows, values.shape[0], 1), (None, "k3_registers"))
     return matmul.rung(name)
 
 

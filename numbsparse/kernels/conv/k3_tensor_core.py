@@ -30,7 +30,6 @@ from numbsparse.kernels.conv.boxes import (
     fetch_rows,
     find_rows,
     in_box,
-    rows_of,
     spread,
     tile_of,
 )
@@ -70,12 +69,10 @@ if SIMULATED:
     SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-def refused(product: str, *_: Any) -> str | None:
-    return "has no weight-gradient" if product == "weight_grad" else None
-
-
 unsupported = reach(
-    "k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0), refused=refused
+    *("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES),
+    capability=(8, 0),
+    refused=lambda product, *_: "has no weight-gradient" if product == "weight_grad" else None,
 )
 
 
@@ -86,7 +83,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     if not batch:
         return
     x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    x = rows_of(x)
+    x = aligned_rows(x.reshape(-1, x.shape[2]))
     values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
     lines = -(-features // size)

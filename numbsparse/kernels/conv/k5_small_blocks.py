@@ -33,11 +33,10 @@ unsupported = reach("k5_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     small, big = (y, x) if product == "forward" else (x, y)
-    features = big.shape[2], small.shape[2]
     merged, cells = planned(index, merge, window.taps, values.shape[1])
     whole = empty((cells.shape[0], MERGED, MERGED), values.dtype)
     move(values, cells, whole, 1)
-    of = rung_for(merged, product, x, precision, window, *features)
+    of = rung_for(merged, product, x, precision, window, big.shape[2], small.shape[2])
     getattr(of, product)(x, whole, merged, window, y, precision)
     repair_lines(product, x, values, index, window, y)
 

@@ -36,7 +36,6 @@ def multiply_lines(x, values, y, index, window, product):
             return
         walk = planned(index, line_walk, window.taps, product, of)[:4]
         how = strips_of(of, batch, vectors * lanes(dtype), lanes(dtype))
-        out_rows = of.rows().outputs()
         features = -(-x.shape[2] // SQUARE) * SQUARE
         of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
         groups = -(-batch // how.images)
@@ -45,15 +44,14 @@ def multiply_lines(x, values, y, index, window, product):
             count = min(slab, groups - group)
             packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
             chunks = -(-how.width * how.images // how.columns)
-            tiles = count * out_rows.size * how.strips * chunks
+            tiles = count * how.out_rows.size * how.strips * chunks
             lines = (len(walk[0]) - 1) * (size // rows)
             on_cores(
                 line_kernel(dtype, rows, how.columns // lanes(dtype)),
                 (
                     images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
-                    (how.images, how.width, how.plane, of.view.counts[2], group * how.images),
-                    (of.view.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
-                    out_rows, (of.view.step[2], of.view.first[2]), y,
+                    (*how[:2], of.view.scale[2], of.view.counts[2], group * how.images),
+                    *how[5:], (of.view.step[2], of.view.first[2]), y,
                 ),
                 phases=2,
                 work=tiles * lines,
@@ -85,9 +83,8 @@ def line_kernel(dtype, rows, vectors):
         read_only(dtype, 3),  # values (n_blocks, B, B)
         pair,  # sum_stride, out_stride: in a block, to the next step and to the next output
         types.UniTuple(fixed, 4),  # indptr (lines + 1,), taps, others, blocks (entries,)
-        types.UniTuple(types.int64, 5),  # images, width, plane, count, first image
-        pair,  # scale, start
-        *(integers, integers),  # residues, tap_lane
+        types.UniTuple(types.int64, 5),  # images, width, scale, count, first image
+        *(integers, integers),  # pixels, tap_lane
         types.int64[:, ::1],  # tap_row (taps, out rows)
         integers,  # out_rows
         pair,  # step, first
@@ -96,18 +93,15 @@ def line_kernel(dtype, rows, vectors):
 
     @compiled(signature)
     def kernel(
-        core, progress, share, x, packed, values, strides, walk, shape, sampled, residues, tap_lane,
-        tap_row, out_rows, step, y,
+        core, progress, share, x, packed, values, strides, walk, shape, pixels, tap_lane, tap_row,
+        out_rows, step, y,
     ):  # fmt: skip
         sum_stride, out_stride = strides
         indptr, taps, others, blocks = walk
-        images, width, plane, count, first_image = shape
+        images, width, scale, count, first_image = shape
         groups, in_rows, strips, rounded, lanes = packed.shape
         features, size = x.shape[3], values.shape[1]
-        pack_rows(
-            core, progress[0], x, images, strips, width, plane, sampled[0], sampled[1], residues,
-            first_image, packed,
-        )  # fmt: skip
+        pack_rows(core, progress[0], x, images, strips, width, scale, pixels, first_image, packed)
         tiles_in_line = size // rows
         lines = (len(indptr) - 1) * tiles_in_line
         chunks = (width * images + columns - 1) // columns

@@ -1,7 +1,7 @@
 """Rows of pixels, packed: features down, pixels and images across, the padding's zeros at the ends.
 
-A strip is a part of a row of the image, of `width` outputs; its lanes are (residue, pixel, image):
-every `scale`-th pixel of the row from `residue` on, each of `images` images.
+A strip is a part of a row of the image, of `width` outputs; its lanes are (pixel, image): what taps
+see, every `scale`-th pixel of the row from each residue on, of each of `images` images.
 """
 
 from functools import lru_cache
@@ -27,57 +27,53 @@ class Strips(NamedTuple):
     width: int  # outputs of a strip, each of every image
     strips: int  # in a row
     columns: int  # lanes of a tile
-    plane: int  # pixels of each residue
     lanes: int  # of a strip, packed, in whole squares
-    residues: np.ndarray  # (residues,) int64
-    start: int  # the first pixel of a strip, in sampled pixels from the first output's
+    pixels: (
+        np.ndarray
+    )  # (lanes / images,) int64: which each lane has, as output 0 of a row sees them
     tap_lane: np.ndarray  # (taps,) int64: the lane that holds what output 0 sees
     tap_row: np.ndarray  # (taps, rows of outputs) int64: the row of the image, or -1
+    out_rows: np.ndarray  # (rows of outputs,) int64: where these rows are
 
 
 @lru_cache(maxsize=256)
 def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     """`wide` and `narrow`: the lanes that a tile may have."""
     scale, count = of.view.scale[2], of.view.counts[2]
-    seen = [divmod(offset[2], scale) for offset in of.offsets]
-    start = min((shift for shift, _ in seen), default=0)
-    spread = max((shift for shift, _ in seen), default=0) - start
-    residues = sorted({residue for _, residue in seen}) or [0]
+    seen = [divmod(offset[2], scale) for offset in of.offsets] or [(0, 0)]
     width = -(-count // -(-count // MOST_WIDTH))
     _, images, columns = min(
         (-(-batch // n) * -(-width * n // columns) * columns * price, n, columns)
         for n in range(1, min(batch, MOST_IMAGES) + 1)
         for columns, price in ((wide, 1.0), (narrow, NARROW))
     )
-    plane = width + spread
-    tap_lane = [
-        (residues.index(residue) * plane + shift - start) * images for shift, residue in seen
-    ]
-    rows = of.rows()
-    tap_row = [rows.sources(k) for k in range(len(of.taps))]
+    shifts = range(min(seen)[0], max(seen)[0] + width)
+    residues = sorted({residue for _, residue in seen})
+    pixels = [shift * scale + residue for residue in residues for shift in shifts]
+    tap_lane = [pixels.index(offset[2]) * images for offset in of.offsets]
+    tap_row = [of.rows().sources(k) for k in range(len(of.taps))]
     return Strips(
         images,
         width,
         -(-count // width),
         columns,
-        plane,
-        -(-len(residues) * plane * images // SQUARE) * SQUARE,
-        np.array(residues),
-        start,
+        -(-len(pixels) * images // SQUARE) * SQUARE,
+        np.array(pixels),
         np.array(tap_lane, np.int64),
         np.array(tap_row, np.int64).reshape(len(of.taps), prod(of.view.counts[:2])),
+        of.rows().outputs(),
     )
 
 
 @inner()
-def pack_rows(core, counts, x, images, strips, width, plane, scale, start, residues, first, packed):
+def pack_rows(core, counts, x, images, strips, width, scale, pixels, first, packed):
     """packed[group, row, strip] = (features, lanes) of the images from `first` on.
 
     x is (batch, rows, pixels, features); those that are packed end with a square. Returns when all
     is packed, by whichever core.
     """
     groups, rows, _, rounded, lanes = packed.shape
-    batch, _, pixels, features = x.shape
+    batch, _, row_length, features = x.shape
     line = np.zeros((SQUARE, rounded), packed.dtype)
     work = groups * rows * strips
     item, end = next_share(core, counts, 1, work)
@@ -87,11 +83,10 @@ def pack_rows(core, counts, x, images, strips, width, plane, scale, start, resid
         for lane in range(0, lanes, SQUARE):
             for v in range(SQUARE):
                 n = first + group * images + (lane + v) % images
-                residue, p = (lane + v) // images // plane, (lane + v) // images % plane
-                pixel = np.int64(-1)
-                if n < batch and residue < len(residues):
-                    pixel = (strip * width + p + start) * scale + residues[residue]
-                if 0 <= pixel < pixels:
+                p, pixel = (lane + v) // images, np.int64(-1)
+                if n < batch and p < len(pixels):
+                    pixel = strip * width * scale + pixels[p]
+                if 0 <= pixel < row_length:
                     for c in range(features):  # as rows, they would compile twice as long
                         line[v, c] = x[n, row, pixel, c]
                 else:

@@ -25,17 +25,16 @@ Larger blocks are taken as several of 64, or of 32.
 from functools import partial
 from typing import Any
 
-from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
+from numbsparse.kernels.parts.aligned import aligned_rows
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
-
 FARTHEST = 4  # stride: of a line of 64 pixels the copy engine takes no more
 
 
@@ -71,12 +70,17 @@ unsupported = reach(
 )
 
 
+def aligned_images(x):
+    """Contiguous images (batch, pixels, features), or blocks, or an aligned copy."""
+    return aligned_rows(x.reshape(-1, x.shape[2])).values.reshape(x.shape)
+
+
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     if not x.size or not values.size:
         fill(y, 0.0)
         return
-    x, values = (rows_of(a).values.reshape(a.shape) for a in (x, values))
+    x, values = map(aligned_images, (x, values))
     lines.multiply_lines(product, x, values, index, window, y, precision)
     if x.itemsize == 4 and precision == "highest":
         repair_lines(product, x, values, index, window, y)
@@ -90,6 +94,6 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     if not x.size or not dvalues.size:
         fill(dvalues, 0.0)
         return
-    x, dy = (rows_of(a).values.reshape(a.shape) for a in (x, dy))
+    x, dy = map(aligned_images, (x, dy))
     if not gradient.weight_grad(x, dy, index, window, dvalues):
         repair_blocks(x, dy, index, window, dvalues)
