@@ -13,7 +13,7 @@ from numba import from_dtype, types
 
 from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
 from numbsparse.kernels.matmul.few_rows import few
 from numbsparse.kernels.matmul.k0_cpu import (

@@ -13,10 +13,10 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import threads_for
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.lstm.cell import GATES, ONE
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.normalize import layer_norm_grad_kernel, layer_norm_kernel
 from numbsparse.kernels.ptx import ex2, rcp
-from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH, TWO
+from numbsparse.kernels.smooth import LOG2_E, ONE, SMALL, TANH, TWO
 
 THREADS = 8 if SIMULATED else 128
 ROWS = 4  # of the batch, of a thread
