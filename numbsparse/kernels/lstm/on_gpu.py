@@ -68,13 +68,13 @@ def normalise(gates, recurrent, eps, inverse_std, units, block_size):
     inverse_std (batch, 4) = 1 / sqrt(variance(z) + eps).
     """
     args = gates, recurrent, eps, gates, inverse_std, units, block_size
-    launch(layer_norm_kernel, (gates.shape[0], GATES), threads_for(units), *args)
+    launch(layer_norm_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
 
 
 def normalise_grad(gates, inverse_std, dgates, units, block_size):
     """dgates[:], the gradient of what `normalise` made, becomes that of what it took."""
     args = gates, inverse_std, dgates, dgates, units, block_size
-    launch(layer_norm_grad_kernel, (gates.shape[0], GATES), threads_for(units), *args)
+    launch(layer_norm_grad_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
 
 
 @cuda.jit(device=True)
