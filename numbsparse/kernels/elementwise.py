@@ -137,9 +137,8 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
         else:
             kinds += "n"
             numbers.append(x)
-    launch(
-        _kernel(name, MAKERS[kinds]), blocks(out.size), THREADS, out.span, shape, *flat, *numbers
-    )
+    kernel = _kernel(name, MAKERS[kinds])
+    launch(kernel, blocks(out.size), THREADS, out.span, shape, *flat, *numbers)
 
 
 def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: Any) -> bool:
