@@ -7,28 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_975,
+    "numbsparse": 3_000,
     "numbsparse/autograd": 680,
-    "numbsparse/bench": 2_808,
+    "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
-    "numbsparse/device": 3_670,
+    "numbsparse/device": 3_690,
     "numbsparse/distributed": 2_030,
     "numbsparse/jax": 710,
     "numbsparse/kernels": 3_215,
-    "numbsparse/kernels/conv": 3_180,
+    "numbsparse/kernels/conv": 3_025,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 8_685,
-    "numbsparse/kernels/parts": 4_225,
+    "numbsparse/kernels/matmul": 8_745,
+    "numbsparse/kernels/parts": 4_310,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_395,
-    "numbsparse/ops": 5_015,
+    "numbsparse/nn": 7_455,
+    "numbsparse/ops": 5_020,
     "numbsparse/pages": 1_690,
-    "numbsparse/patterns": 960,
+    "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_780,
+    "numbsparse/torch": 1_805,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
