@@ -31,7 +31,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
             raise ValueError(f"{name} takes a C-contiguous array")
     if gpu:
-        from numbsparse.kernels import average as kernels
+        from numbsparse.kernels import optimizer as kernels
 
         kernels.average_step(average, p, share)
     elif share[0] < 1:

@@ -3,7 +3,8 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of the grid have written theirs.
+rows follow when all blocks of the grid have written theirs: with those that were ready early told
+apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096 (H200).
 """
 
 from functools import cache
