@@ -137,16 +137,18 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
         else:
             kinds += "n"
             numbers.append(x)
-    launch(_kernel(name, kinds), blocks(out.size), THREADS, out.span, shape, *flat, *numbers)
+    kernel = _kernel(name, MAKERS[kinds])
+    launch(kernel, blocks(out.size), THREADS, out.span, shape, *flat, *numbers)
 
 
 def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: Any) -> bool:
     """`run` of two arrays with several values a thread, if strides allow; whether they do."""
     arrays = out.span, *(x.span for x in operands)
     if strides == [(1,), (1,)]:
-        launch(_flat(name), *several.flat_grid(out.size), *arrays)
+        launch(_kernel(name, several.of_arrays), *several.flat_grid(out.size), *arrays)
     elif strides == [(shape[-1], 1), (0, 1)] and shape[-1] <= several.WIDEST:
-        launch(_table(name), *several.table_grid(*shape), *arrays, *shape)
+        kernel = _kernel(name, several.of_array_and_row)
+        launch(kernel, *several.table_grid(*shape), *arrays, *shape)
     else:
         return False
     return True
@@ -213,19 +215,9 @@ def fill_kernel(out, value):
 
 
 @cache
-def _flat(name: str) -> Any:
-    return several.of_arrays(cuda.jit(device=True)(FUNCTIONS[name]))
-
-
-@cache
-def _table(name: str) -> Any:
-    return several.of_array_and_row(cuda.jit(device=True)(FUNCTIONS[name]))
-
-
-@cache
-def _kernel(name: str, kinds: str) -> Any:
-    """The kernel of a function for its operands: "a" for an array, "n" for a number."""
-    return _MAKERS[kinds](cuda.jit(device=True)(FUNCTIONS[name]))
+def _kernel(name: str, make: Callable[[Any], Any]) -> Any:
+    """The kernel that is made of a function."""
+    return make(cuda.jit(device=True)(FUNCTIONS[name]))
 
 
 def _of_array(function):
@@ -261,7 +253,7 @@ def _of_array_and_number(function, number_first=False):
     return kernel
 
 
-_MAKERS: dict[str, Any] = {
+MAKERS: dict[str, Any] = {  # by the operands: "a" for an array, "n" for a number
     "a": _of_array,
     "aa": _of_arrays,
     "an": _of_array_and_number,

@@ -18,7 +18,6 @@ from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import UNPACK, scaling
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
-    load_4xf32,
     load_4xu32,
     store_4xu32,
     wait_for_earlier_kernels,
@@ -50,7 +49,7 @@ def scale_blocks(a, where, by, gates, to_all, out, beside=False, but_ones=False)
 def block_dots(a, b, where, gates, dots):
     """dots[b] = the sum of a[where[b]] * b[b], (n_blocks,)."""
     width, piece, dtype = b.shape[1] * b.shape[2], BYTES // b.itemsize, b.dtype.name
-    if width % piece or (a.address | b.address) % BYTES:
+    if b.itemsize == 4 or width % piece or (a.address | b.address) % BYTES:
         piece, dtype = 1, None
     pieces = width // piece
     lanes = min(1 << pieces.bit_length() - 1, MOST_LANES)
@@ -76,7 +75,8 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 def scale_pieces_kernel(dtype: str, early: bool, but_ones: bool) -> Any:
     """The same, by pieces of 16 bytes, 2^shift a block: of float32, or 16-bit floats.
 
-    A thread has DEEP of them under way. What reads the gates alone may run beside it if `early`.
+    3 to 6 times as fast as value by value (H200). A thread has DEEP of them under way. What reads
+    the gates alone may run beside it if `early`.
     """
     PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
@@ -114,18 +114,16 @@ def scale_pieces_kernel(dtype: str, early: bool, but_ones: bool) -> Any:
 
 @cache
 def dots_kernel(dtype: str | None, LANES: int) -> Any:
-    """So many threads for each block, each with some of its pieces of 16 bytes; or values."""
-    PIECE = {None: 1, "float32": 4}.get(dtype, 8)
+    """So many threads for each block, each with some of its values.
+
+    Or, with a dtype, of pieces of eight of its 16-bit values: 2.7 times as fast (H200).
+    """
+    PIECE = 8 if dtype else 1
     unpack: Any = UNPACK.get(dtype or "")
 
     @cuda.jit(device=True)
     def of_values(a, at, b, to):
         return widened(a[at]) * widened(b[to])
-
-    @cuda.jit(device=True)
-    def of_float32(a, at, b, to):
-        (x0, x1, x2, x3), (y0, y1, y2, y3) = load_4xf32(a, at), load_4xf32(b, to)
-        return (x0 * y0 + x1 * y1) + (x2 * y2 + x3 * y3)
 
     @cuda.jit(device=True)
     def of_words(x, y):
@@ -137,7 +135,7 @@ def dots_kernel(dtype: str | None, LANES: int) -> Any:
         (x0, x1, x2, x3), (y0, y1, y2, y3) = load_4xu32(a, at), load_4xu32(b, to)
         return (of_words(x0, y0) + of_words(x1, y1)) + (of_words(x2, y2) + of_words(x3, y3))
 
-    dot = {1: of_values, 4: of_float32, 8: of_16_bit}[PIECE]
+    dot = of_16_bit if dtype else of_values
 
     @cuda.jit
     def kernel(a, b, where, gates, pieces, dots):

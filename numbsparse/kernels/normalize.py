@@ -8,6 +8,8 @@ every so many-th block of its features.
 """
 
 import math
+from functools import cache
+from typing import Any
 
 from numba import cuda, float32
 
@@ -20,66 +22,74 @@ def layer_norm(x, eps, normalised, inverse_std):
     """inverse_std[:] = 1 / sqrt(var(x) + eps); normalised[:] = (x - mean(x)) * inverse_std."""
     rows, width = x.shape
     args = x, x, eps, normalised, inverse_std.reshape(rows, 1), width, 0
-    launch(layer_norm_kernel, rows, threads_for(width), *args)
+    launch(layer_norm_kernel(False), rows, threads_for(width), *args)
 
 
 def layer_norm_grad(normalised, inverse_std, dy, dx):
     """dx[:] = inverse_std * (dy - mean(dy) - normalised * mean(dy * normalised))."""
     rows, width = normalised.shape
     args = normalised, inverse_std.reshape(rows, 1), dy, dx, width, 0
-    launch(layer_norm_grad_kernel, rows, threads_for(width), *args)
+    launch(layer_norm_grad_kernel(False), rows, threads_for(width), *args)
 
 
 @cuda.jit(device=True)
 def place(j, block_size):
-    """Where feature j is in the row, or that of this group of it."""
-    if block_size == 0:
-        return j
+    """Where feature j of this group is in the row."""
     return j + (j // block_size * (cuda.gridDim.y - 1) + cuda.blockIdx.y) * block_size
 
 
-@cuda.jit(device=True)
-def feature(x, term, row, j, block_size):
-    """x, or of a group x + term."""
-    k = place(j, block_size)
-    value = widened(x[row, k])
-    return value if block_size == 0 else value + widened(term[row, k])
+@cache
+def layer_norm_kernel(grouped: bool) -> Any:
+    """Of x, or of groups of x + term."""
+
+    @cuda.jit(device=True)
+    def feature(x, term, row, j, block_size):
+        if grouped:
+            k = place(j, block_size)
+            return widened(x[row, k]) + widened(term[row, k])
+        return widened(x[row, j])
+
+    @cuda.jit
+    def kernel(x, term, eps, normalised, inverse_std, width, block_size):
+        scratch = cuda.shared.array(MOST_THREADS, float32)
+        row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        acc = float32(0)
+        for j in range(t, width, threads):
+            acc += feature(x, term, row, j, block_size)
+        mean = block_sum(acc, scratch) / float32(width)
+        acc = float32(0)
+        for j in range(t, width, threads):
+            centred = feature(x, term, row, j, block_size) - mean
+            acc += centred * centred
+        variance = block_sum(acc, scratch) / float32(width)
+        scale = float32(1) / math.sqrt(variance + eps)
+        for j in range(t, width, threads):
+            centred = feature(x, term, row, j, block_size) - mean
+            k = place(j, block_size) if grouped else j
+            normalised[row, k] = rounded(centred * scale, normalised)
+        if t == 0:
+            inverse_std[row, cuda.blockIdx.y] = scale
+
+    return kernel
 
 
-@cuda.jit
-def layer_norm_kernel(x, term, eps, normalised, inverse_std, width, block_size):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    acc = float32(0)
-    for j in range(t, width, threads):
-        acc += feature(x, term, row, j, block_size)
-    mean = block_sum(acc, scratch) / float32(width)
-    acc = float32(0)
-    for j in range(t, width, threads):
-        centred = feature(x, term, row, j, block_size) - mean
-        acc += centred * centred
-    variance = block_sum(acc, scratch) / float32(width)
-    scale = float32(1) / math.sqrt(variance + eps)
-    for j in range(t, width, threads):
-        centred = feature(x, term, row, j, block_size) - mean
-        normalised[row, place(j, block_size)] = rounded(centred * scale, normalised)
-    if t == 0:
-        inverse_std[row, cuda.blockIdx.y] = scale
+@cache
+def layer_norm_grad_kernel(grouped: bool) -> Any:
+    @cuda.jit
+    def kernel(normalised, inverse_std, dy, dx, width, block_size):
+        scratch = cuda.shared.array(MOST_THREADS, float32)
+        row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
+        total, dot = float32(0), float32(0)
+        for j in range(t, width, threads):
+            k = place(j, block_size) if grouped else j
+            total += widened(dy[row, k])
+            dot += widened(dy[row, k]) * widened(normalised[row, k])
+        mean = block_sum(total, scratch) / float32(width)
+        mean_dot = block_sum(dot, scratch) / float32(width)
+        scale = float32(inverse_std[row, cuda.blockIdx.y])
+        for j in range(t, width, threads):
+            k = place(j, block_size) if grouped else j
+            slope = widened(dy[row, k]) - mean - widened(normalised[row, k]) * mean_dot
+            dx[row, k] = rounded(scale * slope, dx)
 
-
-@cuda.jit
-def layer_norm_grad_kernel(normalised, inverse_std, dy, dx, width, block_size):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-    total, dot = float32(0), float32(0)
-    for j in range(t, width, threads):
-        k = place(j, block_size)
-        total += widened(dy[row, k])
-        dot += widened(dy[row, k]) * widened(normalised[row, k])
-    mean = block_sum(total, scratch) / float32(width)
-    mean_dot = block_sum(dot, scratch) / float32(width)
-    scale = float32(inverse_std[row, cuda.blockIdx.y])
-    for j in range(t, width, threads):
-        k = place(j, block_size)
-        slope = widened(dy[row, k]) - mean - widened(normalised[row, k]) * mean_dot
-        dx[row, k] = rounded(scale * slope, dx)
+    return kernel

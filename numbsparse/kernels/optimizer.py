@@ -1,4 +1,4 @@
-"""Steps of the optimizers, a thread per weight, and the norm of many arrays without the host.
+"""Steps of the optimizers and of moving averages, a thread per weight, and norms without the host.
 
 A step reads every array once and writes it once: one kernel for what NumPy does in ten passes. Its
 numbers, such as the learning rate, are passed as an array: a captured step finds new ones there.
@@ -45,6 +45,11 @@ def adam_step(p, g, m, v, master, numbers):
     """
     arrays = p.span, g.span, (p if master is None else master).span, m.span, v.span
     launch(adam_kernel, blocks(p.size), THREADS, *arrays, numbers)
+
+
+def average_step(average, p, share):
+    """average += share[0] * (p - average); a share of 1 makes it p, whatever it was."""
+    launch(average_kernel, blocks(p.size), THREADS, average.span, p.span, share)
 
 
 def global_norm(arrays, norm):
@@ -118,6 +123,16 @@ def adam_kernel(p, g, master, m, v, numbers):
         m[i] = mean
         v[i] = square
         keep(shrink * weight - rate * mean / (root_scale * math.sqrt(square) + eps), master, p, i)
+
+
+@cuda.jit
+def average_kernel(average, p, share):
+    i = cuda.grid(1)
+    if i < p.size:
+        value = widened(p[i])
+        if share[0] < float32(1):
+            value = average[i] + share[0] * (value - average[i])
+        average[i] = value
 
 
 @cuda.jit

@@ -8,7 +8,7 @@ one where its arrays are.
 from types import FunctionType as _FunctionType
 from types import ModuleType as _ModuleType
 
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.ops.activations import (
     elu,
     elu_grad,

@@ -27,7 +27,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     if isinstance(share, DeviceArray) != gpu:
         raise ValueError(places_differ("p", "share"))
     if gpu:
-        from numbsparse.kernels import average as kernels
+        from numbsparse.kernels import optimizer as kernels
 
         kernels.average_step(average, p, share)
     elif share[0] < 1:

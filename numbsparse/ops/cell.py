@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import empty
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.ops.activations import sigmoid
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import check_beside, on_gpu, state_dtype

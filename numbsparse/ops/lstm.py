@@ -12,7 +12,7 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.ops.create import empty_beside, zeros
 from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import home, streamed

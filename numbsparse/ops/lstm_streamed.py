@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import SIMULATED, DeviceArray
-from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm import WARPS
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.layout import Index, Layout
 from numbsparse.ops.create import zeros

@@ -22,3 +22,6 @@ On Hopper, `forward_steps` and `backward_steps` compute many steps with their pr
 each: `deal` shares out the work, `producers` load the weights and rows, `steps` multiplies and adds
 what several blocks of threads have of a line, `units` says which sums a thread has.
 """
+
+GATES = 4
+WARPS = 4  # of a block of threads that streams a recurrent weight, that multiply

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
-from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
+from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import LINE, Ring
@@ -29,6 +29,7 @@ from numbsparse.kernels.lstm.units import (
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
+from numbsparse.kernels.smooth import ONE
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
@@ -59,7 +60,7 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
     ring = RINGS[dgates.itemsize]._replace(tiled=batch > ROWS)
-    item, panel = ring.ITEM, ring.PANEL
+    item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, ROWS, panel))

@@ -21,7 +21,7 @@ from numbsparse.kernels.cores import (
     read_only,
     wait_or_part,
 )
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
 from numbsparse.kernels.matmul.few_rows import few
 from numbsparse.kernels.matmul.k0_cpu import (

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
-from numbsparse.kernels.lstm.cell import GATES, WARPS
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
 from numbsparse.kernels.parts.plans import planned, scratch
@@ -36,11 +36,6 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
     )
-
-
-def places(blocks: int) -> int:
-    """Of a grid with `blocks` blocks on each multiprocessor."""
-    return 2 if SIMULATED else blocks * multiprocessors()
 
 
 class Plan(NamedTuple):

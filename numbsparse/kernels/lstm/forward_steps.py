@@ -16,7 +16,7 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
 from numbsparse.kernels.lstm.producers import Ring

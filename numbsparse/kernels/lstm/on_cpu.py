@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.lstm.cell import GATES, ONE
-from numbsparse.kernels.smooth import FAST, sigmoid, tanh
+from numbsparse.kernels.lstm import GATES
+from numbsparse.kernels.smooth import FAST, ONE, sigmoid, tanh
 
 SUM = FAST | {"fastmath": {"contract", "reassoc"}}
 

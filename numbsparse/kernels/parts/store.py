@@ -3,7 +3,8 @@
 16-bit sums are those of mma and wgmma: 16 rows by strips of 8 columns, of which lane 4 g + q has
 columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded and stored in pieces
 of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices in
-shared memory, which the copy engine stores while the warp goes on (`box_storer`).
+shared memory, which the copy engine stores while the warp goes on (`box_storer`). A product of
+blocks of 8 and 16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
 
 `store_float32` is the same of float32.
 """
