@@ -78,11 +78,9 @@ class ExponentialMovingAverage:
         except (TypeError, ValueError) as error:
             error.args = (f"parameters[{i}]: {error.args[0]}",)
             raise
-        if devices - {"cpu"}:
-            # On the GPU, so that each replay of a captured step counts again.
-            share: Any = live(self._next_share, 1, np.float32)
-        else:
-            share = self._next_share()
+        share: Any = self._next_share
+        # On a GPU each replay of a captured step counts again.
+        share = live(share, 1, np.float32) if devices - {"cpu"} else share()
         for average, p in zip(self._averages, self.parameters, strict=True):
             ops.average_step(average, p.values, share, checked=True)
 
