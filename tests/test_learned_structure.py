@@ -102,6 +102,10 @@ def test_the_strength_never_falls_below_0():
     gates.strength = 1.0
     gates.step()
     assert gates.strength == 0
+    for wrong in (-1.0, float("nan"), None, "1"):
+        with pytest.raises((TypeError, ValueError), match="strength takes a number"):
+            gates.strength = wrong
+    assert gates.strength == 0
 
 
 def planted(rng):

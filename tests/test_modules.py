@@ -228,6 +228,8 @@ def test_a_sequential_is_cut_and_changed():
     assert nn.Sequential({"head": first}).head is first
     with pytest.raises(ValueError, match="names that are not taken, got 'training'"):
         nn.Sequential({"training": first})
+    with pytest.raises(TypeError, match="strings as names, got 0"):
+        nn.Sequential({0: first})
     for wrong in (lambda: nn.Sequential(first, 1), lambda: model.append([first]),
                   lambda: model.__setitem__(0, None)):  # fmt: skip
         with pytest.raises(TypeError, match="modules takes Modules"):

@@ -12,7 +12,7 @@ from numbsparse.autograd import Tensor, tensors_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import forget_captures, live, outside_capture
 from numbsparse.nn import kept
-from numbsparse.patterns.checks import integer, named, number
+from numbsparse.patterns.checks import integer, number
 
 
 class ExponentialMovingAverage:
@@ -71,16 +71,18 @@ class ExponentialMovingAverage:
                 self._averages = [kept.like(p.values) for p in self.parameters]
                 self._forms = [kept.form_of(p.data) for p in self.parameters]
         self._check_forms()
-        for i, (average, p) in enumerate(zip(self._averages, self.parameters, strict=True)):
-            with named(f"parameters[{i}]"):
-                ops.check_average(average, p.values)
-        if devices - {"cpu"}:
-            # On the GPU, so that each replay of a captured step counts again.
-            share: Any = live(self._next_share, 1, np.float32)
-        else:
-            share = self._next_share()
+        i = 0
+        try:
+            for i in range(len(self.parameters)):
+                ops.check_average(self._averages[i], self.parameters[i].values)
+        except (TypeError, ValueError) as error:
+            error.args = (f"parameters[{i}]: {error.args[0]}",)
+            raise
+        share: Any = self._next_share
+        # On a GPU each replay of a captured step counts again.
+        share = live(share, 1, np.float32) if devices - {"cpu"} else share()
         for average, p in zip(self._averages, self.parameters, strict=True):
-            ops.average_step(average, p.values, share)
+            ops.average_step(average, p.values, share, checked=True)
 
     def remap(self) -> None:
         """Follow parameters whose layout was changed, `p.data = w`.

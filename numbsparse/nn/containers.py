@@ -29,7 +29,7 @@ class Sequential(Module):
             self._add(name, module)
 
     def _add(self, name: str, module: Any) -> None:
-        if hasattr(self, name):
+        if hasattr(self, _checked_name(name)):
             raise ValueError(f"modules takes names that are not taken, got {name!r}")
         setattr(self, name, _checked(module))
 
@@ -130,9 +130,7 @@ class ModuleDict(Module, MutableMapping[str, Module]):
         return self._dict[name]
 
     def __setitem__(self, name: str, module: Module) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"modules takes strings as names, got {name!r}")
-        self._dict[name] = _checked(module)
+        self._dict[_checked_name(name)] = _checked(module)
 
     def __delitem__(self, name: str) -> None:
         del self._dict[name]
@@ -148,3 +146,9 @@ def _checked(module: Any) -> Module:
     if not isinstance(module, Module):
         raise TypeError(f"modules takes Modules, got {type(module).__name__}")
     return module
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"modules takes strings as names, got {name!r}")
+    return name

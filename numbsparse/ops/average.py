@@ -6,7 +6,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.ops.operands import check_beside, on_gpu, places_differ, state_dtype
 
 
-def average_step(average: Any, p: Any, share: Any) -> None:
+def average_step(average: Any, p: Any, share: Any, *, checked: bool = False) -> None:
     """average += share * (p - average), in place; a share of 1 makes it p, whatever it was.
 
     Parameters
@@ -14,6 +14,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     average : array like p, C-contiguous; float32 with a p of 16 bits
     p : array, C-contiguous
     share : array of one float, from 0 to 1, on p's device, on a GPU float32
+    checked : bool, whether both passed `check_average`
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
 
@@ -23,7 +24,7 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     >>> average
     array([2., 2.], dtype=float32)
     """
-    gpu = check_average(average, p)
+    gpu = isinstance(p, DeviceArray) if checked else check_average(average, p)
     if isinstance(share, DeviceArray) != gpu:
         raise ValueError(places_differ("p", "share"))
     if gpu:

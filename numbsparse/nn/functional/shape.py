@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
-import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import INTEGER, integer
 
 Axis = int | tuple[int, ...] | None
 Shape = int | Sequence[int]
@@ -207,8 +206,10 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
 
 def _sizes(shape: Any) -> tuple[int, ...]:
     try:
-        return tuple(index(n) for n in (shape if np.iterable(shape) else (shape,)))
+        return tuple(map(index, shape))
     except TypeError:
+        if isinstance(shape, INTEGER):
+            return (int(shape),)
         raise TypeError(f"shape takes integers, got {shape!r}") from None
 
 

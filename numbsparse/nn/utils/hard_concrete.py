@@ -144,7 +144,7 @@ class HardConcrete(Changing):
 
     @strength.setter
     def strength(self, strength: float) -> None:
-        self._strength = np.array(strength, np.float32)
+        self._strength = np.array(number("strength", strength), np.float32)
         forget_captures()
 
     def expected_density(self) -> Tensor:

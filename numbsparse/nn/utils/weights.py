@@ -13,7 +13,7 @@ from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import integer, named, number
+from numbsparse.patterns.checks import integer, number
 
 SCOPES = ("layer", "model")
 COUNT, SHARE = partial(integer, least=0), partial(number, most=1)
@@ -279,5 +279,8 @@ def check_names(argument: str, state: Any, weights: list[Weight]) -> None:
 def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
     if not isinstance(arrays, Mapping) or set(arrays) != {"indptr", "indices"}:
         raise ValueError(f"{argument} takes indptr and indices, got {arrays!r}")
-    with named(argument):
+    try:
         return Layout.from_arrays(**arrays, shape=weight.data.layout.shape)
+    except (TypeError, ValueError) as error:
+        error.args = (f"{argument}: {error.args[0]}",)
+        raise
