@@ -61,6 +61,19 @@ def test_strips_of_lines_are_shared_out(rng, monkeypatch, cores):
             np.testing.assert_array_equal(out, many[:batch])
 
 
+@pytest.mark.parametrize("slab", [k0_cpu.SLAB, 1], ids=["one slab", "a slab for each panel"])
+def test_the_last_rows_of_a_batch_follow_as_few(rng, monkeypatch, slab):
+    monkeypatch.setattr(k0_cpu, "SLAB", slab)
+    w = matrix(rng, ns.Layout(ns.patterns.random(5, 4, 0.5, seed=0)), 8, np.float32, (38, 31))
+    x = rng.standard_normal((200, 38)).astype(np.float32)
+    for rows, v in ((x, w), (rng.standard_normal((200, 31)).astype(np.float32), w.T)):
+        many = ns.matmul(rows, v)
+        for batch in (33, 47, 70, 96, 129):
+            out = np.full((batch, v.shape[1]), np.nan, np.float32)
+            ns.matmul(rows[:batch], v, out=out)
+            np.testing.assert_array_equal(out, many[:batch])
+
+
 def test_an_empty_batch_and_empty_lines():
     layout = ns.Layout(np.array([[1, 0], [0, 0]], bool))
     w = ns.BlockSparse(np.ones((1, 8, 8), np.float32), layout)

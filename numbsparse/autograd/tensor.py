@@ -241,11 +241,11 @@ class Tensor:
 
 def as_data(data: Any, argument: str = "data") -> Any:
     """What a Tensor holds: a NumPy array, a DeviceArray or a BlockSparse."""
+    if type(data) is np.ndarray and data.dtype.kind not in NO_NUMBERS:
+        return data  # most are such; a test of any other kind takes longer
     if isinstance(data, Tensor):
         raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
     if isinstance(data, DeviceArray | BlockSparse):
-        return data
-    if type(data) is np.ndarray and data.dtype.kind not in NO_NUMBERS:
         return data
     if is_device_operand(data):
         return as_device_array(data, argument)

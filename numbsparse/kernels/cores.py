@@ -22,7 +22,7 @@ from numba import config, njit, types
 from numbsparse.device.cpu_cache import CpuCache
 from numbsparse.kernels.simd import fetch_add
 
-WORTH_A_CORE = 1 << 22  # multiply-adds; fewer are done before a helper wakes up
+WORTH_A_CORE = 1 << 21  # multiply-adds; fewer are done before a helper wakes up
 SHARES = 32  # for each core, so that uneven shares even out
 DONE = 0  # position in the counts
 PATIENCE = 1 << 14  # looks at a count, a fraction of a millisecond; no share takes as long

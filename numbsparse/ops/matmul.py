@@ -37,6 +37,7 @@ from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
+USUAL = 0x101  # of the flags of NumPy's arrays: C-contiguous, aligned
 GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
 """Of the products y = x @ w, x = y @ w.T and w = sddmm(x.T, y), each linear in both operands: which
 one gives the gradient of its first operand, and which that of its second; each with two of the
@@ -279,8 +280,7 @@ def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
     """x @ w of NumPy arrays: what follows from their shapes and dtype is worked out once."""
     values, index = w.values, w.stored_layout.index
     case = x.shape, w.shape, w.is_transposed, values.shape, x.dtype
-    runs = x.flags.c_contiguous and values.flags.c_contiguous and x.dtype is values.dtype
-    usual = runs and x.flags.aligned and values.flags.aligned
+    usual = x.flags.num & values.flags.num & USUAL == USUAL and x.dtype is values.dtype
     if usual and (known := index.calls.get(case)):
         shape, compute = known
         y = np.empty(shape, x.dtype) if out is None else _checked_out(out, shape, x, w)

@@ -47,7 +47,7 @@ SQUARE = 8  # rows that are transposed at once
 AHEAD = 32  # steps, at least, from the prefetch of a block that is not the next in memory
 EARLY = 256  # weights of it; the hardware finds those of larger blocks
 STRIPS = 4  # for each core, so that one that is late does less
-WORTH = 16  # multiply-adds: reading a weight takes as long as so many
+WORTH = 8  # multiply-adds: reading a weight takes as long as so many
 ALONE = np.zeros((0, 0), np.int64)  # the progress of a core that shares with nobody
 
 
@@ -127,9 +127,9 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     )
 
     @inner(inline="always")
-    def add(x, a, strides, steps, values, positions, indices, blocks, square, sums, out):
+    def add(x, a, strides, steps, values, positions, walk, square, sums, out):
         """sums[:, line] += `steps` columns of x from `a` on, times each of these blocks."""
-        width = sums.shape[1]
+        (indices, blocks), width = walk, sums.shape[1]
         for position in range(positions[0], positions[1]):
             start = blocks[position] * size * size
             if transposed:
@@ -159,7 +159,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
         (batch, features), n_outputs = x.shape, y.shape[1]
         strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
         y_row, y_feature = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
-        strips, tiles, square = len(starts) - 1, -(-batch // rows), np.empty((size, size), y.dtype)
+        strips, tiles, walk = len(starts) - 1, -(-batch // rows), (indices, blocks)
+        square = np.empty((size, size), y.dtype)
         first, last = next_share(core, counts, share, strips)
         while first < last:
             for strip in range(first, last):
@@ -171,34 +172,10 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
                         a = min(tile * rows, batch - rows) * strides[0] + other * strides[1]
                         out = tile * rows * (end - k) - k
                         if other + size <= features:
-                            add(
-                                x,
-                                a,
-                                strides,
-                                size,
-                                values,
-                                some,
-                                indices,
-                                blocks,
-                                square,
-                                sums,
-                                out,
-                            )
+                            add(x, a, strides, size, values, some, walk, square, sums, out)
                         else:
                             steps = features - other
-                            add(
-                                x,
-                                a,
-                                strides,
-                                steps,
-                                values,
-                                some,
-                                indices,
-                                blocks,
-                                square,
-                                sums,
-                                out,
-                            )
+                            add(x, a, strides, steps, values, some, walk, square, sums, out)
                 for tile in range(tiles):
                     top, row = min(tile * rows, batch - rows), tile * rows
                     if y_feature == 1 and end <= n_outputs:

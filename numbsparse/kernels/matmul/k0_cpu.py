@@ -91,8 +91,8 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 def again(batch, values, index, transposed):
     """`forward` or `input_grad` as a function of x, values and y: see `few_product`."""
-    if values.itemsize > 2 and 0 < batch <= few(values.dtype, values.shape[1], transposed):
-        return few_product(batch, values, index, transposed)
+    if values.itemsize > 2:
+        return product_of(batch, values, index, transposed)
     return lambda x, values, y: in_floats(_product, x, values, y, index, transposed)
 
 
@@ -139,37 +139,51 @@ def _slab(features, nbytes):
 
 def _product(x, values, y, index, transposed):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
-    x = with_unit_stride(x)
-    (batch, features), size, dtype = x.shape, values.shape[1], from_dtype(values.dtype)
+    product_of(len(x), values, index, transposed)(x, np.ascontiguousarray(values), y)
+
+
+def product_of(batch, values, index, transposed):
+    """`_product` as a function of x, values and y: see `few_product`.
+
+    Whole tiles of the batch first; the last few rows follow by themselves.
+    """
+    size, dtype = values.shape[1], from_dtype(values.dtype)
     most_few = few(values.dtype, size, transposed)
-    walk = index.rows if transposed else index.columns
+    lines, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
-    slab = max(1, SLAB // (wide * max(1, features))) * wide
-    start = 0
+    slab = max(1, SLAB // (wide * size * max(1, len(others.indptr) - 1))) * wide
+    parts, start = [], 0
     while start < batch:
         left = batch - start
         if left <= most_few:
-            last = few_product(left, values, index, transposed)
-            last(x[start:], np.ascontiguousarray(values), y[start:])
-            return
+            break
         count, columns = min(slab, left), wide
         if count <= narrow:
             columns = narrow
-        elif 0 < count % wide <= max(narrow, most_few):  # the last few follow by themselves
+        elif 0 < count % wide <= max(narrow, most_few):
             count -= count % wide
-        packed = empty_panels(-(-count // columns), features, columns, values.dtype)
-        x_slab, y_slab = x[start : start + count], y[start : start + count]
-        by_line = values.nbytes > OUTER_CACHE
+        panels = -(-count // columns)
+        work = panels * (len(lines.indptr) - 1) * (size // rows)
+        how = {"work": work, "multiply_adds": values.size * panels * columns}
         tiles_at = address_of(tiles_kernel(dtype, size, columns))
-        on_cores(
-            product_kernel(dtype),
-            (x_slab, packed, values, transposed, tuple(walk), y_slab, by_line, tiles_at),
-            phases=2,
-            work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
-            multiply_adds=values.size * len(packed) * columns,
-        )
+        parts.append((start, start + count, panels, columns, tiles_at, how))
         start += count
+    if start == 0 < batch:
+        return few_product(batch, values, index, transposed)
+    last = few_product(batch - start, values, index, transposed) if start < batch else None
+    walk, by_line, kernel = tuple(lines), values.nbytes > OUTER_CACHE, product_kernel(dtype)
+
+    def compute(x, values, y):
+        x = with_unit_stride(x)
+        for first, end, panels, columns, tiles_at, how in parts:
+            packed = empty_panels(panels, x.shape[1], columns, values.dtype)
+            some = x[first:end], packed, values, transposed, walk, y[first:end], by_line, tiles_at
+            on_cores(kernel, some, phases=2, **how)
+        if last is not None:
+            last(x[start:], values, y[start:])
+
+    return compute
 
 
 def tile_shape(size):

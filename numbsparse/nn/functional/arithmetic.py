@@ -201,9 +201,12 @@ def edges(*pairs: tuple[Any, Vjp]) -> list[tuple[Tensor, Vjp]]:
     return [pair for pair in pairs if isinstance(pair[0], Tensor)]
 
 
+_OPERANDS = (Tensor, *ops.NUMBERS)
+
+
 def _operand(a: Any, argument: str) -> Any:
     """An array, or a BlockSparse, as a Tensor; a number as it is."""
-    return a if isinstance(a, ops.NUMBERS) else as_tensor(a, argument)
+    return a if isinstance(a, _OPERANDS) else as_tensor(a, argument)
 
 
 def as_matrix(w: Any, argument: str = "w") -> Tensor:

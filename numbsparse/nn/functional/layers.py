@@ -41,8 +41,10 @@ def linear(
 def check_features(shape: tuple[int, ...], **of_features: Any) -> None:
     """Refuse what has not one number for each feature, which would broadcast; None is taken."""
     for name, a in of_features.items():
-        if a is not None and (got := np.shape(a)) != shape:
-            raise ValueError(f"{name} takes the shape {shape} here, got {got}")
+        if a is not None:
+            got = a.shape if isinstance(a, Tensor) else np.shape(a)
+            if got != shape:
+                raise ValueError(f"{name} takes the shape {shape} here, got {got}")
 
 
 def embedding(table: Tensor, indices: Any) -> Tensor:
