@@ -19,7 +19,6 @@ from numbsparse.kernels.ptx import (
     cp_async_zero_fill,
     elect,
     load_2xu32,
-    load_4xu32,
     mbarrier_expect,
     tma_load_2d,
 )
@@ -31,11 +30,6 @@ ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
 def reading(blocks: int) -> Any:
     """read(plan, unit): a unit's record, two numbers for each of its blocks and two more."""
     WORDS = 2 * blocks + 2
-
-    @cuda.jit(device=True)
-    def read_four(plan, unit):
-        v = load_4xu32(plan, unit * WORDS)
-        return int32(v[0]), int32(v[1]), int32(v[2]), int32(v[3])
 
     @cuda.jit(device=True)
     def read_two(plan, at):
@@ -57,7 +51,7 @@ def reading(blocks: int) -> Any:
     def read(plan, unit):
         return read_twos(plan, unit * WORDS)
 
-    return read_four if blocks == 1 else read
+    return read
 
 
 @cache
