@@ -120,13 +120,11 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     w_view = size, launch.shift_of(length), paired
     maps = units
     if engine:
-        box, squares = (
-            ((WIDTH, WIDTH), WIDTH * x.itemsize),
-            launch.squares_of(dvalues, paired, length),
-        )
+        box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues, paired, length)
+        line = WIDTH * x.itemsize
         maps = tensor_maps(
-            squares if slabs[0] else (x if x_across else x.T, *box),
-            squares if slabs[1] else (dy if dy_across else dy.T, *box),
+            squares if slabs[0] else (x if x_across else x.T, box, line),
+            squares if slabs[1] else (dy if dy_across else dy.T, box, line),
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
