@@ -12,7 +12,7 @@ blocks of 8 and 16 is 1.3 to 1.7 times as fast so as with stores one by one (H20
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint16, uint32
+from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
@@ -178,22 +178,29 @@ def _tile_by_features(of: Sums) -> Any:
 
 
 def _tile_by_items(of: Sums) -> Any:
+    """Places are added up: with a product and comparisons for each k6 has 2,712 instructions, not
+    1,872."""
     COLUMNS, B, STRIPS, pair = of.COLUMNS, of.B, of.B // 8, packed(of)
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
         values, row_stride, column_stride, batch, features = y
         lane = uint32(cuda.threadIdx.x) % 32
-        for half in range(2):
-            n = row + 8 * half + lane // 4
-            for c in range(COLUMNS):
-                for s in range(STRIPS):
-                    two = pair(sums, tile, c * STRIPS + s, half)
-                    k = columns[c] * B + s * 8 + lane % 4 * 2
-                    for i in range(2):
-                        if n < batch and columns[c] >= 0 and k + i < features:
-                            at = n * row_stride + (k + i) * column_stride
-                            values[at] = uint16(two >> (16 * i) & 0xFFFF)
+        n, own, below = int64(row + lane // 4), int64(lane % 4 * 2), 8 * row_stride
+        for c in range(COLUMNS):
+            first = int64(columns[c]) * B + own
+            left = features - first if first >= 0 else int64(0)  # columns from this lane's first
+            at = n * row_stride + first * column_stride
+            for s in range(STRIPS):
+                upper = pair(sums, tile, c * STRIPS + s, 0)
+                lower = pair(sums, tile, c * STRIPS + s, 1)
+                for i in range(2):
+                    if 8 * s + i < left:
+                        if n < batch:
+                            values[uint64(at)] = uint16(upper >> (16 * i) & 0xFFFF)
+                        if n + 8 < batch:
+                            values[uint64(at + below)] = uint16(lower >> (16 * i) & 0xFFFF)
+                    at += column_stride if i == 0 else 7 * column_stride
 
     return store
 

@@ -63,7 +63,7 @@ class Operand(NamedTuple):
     groups: int
     together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
-    slab: int = 0  # groups that there is room for where features follow each other without gaps
+    slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
 
 
 @cache

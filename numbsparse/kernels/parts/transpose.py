@@ -35,7 +35,7 @@ def transposing_kernel(overlap: bool) -> Any:
 
     @cuda.jit
     def kernel(x, strides, shape, out, stride):
-        tile = cuda.shared.array(TILE, uint16)
+        tile, own = cuda.shared.array(TILE, uint16), cuda.local.array(STEPS, uint16)
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
@@ -44,14 +44,18 @@ def transposing_kernel(overlap: bool) -> Any:
         # Of this thread: what it reads and what it writes, in steps of ROWS.
         here = (row + slow) * strides[0] + (column + fast) * strides[1]
         rows = shape[0] - row - slow if column + fast < shape[1] else int64(0)
-        for k in range(STEPS):
+        for k in range(STEPS):  # all of it is awaited at once
             if ROWS * k < rows:
-                tile[slow + ROWS * k, fast] = x[uint64(here + k * (ROWS * strides[0]))]
+                own[k] = x[uint64(here + k * (ROWS * strides[0]))]
+        for k in range(STEPS):
+            tile[slow + ROWS * k, fast] = own[k]
         cuda.syncthreads()
         there = (column + slow) * stride + row + fast
         columns = shape[1] - column - slow if row + fast < shape[0] else int64(0)
         for k in range(STEPS):
+            own[k] = tile[fast, slow + ROWS * k]
+        for k in range(STEPS):
             if ROWS * k < columns:
-                out[uint64(there + k * (ROWS * stride))] = tile[fast, slow + ROWS * k]
+                out[uint64(there + k * (ROWS * stride))] = own[k]
 
     return kernel

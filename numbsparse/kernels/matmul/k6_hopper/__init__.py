@@ -45,12 +45,7 @@ from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import (
-    aligned,
-    aligned_either_way,
-    batch_is_contiguous,
-    is_aligned,
-)
+from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.images import images_of
@@ -58,7 +53,6 @@ from numbsparse.kernels.parts.plans import planned, wanted
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
-from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -79,7 +73,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles have whole ones
+PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles, see `even_rows`, have whole ones
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
 
@@ -115,8 +109,6 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tile, edge = line_tiles(size, batch, features, x.itemsize)[number or 0], x.shape[1] % size
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     is_16_bit = str(x.dtype) in KINDS
-    if is_16_bit and batch_is_contiguous(x) and not is_aligned(x.T):
-        x = transposed_copy(x.T).T  # copied anyway, and so its tiles are even
     lines, x_transposed = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)

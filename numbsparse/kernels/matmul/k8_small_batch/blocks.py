@@ -25,18 +25,20 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.requests import ALIGNED, Part, fetching, reading
+from numbsparse.kernels.parts.requests import ALIGNED, copying, copying_slabs, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
 from numbsparse.kernels.ptx import (
     as_float32,
+    bulk_load,
     bulk_wait_read,
     elect,
     first_multiple,
     let_next_kernel_start,
     mbarrier_expect,
     sync_warp,
+    tma_load_2d,
     wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import view_of
@@ -84,7 +86,9 @@ def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
         multiply_blocks(x, dy, index, moved, form)
         copy(dvalues, moved)
     elif n_blocks:
-        x, dy = (launch.by_feature(launch.in_reach(a), n_blocks, size, False) for a in (x, dy))
+        x, dy = (
+            launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy)
+        )
         again(index, along_blocks, (x, dy, dvalues), form)
 
 
@@ -92,7 +96,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
-    slabs = [launch.slab_of(a) for a in (x, dy)]
+    slabs = [launch.slab_of(a, size) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
     engine = size >= WIDTH and whole and launch.has_engine()
     together = launch.together_of(form, True)
@@ -102,12 +106,12 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    in_step = tiles_of(x.shape[0], form, engine, max(slabs))
+    in_step = tiles_of(x.shape[0], form, engine)
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
-    source = launch.source_of(engine, x, dy)
+    source = launch.source_of(engine, size, x, dy)
     blocks = Blocks(
         form, depth, x_side, dy_side, source, warps, shares, steps > 1, split, in_step, made
     )
@@ -116,13 +120,11 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     w_view = size, launch.shift_of(length), paired
     maps = units
     if engine:
-        box, squares = (
-            ((WIDTH, WIDTH), WIDTH * x.itemsize),
-            launch.squares_of(dvalues, paired, length),
-        )
+        box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues, paired, length)
+        line = WIDTH * x.itemsize
         maps = tensor_maps(
-            squares if slabs[0] else (x if x_across else x.T, *box),
-            squares if slabs[1] else (dy if dy_across else dy.T, *box),
+            squares if slabs[0] else (x if x_across else x.T, box, line),
+            squares if slabs[1] else (dy if dy_across else dy.T, box, line),
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
@@ -130,10 +132,10 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
-def tiles_of(batch: int, form: Form, engine: bool, slab: int) -> int:
+def tiles_of(batch: int, form: Form, engine: bool) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
-    registers hold as much of it; and as many as a slab has."""
-    return 2 if WIDTH < batch <= HELD_ROWS and (engine or slab) else 1
+    registers hold as much of it."""
+    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
@@ -166,7 +168,7 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
 def block_kernel(blocks: Blocks) -> Any:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; views of operands as in `lines`.
 
-    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.asking`.
+    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
     form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     SLAB = x_side.slab + dy_side.slab > 0
@@ -284,34 +286,64 @@ def requesting(blocks: Blocks) -> Any:
     Their rows of the batch are those from `top` on.
     """
     form, depth, x_side, dy_side, source, *_ = blocks
-    TILES, LINE, ENGINE = blocks.tiles, 2 * (WIDTH // depth), source.engine
-    X_START, A_ROW = TILES * WIDTH * form.row, 4 * form.row  # words, and bytes
-    X_SLAB, DY_SLAB = x_side.slab > 0, dy_side.slab > 0
-    x_part = Part(x_side.across, (depth, WIDTH), depth, TILES, x_side.slab)
-    dy_part = Part(dy_side.across, (WIDTH, WIDTH), depth, TILES, dy_side.slab)
-    fetch_x, fetch_dy = (fetching(form, part, source) for part in (x_part, dy_part))
+    TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
+    X_START = TILES * TILE
+    if not source.engine:
+        copy_x = copying(form, (depth, WIDTH), depth, x_side.across, source.reach)
+        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across, source.reach)
+        copy_slab = copying_slabs(form, (depth, 8 * x_side.slab), depth, source.reach)
+        copy_slabs = copying_slabs(form, (WIDTH, 8 * dy_side.slab), depth, source.reach)
+    X_ACROSS, DY_ACROSS, X_SLAB, DY_SLAB = x_side.across, dy_side.across, x_side.slab, dy_side.slab
+    A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
-    def request(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar):
-        if ENGINE:
-            if elect() != 0:
-                slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * X_START)  # bytes
-                x_bytes, dy_bytes = slab if X_SLAB else tiles, slab if DY_SLAB else tiles
-                mbarrier_expect(bars, bar, x_bytes + dy_bytes if other else dy_bytes)
-                fetch_both(
-                    record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
-                )
+    def by_the_engine(
+        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
+    ):  # fmt: skip
+        if elect() != 0:
+            slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * X_START)  # bytes
+            x_bytes, dy_bytes = slab if X_SLAB else tiles, slab if DY_SLAB else tiles
+            mbarrier_expect(bars, bar, x_bytes + dy_bytes if other else dy_bytes)
+            if DY_SLAB:
+                at = int64(record[1]) * (WIDTH * x_view[0])
+                bulk_load(shared, start, dy, at, slab, bars, bar)
+            if X_SLAB and other:
+                at = int64(record[LINE]) * (WIDTH * x_view[0])
+                bulk_load(shared, uint32(start + X_START), x, at, slab, bars, bar)
+            for u in range(TILES):
+                first, rows = int32(record[1] * WIDTH), int32(top + u * WIDTH)  # beyond all, 0
+                place = uint32(start + u * TILE)
+                column, row = (first, rows) if DY_ACROSS else (rows, first)
+                if not DY_SLAB:
+                    tma_load_2d(shared, place, maps[1], column, row, bars, bar)
+                if other and not X_SLAB:
+                    first = int32(record[LINE] * WIDTH)
+                    column, row = (first, rows) if X_ACROSS else (rows, first)
+                    tma_load_2d(shared, uint32(place + X_START), maps[0], column, row, bars, bar)
+
+    @cuda.jit(device=True)
+    def by_the_lanes(
+        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
+    ):  # fmt: skip
+        batch, features, of_batch, of_feature = dy_view
+        stride = of_batch if DY_ACROSS else of_feature
+        if DY_SLAB:
+            copy_slabs(dy, record, features, batch, shared, start)
         else:
-            fetch_both(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar)
-
-    @cuda.jit(device=True)
-    def fetch_both(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar):
-        fetch_dy(record, dy, dy_view, top, maps[1] if ENGINE else (), shared, start, bars, bar)
+            for u in range(TILES):
+                first, place = top + u * WIDTH, uint32(start + u * TILE)
+                copy_dy(dy, record, features, stride, first, batch, shared, place)
         if other:
-            line, place = (int32(0), record[LINE]), uint32(start + X_START)
-            fetch_x(line, x, x_view, top, maps[0] if ENGINE else (), shared, place, bars, bar)
+            _, features, of_batch, of_feature = x_view
+            stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
+            if X_SLAB:
+                copy_slab(x, line, features, batch, shared, uint32(start + X_START))
+            else:
+                for u in range(TILES):
+                    first, place = top + u * WIDTH, uint32(start + u * TILE + X_START)
+                    copy_x(x, line, features, stride, first, batch, shared, place)
 
-    return request
+    return by_the_engine if source.engine else by_the_lanes
 
 
 def apart_of(form: Form, operand: Operand) -> tuple[int, int]:
