@@ -97,16 +97,23 @@ def choose(
 ) -> tuple[list[Run], float | None]:
     """The runs so far that choose a model's rate, and the rate once it is known.
 
-    Short ones; and in a group that is `halved`, long ones of the first seed.
+    Short ones; and in a group that is `halved`, long ones of the first seed. A rate at which that
+    seed's own run diverges is halved.
     """
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
     runs, lr = between_worse(first, plan.rates, True, plan, results)
-    if lr is None or not group.halved:
-        return runs, lr
-    first = Run("final", group.size, model, group.like or group.amount, None, seed=0)
-    rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
-    long, lr = between_worse(first, rates, group.doubled, plan, results)
-    return runs + long, lr
+    if lr is not None and group.halved:
+        first = Run("final", group.size, model, group.like or group.amount, None, seed=0)
+        rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
+        long, lr = between_worse(first, rates, group.doubled, plan, results)
+        runs += long
+    while lr is not None and lr / 2 >= plan.LEAST_RATE:
+        own = Run("final", group.size, model, group.amount, lr, seed=0)
+        if bits_of(results.get(own.name(plan))) != inf:
+            break
+        runs.append(own)
+        lr /= 2
+    return runs, lr
 
 
 def between_worse(

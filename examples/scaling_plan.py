@@ -26,7 +26,8 @@ ABLATIONS = (*MIXING, *BLOCKS[:2], DENSITIES[0], WIRINGS[0], DENSITIES[1], BLOCK
 LONGER = Group(832, MAIN[:2], 400 * MILLION, halved=True, like=LENGTH)  # are the curves flat?
 GROUPS = (  # what one seed tells comes first
     *(Group(size, MAIN[:2], LENGTH, seeds=1, halved=True) for size in SMALLER),
-    Group(832, WIRINGS, LENGTH),  # whether it is the small world or the width
+    Group(832, WIRINGS[:2], LENGTH),  # whether it is the small world or the width
+    Group(832, WIRINGS[2:], LENGTH, halved=True),  # whose rate of short runs diverged in a long one
     *(Group(size, MAIN[:2], LENGTH, halved=True) for size in SMALLER),
     *(Group(1280, (model,), LENGTH, seeds=1) for model in ABLATIONS),
     Group(LARGEST, MAIN[:2], LENGTH, seeds=1, halved=True),

@@ -12,8 +12,9 @@ parameters, lets each read labelled reviews, and fits a linear classifier to the
 each review. Accuracies are of reviews that neither has seen, beside that of the more frequent class
 and that of the same classifier on how often each byte occurs. With several seeds, of weights,
 wiring and what is drawn, each in a folder of its own, the last words are means and spreads.
---collect adds these to the file, and writes a row for each model and learning rate into the README
-beside it; a rate is to be chosen by the bits on text held out of that to learn from.
+--collect adds these to the file, and writes a row for each model, number of steps and learning rate
+into the README beside it; a rate is to be chosen by the bits on text held out of that to learn
+from.
 
 Without --reviews nothing is downloaded: the labelled text is the comments and docstrings of
 Python's standard library, and the question is which of the two a paragraph is. That is no
@@ -99,7 +100,7 @@ def keep(options: Namespace, given: list[str] | None, found: dict[str, Any]) -> 
     place = device.card() if options.device == "cuda" else "CPU"
     write(
         options.out / "sentiment.json",
-        {"command": command, "lr": options.lr, "place": place} | found,
+        {"command": command, "steps": options.steps, "lr": options.lr, "place": place} | found,
     )
 
 
@@ -113,7 +114,8 @@ def collect(options: Namespace) -> dict[str, float]:
     earlier = json.loads(own.read_text(encoding="utf-8")) if own.exists() else []
     new = [json.loads(f.read_text(encoding="utf-8")) for f in options.out.rglob("sentiment.json")]
     runs = sorted(
-        {run["command"]: run for run in earlier + new}.values(), key=lambda run: run["lr"]
+        {run["command"]: run for run in earlier + new}.values(),
+        key=lambda run: (run["steps"], run["lr"]),
     )
     write(own, runs)
     lines = list(table(runs))
@@ -123,15 +125,16 @@ def collect(options: Namespace) -> dict[str, float]:
 
 
 def table(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines of Markdown: a row for each kind of feature and learning rate."""
-    yield line(("features", "learning rate", "bits a character held out", "accuracy"))
-    yield line(("---",) * 4)
+    """Lines of Markdown: a row for each kind of feature, number of steps and learning rate."""
+    yield line(("features", "steps", "learning rate", "bits a character held out", "accuracy"))
+    yield line(("---",) * 5)
     for name in ("majority", "byte counts"):  # the same in all
-        yield line((name, "", "", spread(runs[0]["accuracy"], name)))
+        yield line((name, "", "", "", spread(runs[0]["accuracy"], name)))
     for name in ("dense", "sparse"):
         for run in (run for run in runs if name in run["accuracy"][0]):
             bits = spread(run["bits"], name, ".3f") if run["bits"] else ""
-            yield line((name, f"{run['lr']:g}", bits, spread(run["accuracy"], name)))
+            rate, accuracy = f"{run['lr']:g}", spread(run["accuracy"], name)
+            yield line((name, f"{run['steps']:,}", rate, bits, accuracy))
 
 
 def compare(options: Namespace, data: Labelled) -> tuple[dict[str, float], dict[str, float]]:

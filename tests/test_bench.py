@@ -12,6 +12,7 @@ from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.bench import peers, sections, timing
 from numbsparse.bench.problem import Problem, random
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
 
@@ -70,6 +71,7 @@ def test_on_the_cpu_all_is_checked_but_the_rows_of_a_large_batch(product):
 def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
     order, rests = [], []
     monkeypatch.setattr(timing, "SAMPLE", 0.0)
+    monkeypatch.setattr(timing, "MOST_TURNS", timing.TURNS)
     monkeypatch.setattr(timing.time, "sleep", rests.append)
     graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
     taken = timing.seconds_of(graphs, seconds=1.0, pause=0.25)
@@ -81,15 +83,47 @@ def test_each_is_timed_in_turn_after_a_pause(monkeypatch):
 
 def test_what_slows_a_turn_is_not_counted(monkeypatch):
     first, slow, other = [1.0] * 2, [3.0] * timing.SAMPLES, [1.0, 2.0, 2.0, 2.0, 9.0]
-    taken = iter([*first, *slow, *other, *slow * (timing.TURNS - 2)])
+    again = [2.0 * timing.AGREE] * timing.SAMPLES  # the last turn: two agree
+    taken = iter([*first, *slow, *other, *slow * (timing.TURNS - 2), *again])
+    monkeypatch.setattr(timing, "WARM", 0.0)
     monkeypatch.setattr(timing, "_time", lambda *_: next(taken))
     assert timing.seconds_of({"a": timing.Graph(list, 4, None)}, seconds=9.0) == {"a": 0.5}
+    assert not list(taken)
+
+
+def test_turns_that_never_agree_end(monkeypatch):
+    taken = iter([1.0] * 2 + [float(2**i) for i in range(timing.MOST_TURNS)])
+    monkeypatch.setattr(timing, "SAMPLES", 1)
+    monkeypatch.setattr(timing, "WARM", 0.0)
+    monkeypatch.setattr(timing, "_time", lambda *_: next(taken))
+    assert timing.seconds_of({"a": timing.Graph(list, 1, None)}, seconds=1e4) == {"a": 1.0}
+    assert not list(taken)
+
+
+def test_a_gpu_is_warmed_up(monkeypatch):
+    order = []
+    graphs = {name: timing.Graph(lambda name=name: order.append(name), 1, None) for name in "ab"}
+    monkeypatch.setattr(timing, "WARM", 0.02)
+    timing.seconds_of(graphs, seconds=1e-9)
+    assert order.index("b") > 50  # where it is not, 2
 
 
 def test_kept_takes_the_blocks_of_a_dense_matrix():
     dense = np.arange(64.0).reshape(8, 8)
     blocks = peers.kept(dense, Layout([[0, 1], [1, 0]]))
     np.testing.assert_array_equal(blocks, [dense[:4, 4:], dense[4:, :4]])
+
+
+def test_a_matrix_of_blocks_is_the_same_in_torch(rng):
+    torch = pytest.importorskip("torch")
+    layout = Layout(np.arange(12).reshape(3, 4) % 5 != 1)
+    w = BlockSparse(rng.standard_normal((layout.n_blocks, 8, 8), np.float32), layout)
+    blocks = torch.from_numpy(w.values)
+    there, across = (peers.bsr_tensor(layout, blocks, transposed) for transposed in (False, True))
+    np.testing.assert_array_equal(there.to_dense(), w.toarray())
+    np.testing.assert_array_equal(across.to_dense(), w.toarray().T)
+    blocks[0] = 7  # a result that is written there is seen here
+    assert (there.values()[0] == 7).all()
 
 
 def test_gpu_bench_refuses_the_simulator():

@@ -147,6 +147,27 @@ def test_long_runs_choose_among_halves_of_the_rate(plans, best, chosen, lengths,
     assert longest == [(chosen, seed) for seed in range(3)]
 
 
+@pytest.mark.parametrize("like", [None, 2000])
+@pytest.mark.parametrize(("holds", "rates"), [
+    (2e-3, [2e-3]), (1e-3, [2e-3, 1e-3]), (6e-4, [2e-3, 1e-3, 5e-4]),
+    (0.0, [2e-3, 1e-3, 5e-4, 2.5e-4])])  # fmt: skip
+def test_a_rate_at_which_long_runs_diverge_is_halved(plans, holds, rates, like):
+    """Once the first seed's run has; also where shorter long runs held it."""
+
+    def bits(run):
+        diverges = run.amount == 9000 and run.lr > holds
+        return None if diverges else abs(np.log(run.lr / 2e-3))
+
+    group = plans.Group(64, plans.MAIN[:1], 9000, halved=like is not None, like=like)
+    plan = small_plan(plans, groups=(group,), seeds=3)
+    results, _ = done(plans, plan, bits)
+    long = [r["config"] for r in results.values() if r["config"]["characters"] == 9000]
+    assert {c["lr"] for c in long if c["seed"] == 0} == set(rates)
+    assert plans.choose(plan, group, plans.MAIN[0], results)[1] == rates[-1]
+    needed = {(run.lr, run.seed) for run in plans.runs_of(plan, results) if run.amount == 9000}
+    assert needed == {(rate, 0) for rate in rates} | {(rates[-1], seed) for seed in range(3)}
+
+
 @pytest.mark.parametrize("change", [
     {"text": "other"}, {"batch": 64}, {"length": 32}, {"dtype": "float32"}, {"clip": 2.0},
 ])  # fmt: skip
@@ -424,9 +445,11 @@ def report(monkeypatch):
     return imported(monkeypatch, "scaling_report")
 
 
-def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0):
+def told(
+    plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0, characters=4000
+):
     plan = small_plan(plans, text=text)
-    run = plans.Run(purpose, size, model, 4000, lr, seed)
+    run = plans.Run(purpose, size, model, characters, lr, seed)
     return {
         "config": run.config(plan), "hidden": size, "density": 0.25, "mean_path": 2.5,
         "parameters": 1_500_000, "flop_per_character": 100, "train_seconds": 2.0 - 0.2 * seed,
@@ -463,6 +486,10 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
         short.format("dense | 64", "1.5500 ± 0.0707 | 2 of 3"),
         short.format("watts_strogatz 10% | 32", "1.2500 | 1 of 1"),
     ]
+    several = [*runs, told(plans, plans.DENSE, 1.7, lr=2e-3)]
+    longer = told(plans, plans.DENSE, 1.1, lr=2e-3, characters=9000)  # by itself
+    for some in (several, [*several, longer]):
+        assert report.report(some)[-3] == "64 dense: 0.002: 1.7000, 0.004: 1.6000"
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}

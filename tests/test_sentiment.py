@@ -107,14 +107,16 @@ def test_seeds_are_runs_of_their_own(sentiment, tmp_path, capsys):
     assert min(said) > 0.5
     file, readme = tmp_path / "all.json", tmp_path / "README.md"
     other = {**stored, "command": "other", "lr": 1e-5, "bits": []}
-    file.write_text(json.dumps([other, {**stored, "lr": 5.0}]))  # the second was done again
+    longer = {**other, "command": "longer", "steps": 4000, "lr": 1e-6}
+    file.write_text(json.dumps([longer, other, {**stored, "lr": 5.0}]))  # the second was done again
     readme.write_text("<!-- features -->\n<!-- /features -->\n")
     sentiment.main(["--out", str(tmp_path / "out"), "--collect", str(file)])
-    assert json.loads(file.read_text()) == [other, stored]
+    assert json.loads(file.read_text()) == [other, stored, longer]
     rows = [line.split(" | ") for line in readme.read_text().splitlines() if "| sparse" in line]
-    assert [row[1] for row in rows] == ["1e-05", f"{stored['lr']:g}"]
-    assert rows[1][2] == f"{np.mean(said):.3f} ± {np.std(said, ddof=1):.3f}"
-    assert [row[3] for row in rows] == [f"{means['sparse']:.1%} ± {spread(stored):.1%} |"] * 2
+    assert [row[1] for row in rows] == ["3", "3", "4,000"]
+    assert [row[2] for row in rows] == ["1e-05", f"{stored['lr']:g}", "1e-06"]
+    assert rows[1][3] == f"{np.mean(said):.3f} ± {np.std(said, ddof=1):.3f}"
+    assert [row[4] for row in rows] == [f"{means['sparse']:.1%} ± {spread(stored):.1%} |"] * 3
 
 
 def spread(stored):

@@ -55,7 +55,7 @@ RISING = [2.0**n for n in range(12)]
         (64, 0.25, 49, 2),  # in as many tiles of rows as 64
         (128, 0.0625, 1, 3),  # before the first density
         (64, 0.25, 4096, 3.5),  # beyond the last batch
-        (1024, 1, 64, 17),
+        (1024, 1, 64, 15),  # beyond the last features: as many times as there are values
     ],
 )
 def test_times_are_interpolated_in_logarithms(written, features, density, batch, power):

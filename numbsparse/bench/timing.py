@@ -19,7 +19,9 @@ Recorder = Callable[[Call, int], Call]
 GRAPH = 1e-3  # seconds that a graph should take
 SAMPLE = 2e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
-TURNS, SAMPLES = 3, 5
+TURNS, MOST_TURNS, SAMPLES = 3, 9, 5
+AGREE = 1.05  # times as long the second best turn takes, at most
+WARM = 0.03  # seconds of replays until a GPU that waited is as quick as it gets
 
 
 def require_times() -> None:
@@ -53,13 +55,19 @@ def seconds_of(
 ) -> dict[str, float]:
     """Seconds a call of each: the median of a turn, and of the turns the least.
 
-    So what slows a turn is not counted: beside processes that compile, one time in 25 was too long.
-    Each name gets `seconds` in all, and a sample a turn at least. The graphs have run before. On
-    the CPU a sample is one call, and turns begin with a pause, as other libraries' threads spin on.
+    So what slows a turn is not counted; there are more turns while the two best ones of a name
+    differ. A turn takes a third of `seconds` for each name, and a sample at least. The graphs have
+    run before. On the CPU a sample is one call, and turns begin with a pause, as other libraries'
+    threads spin on. A GPU that waited for the host is slow at first: it is warmed up.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
+    warm = time.perf_counter() + (WARM if seconds and not pause else 0.0)
+    while graphs and time.perf_counter() < warm:
+        _time(next(iter(graphs.values())).replay, 1)
     took = {name: min(_time(graph.replay, 1) for _ in range(2)) for name, graph in graphs.items()}
-    for _ in range(TURNS):
+    for turn in range(MOST_TURNS if seconds else TURNS):
+        if turn >= TURNS and all(map(_settled, samples.values())):
+            break
         for name, (replay, calls, _) in graphs.items():
             time.sleep(pause)
             repeats = 1 if pause else max(1, int(SAMPLE / took[name]))
@@ -71,6 +79,11 @@ def seconds_of(
                 taken.append(_time(replay, repeats))
             samples[name].append(median(taken) / calls)
     return {name: min(of_turns) for name, of_turns in samples.items()}
+
+
+def _settled(times: list[float]) -> bool:
+    best, second = sorted(times)[:2]
+    return second <= AGREE * best
 
 
 def record(call: Call, count: int) -> Call:

@@ -3,11 +3,13 @@
 `times.json` has microseconds over batch, features and density of random layouts of as many input as
 output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
-as between the last two. What counts is the order of the rungs, not their times: on another card it
-may differ, and `numbsparse.tune` measures it there. Those at 2,048 features are interpolated, all
-but k7's. What k8 gained since was measured at some points forward, and scales the others. A weight
-that is not square is as a square one with the same values, whose sides are between a line of the
-result and the mean of both sides: that came nearest to 151 products that nobody tuned.
+as between the last two. Beyond the last features all rungs take longer as there are more values:
+some that have places to spare until then would seem to gain for ever. What counts is the order of
+the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+Those at 2,048 features are interpolated, all but k7's. What k8 gained since was measured at some
+points forward, and scales the others. A weight that is not square is as a square one with the same
+values, whose sides are between a line of the result and the mean of both sides: that came nearest
+to 151 products that nobody tuned.
 """
 
 import json
@@ -52,10 +54,12 @@ def expected(
     tile = next(tile for most, tile in TILES if batch <= most)
     rows = -(-batch // tile) * tile
     times, point = measured(), np.log2([features, values / features**2, rows])
+    beyond = max(point[0] - times.axes[0][-1], 0.0)
+    point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     corners = list(_corners(times.axes, point))
     logs = {
-        name: sum(weight * float(array[place]) for place, weight in corners)
+        name: sum(weight * float(array[place]) for place, weight in corners) + 2 * beyond
         for name, array in of_rung.items()
     }
     late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
