@@ -228,8 +228,10 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
         ("k7_small_blocks", "float16", 8, 3, "x @ w"),
         ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
         ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
+        ("k7_small_blocks", "float32", 8, 3, "x @ w"),
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
+        ("k6_hopper", "float32", 32, 0, "x @ w"),
     ],
 )
 def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
@@ -282,6 +284,80 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     y = host(ops.matmul(ns.to_device(x), used, gate=kept, **how))
     bound = 2 ** (-9 if dtype == "float16" else -8) * (abs(np.nan_to_num(x)) @ abs(dense))
     assert (abs(y - right) <= bound).all()
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge", "call"),
+    [
+        ("float16", 8, 3, "x @ w"),
+        ("bfloat16", 8, 0, "x @ w.T"),
+        ("float16", 16, 0, "w @ x"),
+        ("float32", 8, 1, "x @ w.T"),
+        ("float32", 16, 0, "x @ w"),
+    ],
+)
+def test_small_blocks_that_gates_leave_are_put_together_anew(dtype, size, edge, call, rng):
+    """Of columns with many blocks, in several stages; some columns, and stages, keep none."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    kept = rng.random((41, 23)) < 0.4
+    shape = kept.shape[0] * size - edge, kept.shape[1] * size
+    values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
+    w = ns.BlockSparse(values, kept, shape=shape)
+    rows, columns = w.layout.index.block_rows, w.layout.index.block_columns
+    gates = np.float32(rng.integers(-1, 3, rows.size) * (columns != 4) * (rows < 33))
+    dense = w.toarray().astype(np.float64) * spread(gates, w)
+    values[gates == 0] = np.nan
+    w = w.to("cuda")
+    used, dense = (w.T, dense.T) if "w.T" in call else (w, dense)
+    x = rng.standard_normal((70, used.shape[call == "w @ x"])).astype(as_dtype(dtype))
+    gate = ops.all_blocks(w, ns.to_device(gates))
+    if call == "w @ x":
+        used, dense = used.T, dense.T
+    y = ns.to_device(np.full((70, used.shape[1]), np.nan, as_dtype(dtype)))
+    ops.matmul(ns.to_device(x), used, gate=gate, kernel="k7_small_blocks", out=y)
+    wide = x.astype(np.float64)
+    case = {"dtype": dtype}
+    close(y, wide @ dense, abs(wide) @ abs(dense), case, max(shape))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "across"),
+    [
+        ("float16", 32, 70, 3, False),
+        ("bfloat16", 32, 100, 0, True),
+        ("float16", 64, 70, 5, True),
+        ("bfloat16", 128, 70, 8, False),
+        ("float32", 32, 70, 3, False),
+        ("float32", 64, 33, 0, True),
+        ("float32", 128, 40, 4, False),
+    ],
+)
+def test_a_weight_gradient_leaves_out_what_gates_do(dtype, size, batch, edge, across, rng):
+    """What is not computed is not written; x and dy that no block needs are not read."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    layout = ns.Layout(rng.random((5, 7)) < 0.6)
+    index, shape = layout.index, (5 * size - edge, 7 * size - edge)
+    gates = np.float32(rng.integers(0, 3, layout.n_blocks) * (index.block_columns != 2))
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    wide, other = x.astype(np.float64), dy.astype(np.float64)
+    right, size_of = wide.T @ other, abs(wide).T @ abs(other)
+    dy[:, 2 * size :][:, :size] = np.nan
+    given = [
+        ns.to_device(np.ascontiguousarray(a.T)).T if across else ns.to_device(a) for a in (x, dy)
+    ]
+    values = ns.to_device(np.full((layout.n_blocks, size, size), 7, as_dtype(dtype)))
+    how = layout, "k6_hopper", "highest", ns.to_device(gates)
+    got = host(ops.sddmm_into(values, given[0].T, given[1], *how)).astype(np.float64)
+    left = ns.BlockSparse(
+        np.float64(gates != 0)[:, None, None] + np.zeros((1, size, size)), layout, shape=shape
+    )
+    left = left.toarray() != 0
+    close(got * left, right * left, size_of * left, {"dtype": dtype}, batch)
+    assert (values.numpy()[gates == 0] == 7).all()
 
 
 @pytest.mark.simulator

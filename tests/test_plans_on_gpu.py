@@ -1,22 +1,24 @@
 """Plans made on the GPU, of the tiles that real cards get: their kernels alone run here."""
 
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from numba import cuda, uint32
 
 import numbsparse as ns
 from numbsparse import Layout, device
+from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
+from numbsparse.kernels.matmul.k6_hopper.gated import SCALED, thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
-from numbsparse.kernels.parts.plans import Sent, planned
+from numbsparse.kernels.parts.plans import planned
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
@@ -93,64 +95,65 @@ def blocks_of(record, tile):
     return found, bool(record[0] & plan.LAST)
 
 
+def thin_all(tile):
+    """A kernel: the records of all steps, thinned, and which of them have anything to do."""
+    thin, RECORD = thinning(tile), tile.RECORD
+
+    @cuda.jit
+    def kernel(records, gates, wanted):
+        own = cuda.local.array(RECORD, uint32)
+        i = cuda.grid(1)
+        if i < wanted.size:
+            for e in range(RECORD):
+                own[e] = records[i, e]
+            wanted[i] = 1 if thin(own, gates) else 0
+            for e in range(RECORD):
+                records[i, e] = own[e]
+
+    return kernel
+
+
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch):
-    """In as few steps as fit, in the order of all: of more steps than there are threads."""
+def test_records_are_thinned_by_gates(size, rng, monkeypatch):
+    """Bits, and numbers of blocks before, are of those that are left, in the order of all."""
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
     layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
     gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
     gates[0], gates[1] = np.nan, -0.0
     for n, tile in enumerate(tiles_of(size, monkeypatch)):
-        transposed, rows = n % 2 == 0, 2
-        index = Sent(layout.index)
-        records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
-        tiles, starts = planned(index, schedule, lengths, rows, 5)
-        own = plan.Plan(records, strips, tiles, starts)
-        dtype = "f4" if tile.ITEM == 4 else "f2"
-        values = ns.to_device(np.zeros((layout.n_blocks, 32, 32), dtype))
-        found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates))
-        assert len(of_w) == (1 if tile.ITEM == 4 else 2)
-        records, left, tiles, ending = (
-            a.numpy() for a in (records, found.records, tiles, found.tiles)
-        )
-        np.testing.assert_array_equal(ending[:, :3], tiles[:, :3])
-        for group, _, first, end in ending:
-            all_of_them, last = steps(records, lengths.starts[group], lengths.steps[group], tile)
-            kept = [[b for b in step if gates[number(b, tile)] != 0] for step in all_of_them]
-            packed, last = steps(left, first, end - first, tile)
-            for step in packed:
-                for nth, (strip, x, block) in enumerate(step):
-                    from_w, is_one = not block & plan.SCALED, gates[number(step[nth], tile)] == 1
-                    assert from_w == (is_one or tile.ITEM == 4)
-                    step[nth] = strip, x, block & ~np.uint32(plan.SCALED)
-            assert sorted(chain(*kept)) == sorted(chain(*packed))
-            assert last == [False] * (end - first - 1) + [True]
-            some = [chain(*kept[k : k + RUN]) for k in range(0, len(kept), RUN)]
-            right = [len(step) for blocks in some for step in fewest([*blocks], tile)]
-            assert [len(step) for step in packed] == (right or [0])
-
-
-def steps(records, first, count, tile):
-    """What each step has, and whether it is the last."""
-    of = [blocks_of(r.view(np.uint32), tile) for r in records[first : first + count]]
-    return [found for found, _ in of], [last for _, last in of]
+        records, _, lengths = steps_of(layout.index, n % 2 == 0, tile, n % 3 == 0)
+        records = records.view(np.uint32)[: lengths.starts[-1]]
+        found, wanted = ns.to_device(records), ns.to_device(np.full(len(records), 7, np.int32))
+        launch(thin_all(tile), len(records), 1, found, ns.to_device(gates), wanted)
+        counts = tile.SHARES
+        for before, got, some in zip(records, found.numpy(), wanted.numpy(), strict=True):
+            blocks, last = blocks_of(before, tile)
+            own = [gates[number(block, tile)] for block in blocks]
+            kept = [k for k, gate in enumerate(own) if gate != 0]
+            assert some == (kept != [] or last)
+            assert got[counts] >> 8 == sum(1 << k for k in kept)
+            assert got[counts] & 255 == sum(
+                1 << e
+                for e in range(before[counts] & 255)
+                if any(blocks[k][1] == before[counts + 1 + e] for k in kept)
+            )
+            np.testing.assert_array_equal(got[counts + 1 :], before[counts + 1 :])
+            for share in range(tile.SHARES):
+                mask, was = int(got[share]), int(before[share])
+                bits = [b for b in range(tile.INPUTS * tile.SHARE) if was >> b & 1]
+                begin = was >> plan.BEFORE & plan.MOST
+                mine = [k for k in kept if begin <= k < begin + len(bits)]
+                assert mask & (1 << tile.INPUTS * tile.SHARE) - 1 == sum(
+                    1 << bits[k - begin] for k in mine
+                )
+                assert mask >> plan.BEFORE & plan.MOST == len([k for k in kept if k < begin])
+                assert mask & plan.LAST == was & plan.LAST
+                scaled = tile.ITEM == 2 and any(own[k] != 1 for k in mine)
+                assert (mask & SCALED != 0) == scaled
 
 
 def number(block, tile):
-    return (block[2] & (plan.SCALED - 1)) // tile.PARTS // tile.ACROSS
-
-
-def fewest(blocks, tile):
-    """Those of one input after the other, while they fit."""
-    found = []
-    for x in sorted({x for _, x, _ in blocks}):
-        own = [b for b in blocks if b[1] == x]
-        inputs = {x for _, x, _ in found[-1]} if found else ()
-        full = len(inputs) == tile.INPUTS or not found
-        if full or len(found[-1]) + len(own) > tile.BLOCKS:
-            found.append([])
-        found[-1] += own
-    return found
+    return (block[2] & (plan.EDGE - 1)) // tile.PARTS // tile.ACROSS
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of, rung, takes_gates
+from numbsparse.kernels.matmul import function_of, rung, skips_gates, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
@@ -174,7 +174,10 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    (a, b), precision = _factors(a, b), checked_precision(precision)
+    (a, b), precision, gates = _factors(a, b), checked_precision(precision), None
+    if isinstance(layout, Selection):  # of gates; what is computed where they are 0 is open
+        gates = None if layout.is_known else layout.gates
+        layout = layout.layout
     shape = (a.shape[0], b.shape[1])
     if isinstance(layout, BlockSparse):
         if layout.shape != shape:
@@ -186,17 +189,25 @@ def sddmm(
     layout = as_layout(layout)
     size = size_of_blocks(shape, layout.shape, block_size)
     values = empty_beside((layout.n_blocks, size, size), a)
-    return sddmm_into(values, a, b, layout, kernel, precision)
+    return sddmm_into(values, a, b, layout, kernel, precision, gates)
 
 
 def sddmm_into(
-    values: Any, a: Any, b: Any, layout: Layout, kernel: str = "auto", precision: str = "highest"
+    values: Any,
+    a: Any,
+    b: Any,
+    layout: Layout,
+    kernel: str = "auto",
+    precision: str = "highest",
+    gates: Any = None,
 ) -> BlockSparse:
-    """`sddmm` with memory for its values, (n_blocks, B, B)."""
+    """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0."""
     (a, b), values = _factors(a, b), operand(values, "values")
     chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
     dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
+    if gates is not None and skips_gates(chosen, a.dtype):
+        compute = partial(compute, gates=gates)
     compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
     clear_rest(layout, values)
     return dw

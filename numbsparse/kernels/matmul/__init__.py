@@ -137,6 +137,12 @@ def takes_gates(kernel: str, dtype: Any, known: bool) -> bool:
     return any(str(dtype) in dtypes for dtypes in takes)
 
 
+def skips_gates(kernel: str, dtype: Any) -> bool:
+    """Whether weight_grad of a rung takes `gates`: it need not compute blocks where they are 0."""
+    of = rung(kernel.partition("/")[0])
+    return str(dtype) in getattr(of, "SKIPS_GATES", ())
+
+
 def n_tiles(name: str, *case: Any) -> int:
     """How many tiles a rung has to choose from in a case that it serves."""
     module = rung(name)

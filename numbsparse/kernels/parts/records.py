@@ -1,7 +1,8 @@
 """Producer warps, which walk the records of a plan and request the copies that each names.
 
 A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
-too, so no step waits for its record; each is broadcast to the whole warp.
+too, so no step waits for its record; each is broadcast to the whole warp. Lanes may change what
+they hold by what only the GPU knows, and leave steps out.
 """
 
 from functools import cache
@@ -9,14 +10,27 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.ptx import elect, mbarrier_wait, shfl_idx
+from numbsparse.kernels.parts.walk_on_gpu import lowest
+from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx
 
 
 @cache
 def walking(
-    RECORD: int, STAGES: int, ROWS: int, request: Any, FETCHERS: int = 1, CLUSTER: int = 1
+    RECORD: int,
+    STAGES: int,
+    ROWS: int,
+    request: Any,
+    FETCHERS: int = 1,
+    CLUSTER: int = 1,
+    thin: Any = None,
 ) -> Any:
-    """walk(fetcher, records, tiles, first, last, bars, *args): request(step, row, stage, *args)."""
+    """walk(fetcher, records, tiles, first, last, bars, more, *args).
+
+    Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
+    thin(record, more) says so, once it has changed their record.
+    """
+
+    THINS = thin is not None
 
     @cuda.jit(device=True)
     def tile_at(tiles, i):
@@ -25,7 +39,32 @@ def walking(
         return int32((tiles[i, 1] * CLUSTER + rank) * ROWS), tiles[i, 2], tiles[i, 3]
 
     @cuda.jit(device=True)
-    def walk(fetcher, records, tiles, first, last, bars, *args):
+    def pass_on(held, k, step, turn, row, bars, *args):
+        for e in range(RECORD):
+            step[e] = shfl_idx(held[e], k)
+        stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
+        mbarrier_wait(bars, STAGES + stage, phase ^ 1)
+        if elect() != 0:
+            request(step, row, stage, bars, *args)
+
+    @cuda.jit(device=True)
+    def pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args):
+        """The steps before the n-th that are wanted; how many they are."""
+        lane, count, some = uint32(cuda.threadIdx.x) % 32, uint32(0), uint32(0)
+        if lane < n:
+            some = uint32(1 if thin(held, more) else 0)
+        left = redux_or(uint32(some << lane))
+        while left != 0:
+            k = uint32(lowest(left))
+            left = uint32(left & uint32(left - uint32(1)))
+            turn = uint32(done + count)
+            if turn % FETCHERS == fetcher:
+                pass_on(held, k, step, turn, row, bars, *args)
+            count = uint32(count + 1)
+        return count
+
+    @cuda.jit(device=True)
+    def walk(fetcher, records, tiles, first, last, bars, more, *args):
         lane = uint32(cuda.threadIdx.x) % 32
         held = cuda.local.array(RECORD, uint32)
         coming = cuda.local.array(RECORD, uint32)
@@ -42,16 +81,13 @@ def walking(
                 at += 32
                 for e in range(RECORD):
                     coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
-                k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
-                while k < n:
-                    for e in range(RECORD):
-                        step[e] = shfl_idx(held[e], k)
-                    turn = uint32(done + k)
-                    stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
-                    mbarrier_wait(bars, STAGES + stage, phase ^ 1)
-                    if elect() != 0:
-                        request(step, row, stage, bars, *args)
-                    k = uint32(k + FETCHERS)
+                if THINS:
+                    n = pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args)
+                else:
+                    k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
+                    while k < n:
+                        pass_on(held, k, step, uint32(done + k), row, bars, *args)
+                        k = uint32(k + FETCHERS)
                 for e in range(RECORD):
                     held[e] = coming[e]
                 done = uint32(done + n)

@@ -39,17 +39,17 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import plan_of_gates, plan_on_gpu  # noqa: F401, registered
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, registered
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
+from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.plans import planned, wanted
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
@@ -60,6 +60,7 @@ from numbsparse.kernels.ptx import (
     fewer_registers,
     first_multiple,
     let_next_kernel_start,
+    mbarrier_init,
     more_registers,
     shfl_idx,
     wait_for_earlier_kernels,
@@ -69,6 +70,7 @@ from numbsparse.layout import Index
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 TAKES_UNKNOWN_GATES = DTYPES  # of others blocks that are zero are left out, and scaled, before
+SKIPS_GATES = DTYPES
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
@@ -86,9 +88,9 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0, gates=None):
     along_lines(dy, values, index, dx, True, (precision, tile, gates))
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    gradient.weight_grad(x, dy, index, dvalues, precision)
+def weight_grad(x, dy, index, dvalues, precision="highest", tile=0, gates=None):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
+    gradient.weight_grad(x, dy, index, dvalues, precision, gates)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
@@ -111,28 +113,27 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     is_16_bit = str(x.dtype) in KINDS
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
-    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y))
+    gated, all_gates = gates is not None, () if gates is None else gates
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
     units = multiprocessors() // tile.CLUSTER  # clusters that run at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
-    plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
-    if gates is not None:
-        plan, all_values = wanted(steps_of, plan, tile, index, values, gates)
-        form = form._replace(w_maps=2 * len(all_values))
+    plan = Plan(records, strips, tiles, tile_starts)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
-        maps = maps_of(form, lines, all_values, edge, y)
+        maps = maps_of(form, lines, values, edge, y)
     else:
-        maps, (values,) = tensor_maps((lines, x_box(form), LINE)), all_values
+        maps = tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
-        images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
+        cut = tile.N, tile.DEPTH, x_transposed
+        images = images_of(values, strides, rows, x.shape[1], *cut, gates)
         x = lines.T if x_transposed else lines
-        dense = dense_of(x, values, index, transposed)
+        dense = dense_of(x, values, index, transposed, all_gates)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
     cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
     launch(
@@ -140,7 +141,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         blocks,
         tile.THREADS,
         *(maps, unannounced(maps), images, plan),
-        *(output_of(y), dense),
+        *(output_of(y), dense, all_gates),
         shared_bytes=nbytes,
         cluster=cluster,
         overlap=True,
@@ -148,14 +149,15 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
 
 
 def maps_of(
-    form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray
+    form: Form, x: DeviceArray, values: DeviceArray, edge: int, y: DeviceArray
 ) -> DeviceArray:
-    """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
+    """The maps of x, of w, of that with nothing beyond the edge along the sum, and of y."""
     w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
     boxes: list[Any] = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
-    for own in values:
-        inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
-        boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
+    inside = values
+    if edge:
+        inside = values[:, :, :edge] if form.transposed else values[:, :edge]
+    boxes += [(values, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
     if form.order != ANY:
         boxes.append((y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]))
     return tensor_maps(*boxes)
@@ -168,24 +170,30 @@ def line_kernel(form: Form) -> Any:
     images : of w, in float32, like `dense`; 16 bits have neither
     """
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
-    LAST = X if form.order == ANY else W + form.w_maps
+    LAST = X if form.order == ANY else Y
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
-    MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
+    MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
+    if form.gated and IS_16_BIT:
+        BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
     MORE, FEWER = tile.REGISTERS
     produce, consume = producer(form), consumer(form)
     # Values begin at the first stage: their places need nothing added in every step.
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(**tile.options)
-    def kernel(maps, fresh, images, plan, y, dense):
+    def kernel(maps, fresh, images, plan, y, dense, gates):
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
-        bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
+        # A stage is full; a stage is empty; a share has scaled its blocks.
+        bars = cuda.shared.array(BARRIERS, uint64)
+        # Masks, for each share those of all stages; zeros; gates of the blocks of each stage.
+        info = cuda.shared.array(WORDS, uint32)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)
+            for i in range(SCALERS):
+                mbarrier_init(bars, 2 * STAGES + i, WARPS // SCALERS)
             for i in range(STAGES):
                 info[MASKS + i] = uint32(0)
             fence_mbarrier_init()
@@ -200,9 +208,9 @@ def line_kernel(form: Form) -> Any:
         if warp >= WARPS:
             if FEWER:
                 fewer_registers(FEWER)
-            fetcher = uint32(warp - WARPS)
+            fetcher, source = uint32(warp - WARPS), (maps, images, gates)
             if not FEWER or fetcher == 0:
-                produce(fetcher, fresh, (maps, images), plan, first, last, shared, base, bars, info)
+                produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info)
         else:
             if MORE:
                 more_registers(MORE)

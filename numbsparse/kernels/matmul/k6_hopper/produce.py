@@ -12,32 +12,35 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
+from numbsparse.kernels.matmul.k6_hopper.gated import SCALED, gate_in, thinning
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
-from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
+from numbsparse.kernels.ptx import as_uint32, bulk_load, fence_tensor_map, mbarrier_expect
 
-X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end where x does, then y
+X, W, Y = 0, 1, 3  # tensor maps; after W the one that ends where x does
 
 
 @cache
 def producer(form: Form) -> Any:
     """produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info).
 
-    source : the maps; of float32, and the images of w
+    source : the maps; of float32, and the images of w; gates, if any
     info : the masks of all stages
     """
     tile = form.tile
-    N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
+    N_MAPS = X + 1 if tile.ITEM == 4 else Y
     shape = tile.RECORD, tile.STAGES, tile.ROWS
-    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER)
+    thin = thinning(tile) if form.gated else None
+    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER, thin)
 
     @cuda.jit(device=True)
     def produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info):
         if fresh != 0:
             for m in range(N_MAPS):
                 fence_tensor_map(source[0][m])
-        walk(fetcher, plan.records, plan.tiles, first, last, bars, source, shared, base, info)
+        records, tiles, gates = plan.records, plan.tiles, source[2]
+        walk(fetcher, records, tiles, first, last, bars, gates, source, shared, base, info)
 
     return produce
 
@@ -51,6 +54,8 @@ def requesting(form: Form) -> Any:
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
+    if form.gated:
+        return requesting_wanted(form, fetch_x, fetch_w)
 
     @cuda.jit(device=True)
     def request(step, row, stage, bars, source, shared, base, info):
@@ -69,6 +74,44 @@ def requesting(form: Form) -> Any:
             if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
                 at = start + W_START // UNIT + b * (W_BYTES // UNIT)
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
+
+    return request
+
+
+def requesting_wanted(form: Form, fetch_x: Any, fetch_w: Any) -> Any:
+    """The same of records that are thinned. Gates of blocks that are to be scaled are published."""
+    tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
+    INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
+    STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
+    COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
+    FACTORS, gate_of = tile.MASKS, gate_in(tile)
+
+    @cuda.jit(device=True)
+    def request(step, row, stage, bars, source, shared, base, info):
+        inputs, blocks, scaled = step[COUNTS] & 255, step[COUNTS] >> 8, uint32(0)
+        for s in range(SHARES):
+            info[s * STAGES + stage] = step[s]
+            scaled = uint32(scaled | step[s] & uint32(SCALED))
+        if scaled != 0:
+            n = uint32(FACTORS + stage * BLOCKS)
+            for b in range(BLOCKS):
+                if blocks >> uint32(b) & 1:
+                    info[n] = as_uint32(gate_of(step[FIRST_BLOCK + b], source[2]))
+                    n = uint32(n + 1)
+        nbytes = cuda.popc(inputs) * X_BYTES + cuda.popc(blocks) * W_BYTES
+        mbarrier_expect(bars, stage, uint32(nbytes))
+        start = uint32(base + stage * (STAGE // UNIT))
+        for e in range(INPUTS):
+            if inputs >> uint32(e) & 1:
+                at = start + e * (X_BYTES // UNIT)
+                fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
+        turn, rank = stage, uint32(cuda.blockIdx.x) % CLUSTER
+        at = uint32(start + W_START // UNIT)
+        for b in range(BLOCKS):
+            if blocks >> uint32(b) & 1:
+                if CLUSTER == 1 or turn % CLUSTER == rank:
+                    fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
+                turn, at = uint32(turn + 1), uint32(at + W_BYTES // UNIT)
 
     return request
 
@@ -105,7 +148,7 @@ def w_box(form: Form) -> tuple[int, int, int]:
 @cache
 def fetch_block(form: Form) -> Any:
     """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
-    tile, transposed, ragged, gated = form.tile, form.transposed, form.ragged, form.w_maps > 2
+    tile, transposed, ragged = form.tile, form.transposed, form.ragged
     DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = load_block_for(tile.CLUSTER)
@@ -122,13 +165,10 @@ def fetch_block(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def fetch(source, kept, shared, place, bars, stage):
-        first = W
-        if gated and kept & SCALED:
-            first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
         if ragged and kept >> 31:
-            fetch_from(source[0][first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
+            fetch_from(source[0][W + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
         else:
-            fetch_from(source[0][first], kept, shared, place, bars, stage)
+            fetch_from(source[0][W], kept, shared, place, bars, stage)
 
     return fetch
 
