@@ -47,73 +47,65 @@ def producer(form: Form) -> Any:
 
 @cache
 def requesting(form: Form) -> Any:
-    """What `walking` does for a step: it publishes masks and requests tiles."""
+    """What `walking` does for a step: it publishes masks and requests tiles.
+
+    Of gated blocks that are to be scaled it publishes the gates too.
+    """
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
+    FACTORS, gated, gate_of = tile.MASKS, form.gated, gate_in(tile)
+    many, before, has = counting(gated)
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
-    if form.gated:
-        return requesting_wanted(form, fetch_x, fetch_w)
 
     @cuda.jit(device=True)
     def request(step, row, stage, bars, source, shared, base, info):
+        scaled = uint32(0)
         for s in range(SHARES):
             info[s * STAGES + stage] = step[s]
+            scaled = uint32(scaled | step[s] & uint32(SCALED))
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
-        mbarrier_expect(bars, stage, inputs * X_BYTES + blocks * W_BYTES)
+        if gated and scaled != 0:
+            for b in range(BLOCKS):
+                if has(blocks, b):
+                    gate = gate_of(step[FIRST_BLOCK + b], source[2])
+                    info[FACTORS + stage * BLOCKS + before(blocks, b)] = as_uint32(gate)
+        mbarrier_expect(bars, stage, many(inputs) * X_BYTES + many(blocks) * W_BYTES)
         start = uint32(base + stage * (STAGE // UNIT))
         for e in range(INPUTS):
-            if e < inputs:
+            if has(inputs, e):
                 at = start + e * (X_BYTES // UNIT)
                 fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
-            if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
-                at = start + W_START // UNIT + b * (W_BYTES // UNIT)
+            nth = before(blocks, b)
+            if has(blocks, b) and (CLUSTER == 1 or (stage + nth) % CLUSTER == rank):
+                at = start + W_START // UNIT + nth * (W_BYTES // UNIT)
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
     return request
 
 
-def requesting_wanted(form: Form, fetch_x: Any, fetch_w: Any) -> Any:
-    """The same of records that are thinned. Gates of blocks that are to be scaled are published."""
-    tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
-    INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
-    STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
-    COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
-    FACTORS, gate_of = tile.MASKS, gate_in(tile)
+def counting(thinned: bool) -> tuple[Any, Any, Any]:
+    """many(word), before(word, i) and has(word, i): how many inputs or blocks a step has, how many
+    of them before the i-th, and whether that. A word is their number, of what is thinned bits."""
 
     @cuda.jit(device=True)
-    def request(step, row, stage, bars, source, shared, base, info):
-        inputs, blocks, scaled = step[COUNTS] & 255, step[COUNTS] >> 8, uint32(0)
-        for s in range(SHARES):
-            info[s * STAGES + stage] = step[s]
-            scaled = uint32(scaled | step[s] & uint32(SCALED))
-        if scaled != 0:
-            n = uint32(FACTORS + stage * BLOCKS)
-            for b in range(BLOCKS):
-                if blocks >> uint32(b) & 1:
-                    info[n] = as_uint32(gate_of(step[FIRST_BLOCK + b], source[2]))
-                    n = uint32(n + 1)
-        nbytes = cuda.popc(inputs) * X_BYTES + cuda.popc(blocks) * W_BYTES
-        mbarrier_expect(bars, stage, uint32(nbytes))
-        start = uint32(base + stage * (STAGE // UNIT))
-        for e in range(INPUTS):
-            if inputs >> uint32(e) & 1:
-                at = start + e * (X_BYTES // UNIT)
-                fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
-        turn, rank = stage, uint32(cuda.blockIdx.x) % CLUSTER
-        at = uint32(start + W_START // UNIT)
-        for b in range(BLOCKS):
-            if blocks >> uint32(b) & 1:
-                if CLUSTER == 1 or turn % CLUSTER == rank:
-                    fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
-                turn, at = uint32(turn + 1), uint32(at + W_BYTES // UNIT)
+    def many(word):
+        return uint32(cuda.popc(word)) if thinned else word
 
-    return request
+    @cuda.jit(device=True)
+    def before(word, i):
+        return uint32(cuda.popc(uint32(word & uint32((1 << i) - 1)))) if thinned else i
+
+    @cuda.jit(device=True)
+    def has(word, i):
+        return word >> uint32(i) & 1 != 0 if thinned else i < word
+
+    return many, before, has
 
 
 def x_box(form: Form) -> tuple[int, int]:
