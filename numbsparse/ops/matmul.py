@@ -24,7 +24,7 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of, rung, skips_gates, takes_gates
+from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
@@ -206,7 +206,7 @@ def sddmm_into(
     chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
     dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
-    if gates is not None and skips_gates(chosen, a.dtype):
+    if gates is not None and takes_gates(chosen, "weight_grad", False):
         compute = partial(compute, gates=gates)
     compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
     clear_rest(layout, values)
@@ -410,11 +410,8 @@ def _run(
         layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
     compute, values = function_of(chosen, product), w.values
-    if (
-        kept is not None
-        and isinstance(x, DeviceArray)
-        and takes_gates(chosen, x.dtype, kept.is_known)
-    ):
+    on_gpu = isinstance(x, DeviceArray)
+    if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
@@ -434,7 +431,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), dense.dtype, kept.is_known)
+    return takes_gates(choose(*case, kept.layout), product, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -69,8 +69,8 @@ from numbsparse.layout import Index
 
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
-TAKES_UNKNOWN_GATES = DTYPES  # of others blocks that are zero are left out, and scaled, before
-SKIPS_GATES = DTYPES
+# Of others blocks that are zero are left out, and scaled, before.
+TAKES_UNKNOWN_GATES = ("forward", "input_grad", "weight_grad")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
