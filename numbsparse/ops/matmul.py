@@ -72,16 +72,16 @@ def matmul(
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
         w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` does, and in 16 bits `k7_small_blocks`. A block whose gate is zero is
-        skipped, in both gradients too: neither it nor its gate gets one. For each new set of such
-        blocks a layout is made and planned; the last four are remembered. Gates are copied from a
-        GPU to the host once after each change that this library makes to them; another library's
-        arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` and `k6_hopper` skip zeros, and the pass of the latter over w, in
-        16 bits, leaves out blocks whose gate is one; other kernels take as long as with all gates
-        one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
-        multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
-        gate either, and they are in the order of `w.values`, for `w.T` too.
+        `k8_small_batch` and `k7_small_blocks` do. A block whose gate is zero is skipped, in both
+        gradients too: neither it nor its gate gets one. For each new set of such blocks a layout is
+        made and planned; the last four are remembered. Gates are copied from a GPU to the host once
+        after each change that this library makes to them; another library's arrays are copied at
+        every product. NaN and infinity as gates are multiplied like any number. Within a step that
+        `ns.graph` captures nothing is copied: those two and `k6_hopper`, this in the
+        weight-gradient too, skip zeros as they find them; other kernels take as long as with all
+        gates one. Results are the same, unless x or gates have infinity or NaN. In a layout that
+        `Layout.on_device` made the host looks at no gate either, and they are in the order of
+        `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
