@@ -9,6 +9,7 @@ import numbsparse as ns
 from numbsparse import device, nn, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.nn import functional as F
 
 UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
@@ -324,24 +325,31 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(dtype, size, edge, 
 
 @pytest.mark.simulator
 @pytest.mark.parametrize(
-    ("dtype", "size", "batch", "edge", "across"),
+    ("dtype", "size", "batch", "edge", "across", "pieces"),
     [
-        ("float16", 32, 70, 3, False),
-        ("bfloat16", 32, 100, 0, True),
-        ("float16", 64, 70, 5, True),
-        ("bfloat16", 128, 70, 8, False),
-        ("float32", 32, 70, 3, False),
-        ("float32", 64, 33, 0, True),
-        ("float32", 128, 40, 4, False),
+        ("float16", 32, 70, 3, False, 2),
+        ("bfloat16", 32, 100, 0, True, 1),
+        ("float16", 64, 70, 5, True, 1),
+        ("bfloat16", 128, 70, 8, False, 1),
+        ("float16", 128, 70, 0, True, 2),
+        ("float32", 32, 70, 3, False, 1),
+        ("float32", 64, 33, 0, True, 2),
+        ("float32", 128, 40, 4, False, 1),
     ],
 )
-def test_a_weight_gradient_leaves_out_what_gates_do(dtype, size, batch, edge, across, rng):
+def test_a_weight_gradient_leaves_out_what_gates_do(
+    dtype, size, batch, edge, across, pieces, rng, monkeypatch
+):
     """What is not computed is not written; x and dy that no block needs are not read."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    layout = ns.Layout(rng.random((4, 5)) < 0.6)
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
+    kept = rng.random((4, 5)) < 0.6
+    kept[0] = True
+    layout = ns.Layout(kept)
     index, shape = layout.index, (4 * size - edge, 5 * size - edge)
     gates = np.float32(rng.integers(0, 3, layout.n_blocks) * (index.block_columns != 2))
+    gates[:5] = 0, 1, 0, 1, 0  # of two neighbours the second alone
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     wide, other = x.astype(np.float64), dy.astype(np.float64)
     right, size_of = wide.T @ other, abs(wide).T @ abs(other)
