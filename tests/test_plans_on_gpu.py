@@ -12,7 +12,7 @@ from numbsparse import Layout, device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.gated import SCALED, thinning
+from numbsparse.kernels.matmul.k6_hopper.gated import TO_SCALE, thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
@@ -96,26 +96,26 @@ def blocks_of(record, tile):
 
 
 def thin_all(tile):
-    """A kernel: the records of all steps, thinned, and which of them have anything to do."""
-    thin, RECORD = thinning(tile), tile.RECORD
+    """A kernel: the records of all steps, thinned, with gates, and which have anything to do."""
+    thin, RECORD, ALL = thinning(tile), tile.RECORD, tile.RECORD + tile.BLOCKS
 
     @cuda.jit
-    def kernel(records, gates, wanted):
-        own = cuda.local.array(RECORD, uint32)
+    def kernel(records, gates, thinned, wanted):
+        own = cuda.local.array(ALL, uint32)
         i = cuda.grid(1)
         if i < wanted.size:
             for e in range(RECORD):
                 own[e] = records[i, e]
             wanted[i] = 1 if thin(own, gates) else 0
-            for e in range(RECORD):
-                records[i, e] = own[e]
+            for e in range(ALL):
+                thinned[i, e] = own[e]
 
     return kernel
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_records_are_thinned_by_gates(size, rng, monkeypatch):
-    """Bits, and numbers of blocks before, are of those that are left, in the order of all."""
+    """Bits, numbers of blocks before, blocks and gates are of those left, in the order of all."""
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
     layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
     gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
@@ -123,9 +123,13 @@ def test_records_are_thinned_by_gates(size, rng, monkeypatch):
     for n, tile in enumerate(tiles_of(size, monkeypatch)):
         records, _, lengths = steps_of(layout.index, n % 2 == 0, tile, n % 3 == 0)
         records = records.view(np.uint32)[: lengths.starts[-1]]
-        found, wanted = ns.to_device(records), ns.to_device(np.full(len(records), 7, np.int32))
-        launch(thin_all(tile), len(records), 1, found, ns.to_device(gates), wanted)
-        counts = tile.SHARES
+        counts, first = tile.SHARES, tile.RECORD - tile.BLOCKS
+        for record in records:  # as in memory that was not zero
+            record[first + (record[counts] >> 8) :] = 0xFFFFFFFF
+        found = ns.to_device(np.zeros((len(records), tile.RECORD + tile.BLOCKS), np.uint32))
+        wanted = ns.to_device(np.full(len(records), 7, np.int32))
+        args = ns.to_device(records), ns.to_device(gates), found, wanted
+        launch(thin_all(tile), len(records), 1, *args)
         for before, got, some in zip(records, found.numpy(), wanted.numpy(), strict=True):
             blocks, last = blocks_of(before, tile)
             own = [gates[number(block, tile)] for block in blocks]
@@ -137,7 +141,11 @@ def test_records_are_thinned_by_gates(size, rng, monkeypatch):
                 for e in range(before[counts] & 255)
                 if any(blocks[k][1] == before[counts + 1 + e] for k in kept)
             )
-            np.testing.assert_array_equal(got[counts + 1 :], before[counts + 1 :])
+            there = tile.RECORD if len(blocks) == tile.BLOCKS else first + len(blocks)
+            np.testing.assert_array_equal(got[counts + 1 : there], before[counts + 1 : there])
+            if tile.ITEM == 2:
+                behind = got[tile.RECORD :][: len(own)].view(np.float32)
+                np.testing.assert_array_equal(behind, own)
             for share in range(tile.SHARES):
                 mask, was = int(got[share]), int(before[share])
                 bits = [b for b in range(tile.INPUTS * tile.SHARE) if was >> b & 1]
@@ -149,7 +157,7 @@ def test_records_are_thinned_by_gates(size, rng, monkeypatch):
                 assert mask >> plan.BEFORE & plan.MOST == len([k for k in kept if k < begin])
                 assert mask & plan.LAST == was & plan.LAST
                 scaled = tile.ITEM == 2 and any(own[k] != 1 for k in mine)
-                assert (mask & SCALED != 0) == scaled
+                assert (mask & TO_SCALE != 0) == scaled
 
 
 def number(block, tile):

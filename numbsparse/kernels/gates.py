@@ -21,15 +21,20 @@ from numbsparse.kernels.ptx import (
     load_4xf32,
     load_4xu32,
     store_4xu32,
+    wait_for_earlier_kernels,
 )
 
-ZERO = np.float32(0)
+ZERO, ONE = np.float32(0), np.float32(1)
 DEEP = 4  # pieces of a thread
 MOST_LANES = 8 if SIMULATED else 256  # threads that sum a block together, a power of 2
 
 
-def scale_blocks(a, where, by, gates, to_all, out):
-    """out[b] = a[where[b]] * by[g], (blocks, B, B); g = b if `to_all`, 0 or 1, else where[b]."""
+def scale_blocks(a, where, by, gates, to_all, out, beside=False, but_ones=False):
+    """out[b] = a[where[b]] * by[g], (blocks, B, B); g = b if `to_all`, 0 or 1, else where[b].
+
+    It may run `beside` the launch before, which began when all of this was there. `but_ones` are
+    anything, and so are blocks of zeros, if nobody reads them.
+    """
     width, piece = out.shape[1] * out.shape[2], BYTES // out.itemsize
     args = a.span, where, by, gates, to_all
     pieces = width // piece
@@ -37,8 +42,9 @@ def scale_blocks(a, where, by, gates, to_all, out):
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
     early, shift = SIMULATED or compute_capability() >= (9, 0), pieces.bit_length() - 1
+    kernel = scale_pieces_kernel(out.dtype.name, early, but_ones)
     grid = blocks(-(-out.size // (piece * DEEP)))
-    launch(scale_pieces_kernel(out.dtype.name, early), grid, THREADS, *args, shift, out.span)
+    launch(kernel, grid, THREADS, *args, shift, out.span, overlap=beside)
 
 
 def block_dots(a, b, where, gates, dots):
@@ -67,10 +73,10 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 
 @cache
-def scale_pieces_kernel(dtype: str, early: bool) -> Any:
+def scale_pieces_kernel(dtype: str, early: bool, but_ones: bool) -> Any:
     """The same, by pieces of 16 bytes, 2^shift a block: of float32, or 16-bit floats.
 
-    A thread has DEEP of them under way. The next kernel may begin meanwhile if `early`.
+    A thread has DEEP of them under way. What reads the gates alone may run beside it if `early`.
     """
     PIECE, scaled = 4 if dtype == "float32" else 8, scaling(dtype)
 
@@ -90,16 +96,18 @@ def scale_pieces_kernel(dtype: str, early: bool) -> Any:
                 block = i >> shift
                 source = int64(where[block])
                 gate = block if to_all else source
-                if source >= 0 and gates[gate] != ZERO:
+                if source >= 0 and gates[gate] != ZERO and not (but_ones and gates[gate] == ONE):
                     at, factors[k] = (source << shift) + i - (block << shift), by[gate]
                     w0, w1, w2, w3 = load_4xu32(a, at * PIECE)
                     words[k, 0], words[k, 1], words[k, 2], words[k, 3] = w0, w1, w2, w3
         for k in range(DEEP):
             i, own, by_this = first + k * THREADS, words[k], factors[k]
-            if i < pieces:
+            if i < pieces and not (but_ones and by_this == ZERO):
                 w0, w1 = scaled(own[0], by_this), scaled(own[1], by_this)
                 w2, w3 = scaled(own[2], by_this), scaled(own[3], by_this)
                 store_4xu32(out, i * PIECE, w0, w1, w2, w3)
+        if early:
+            wait_for_earlier_kernels()  # for the next one, which waits for this one alone
 
     return kernel
 

@@ -11,7 +11,7 @@ from typing import Any
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.parts.walk_on_gpu import lowest
-from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx
+from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx, sync_warp
 
 
 @cache
@@ -23,14 +23,17 @@ def walking(
     FETCHERS: int = 1,
     CLUSTER: int = 1,
     thin: Any = None,
+    show: Any = None,
+    MORE: int = 0,
 ) -> Any:
     """walk(fetcher, records, tiles, first, last, bars, more, *args).
 
     Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
-    thin(record, more) says so, once it has changed their record.
+    thin(record, more) says so, once it has changed their record and the MORE numbers behind it:
+    then the lane that has it comes first, with show(record, stage, *args), if there is any.
     """
 
-    THINS = thin is not None
+    THINS, ALL = thin is not None, RECORD + MORE
 
     @cuda.jit(device=True)
     def tile_at(tiles, i):
@@ -44,6 +47,10 @@ def walking(
             step[e] = shfl_idx(held[e], k)
         stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
         mbarrier_wait(bars, STAGES + stage, phase ^ 1)
+        if MORE:
+            if uint32(cuda.threadIdx.x) % 32 == k:
+                show(held, stage, *args)
+            sync_warp()
         if elect() != 0:
             request(step, row, stage, bars, *args)
 
@@ -66,7 +73,7 @@ def walking(
     @cuda.jit(device=True)
     def walk(fetcher, records, tiles, first, last, bars, more, *args):
         lane = uint32(cuda.threadIdx.x) % 32
-        held = cuda.local.array(RECORD, uint32)
+        held = cuda.local.array(ALL, uint32)
         coming = cuda.local.array(RECORD, uint32)
         step = cuda.local.array(RECORD, uint32)
         row, at, end = tile_at(tiles, first)

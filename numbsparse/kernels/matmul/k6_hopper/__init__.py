@@ -43,7 +43,8 @@ from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, regis
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.produce import X, Y, producer, w_box, x_box
+from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
+from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
@@ -75,6 +76,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
+FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_of_gates`
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
 
@@ -113,7 +115,8 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     is_16_bit = str(x.dtype) in KINDS
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
-    gated, all_gates = gates is not None, () if gates is None else gates
+    in_two = gates is not None and is_16_bit and batch > FEW
+    gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
     form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
     units = multiprocessors() // tile.CLUSTER  # clusters that run at once
@@ -121,11 +124,14 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
-    plan = Plan(records, strips, tiles, tile_starts)
+    plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
+    if in_two:
+        plan, all_values = steps_wanted(plan, tile, index, values, gates)
+        form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
-        maps = maps_of(form, lines, values, edge, y)
+        maps = maps_of(form, lines, all_values, edge, y)
     else:
         maps = tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
@@ -149,15 +155,14 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
 
 
 def maps_of(
-    form: Form, x: DeviceArray, values: DeviceArray, edge: int, y: DeviceArray
+    form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray
 ) -> DeviceArray:
-    """The maps of x, of w, of that with nothing beyond the edge along the sum, and of y."""
+    """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
     w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
     boxes: list[Any] = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
-    inside = values
-    if edge:
-        inside = values[:, :, :edge] if form.transposed else values[:, :edge]
-    boxes += [(values, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
+    for own in values:
+        inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
+        boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
     if form.order != ANY:
         boxes.append((y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]))
     return tensor_maps(*boxes)
@@ -170,7 +175,7 @@ def line_kernel(form: Form) -> Any:
     images : of w, in float32, like `dense`; 16 bits have neither
     """
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
-    LAST = X if form.order == ANY else Y
+    LAST = X if form.order == ANY else W + form.w_maps
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
     if form.gated and IS_16_BIT:

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.gated import SCALED, scaler
+from numbsparse.kernels.matmul.k6_hopper.gated import TO_SCALE, scaler
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
@@ -94,7 +94,7 @@ def consumer(form: Form) -> Any:
                 start = uint32(stage * (STAGE_BYTES // UNIT))
                 before = mask >> BEFORE & MOST
                 w_start = w_place + start + before * W_BYTES
-                if SCALES and mask & SCALED:
+                if SCALES and mask & TO_SCALE:
                     at, count = FACTORS + stage * BLOCKS + before, cuda.popc(uint32(mask & bits))
                     scale(shared, w_start, info, at, count, share, warpgroup, bars, turn)
                     turn = uint32(turn ^ 1)

@@ -2,7 +2,8 @@
 
 The lanes of a producer leave blocks whose gate is zero out of the records that they hold, 32 steps
 at once; steps of nothing are passed over. So what is zero is neither copied nor multiplied, and
-steps are as many as any block of theirs is left. A 16-bit block whose gate is not one is multiplied
+steps are as many as any block of theirs is left; of 16 bits, a long batch and few such blocks
+`plan_of_gates` is faster. A 16-bit block whose gate is not one is multiplied
 by it in its stage, by the warps that read it there; float32's are as the images are made.
 """
 
@@ -14,6 +15,7 @@ from numba import cuda, float32, uint32
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, Form, Tile
 from numbsparse.kernels.ptx import (
     as_float32,
+    as_uint32,
     fence_proxy_async,
     load_4xu32,
     mbarrier_arrive,
@@ -26,7 +28,7 @@ from numbsparse.kernels.ptx import (
     unpack_half2,
 )
 
-SCALED = 1 << 25  # in a mask: a block of the share has another gate than one
+TO_SCALE = 1 << 25  # in a mask: a block of the share has another gate than one
 
 
 @cache
@@ -34,17 +36,19 @@ def thinning(tile: Tile) -> Any:
     """thin(record, gates): whether a step has anything to do; its record is changed.
 
     Masks are of blocks that are left. For the counts there are bits of the inputs that these meet,
-    and from the 8th on of the blocks.
+    and from the 8th on of the blocks. Of 16 bits the gates of all blocks follow.
     """
     SHARES, SHARE, INPUTS, BLOCKS = tile.SHARES, tile.SHARE, tile.INPUTS, tile.BLOCKS
-    FIRST_BLOCK, gate_of, IS_16_BIT = tile.SHARES + 1 + tile.INPUTS, gate_in(tile), tile.ITEM == 2
+    FIRST_BLOCK, OF_BLOCK = tile.SHARES + 1 + tile.INPUTS, tile.PARTS * tile.ACROSS
+    FIRST_GATE, IS_16_BIT, GATES = tile.RECORD, tile.ITEM == 2, gates_in(tile)
     ALL = uint32((1 << 32) - 1)
 
     @cuda.jit(device=True)
     def thin(record, gates):
         own, count = cuda.local.array(BLOCKS, float32), record[SHARES] >> 8
         for b in range(BLOCKS):  # behind those of the step there may be anything
-            own[b] = gate_of(record[FIRST_BLOCK + b] if b < count else uint32(0), gates)
+            kept = record[FIRST_BLOCK + b] & uint32(EDGE - 1) if b < count else uint32(0)
+            own[b] = gates[uint32(kept) // uint32(OF_BLOCK)]
         left, scaled, met, inputs = uint32(0), uint32(0), uint32(0), uint32(0)
         for b in range(BLOCKS):
             if b < count:
@@ -63,23 +67,39 @@ def thinning(tile: Tile) -> Any:
                 inputs = uint32(inputs | uint32(stays << uint32(bit // SHARE)))
                 flag = uint32(flag | stays & uint32(scaled >> met))
                 met = uint32(met + here)
-            record[s] = uint32(kept | uint32(before << uint32(BEFORE)) | uint32(flag * SCALED))
+            record[s] = uint32(kept | uint32(before << uint32(BEFORE)) | uint32(flag * TO_SCALE))
+        for b in range(GATES):
+            record[FIRST_GATE + b] = as_uint32(own[b])
         record[SHARES] = uint32(inputs | uint32(left << uint32(8)))
         return left != 0 or record[0] >> uint32(31) != 0
 
     return thin
 
 
+def gates_in(tile: Tile) -> int:
+    """How many gates follow a record."""
+    return tile.BLOCKS if tile.ITEM == 2 else 0
+
+
 @cache
-def gate_in(tile: Tile) -> Any:
-    """gate_of(kept, gates): of a kept block as records name it."""
-    OF_BLOCK = tile.PARTS * tile.ACROSS
+def showing(tile: Tile) -> Any:
+    """show(record, stage, source, shared, base, info): the gates of a stage's blocks, if they are
+    to be scaled, by the lane that has the record."""
+    SHARES, BLOCKS, FIRST_GATE, FACTORS = tile.SHARES, tile.BLOCKS, tile.RECORD, tile.MASKS
 
     @cuda.jit(device=True)
-    def gate_of(kept, gates):
-        return gates[uint32(kept & uint32(EDGE - 1)) // uint32(OF_BLOCK)]
+    def show(record, stage, source, shared, base, info):
+        scaled = uint32(0)
+        for s in range(SHARES):
+            scaled = uint32(scaled | record[s] & uint32(TO_SCALE))
+        if scaled != 0:
+            n = uint32(FACTORS + stage * BLOCKS)
+            for b in range(BLOCKS):
+                if record[SHARES] >> uint32(8 + b) & uint32(1):
+                    info[n] = record[FIRST_GATE + b]
+                    n = uint32(n + 1)
 
-    return gate_of
+    return show
 
 
 @cache

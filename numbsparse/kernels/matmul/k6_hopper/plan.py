@@ -19,6 +19,7 @@ READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
+SCALED = 1 << 30  # in a kept block: it is read where blocks are times their gates
 
 
 class Tile(NamedTuple):
@@ -157,7 +158,8 @@ class Form(NamedTuple):
     x_transposed: bool  # x is feature-major
     ragged: bool  # of 16 bits: the last input block reaches beyond the edge
     order: str  # of y, see `parts.store`
-    gated: bool = False  # whether blocks are multiplied by gates
+    gated: bool = False  # whether the kernel leaves blocks out by gates, and multiplies by them
+    w_maps: int = 2  # 4 where kept blocks may be SCALED
 
 
 TILES = {

@@ -12,13 +12,13 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.gated import SCALED, gate_in, thinning
-from numbsparse.kernels.matmul.k6_hopper.plan import LINE, Form
+from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
-from numbsparse.kernels.ptx import as_uint32, bulk_load, fence_tensor_map, mbarrier_expect
+from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
 
-X, W, Y = 0, 1, 3  # tensor maps; after W the one that ends where x does
+X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end where x does, then y
 
 
 @cache
@@ -29,10 +29,10 @@ def producer(form: Form) -> Any:
     info : the masks of all stages
     """
     tile = form.tile
-    N_MAPS = X + 1 if tile.ITEM == 4 else Y
+    N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
     shape = tile.RECORD, tile.STAGES, tile.ROWS
-    thin = thinning(tile) if form.gated else None
-    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER, thin)
+    thinned = (thinning(tile), showing(tile), gates_in(tile)) if form.gated else ()
+    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned)
 
     @cuda.jit(device=True)
     def produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info):
@@ -47,32 +47,21 @@ def producer(form: Form) -> Any:
 
 @cache
 def requesting(form: Form) -> Any:
-    """What `walking` does for a step: it publishes masks and requests tiles.
-
-    Of gated blocks that are to be scaled it publishes the gates too.
-    """
+    """What `walking` does for a step: it publishes masks and requests tiles."""
     tile, STAGES, SHARES = form.tile, form.tile.STAGES, form.tile.SHARES
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
-    FACTORS, gated, gate_of = tile.MASKS, form.gated, gate_in(tile)
-    many, before, has = counting(gated)
+    many, before, has = counting(form.gated)
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
     @cuda.jit(device=True)
     def request(step, row, stage, bars, source, shared, base, info):
-        scaled = uint32(0)
         for s in range(SHARES):
             info[s * STAGES + stage] = step[s]
-            scaled = uint32(scaled | step[s] & uint32(SCALED))
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
-        if gated and scaled != 0:
-            for b in range(BLOCKS):
-                if has(blocks, b):
-                    gate = gate_of(step[FIRST_BLOCK + b], source[2])
-                    info[FACTORS + stage * BLOCKS + before(blocks, b)] = as_uint32(gate)
         mbarrier_expect(bars, stage, many(inputs) * X_BYTES + many(blocks) * W_BYTES)
         start = uint32(base + stage * (STAGE // UNIT))
         for e in range(INPUTS):
@@ -140,7 +129,7 @@ def w_box(form: Form) -> tuple[int, int, int]:
 @cache
 def fetch_block(form: Form) -> Any:
     """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
-    tile, transposed, ragged = form.tile, form.transposed, form.ragged
+    tile, transposed, ragged, in_two = form.tile, form.transposed, form.ragged, form.w_maps > 2
     DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = load_block_for(tile.CLUSTER)
@@ -157,10 +146,13 @@ def fetch_block(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def fetch(source, kept, shared, place, bars, stage):
+        first = W
+        if in_two and kept & SCALED:
+            first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
         if ragged and kept >> 31:
-            fetch_from(source[0][W + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
+            fetch_from(source[0][first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
         else:
-            fetch_from(source[0][W], kept, shared, place, bars, stage)
+            fetch_from(source[0][first], kept, shared, place, bars, stage)
 
     return fetch
 
