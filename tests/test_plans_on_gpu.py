@@ -1,7 +1,7 @@
 """Plans made on the GPU, of the tiles that real cards get: their kernels alone run here."""
 
 from importlib import import_module
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -14,11 +14,12 @@ from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import TO_SCALE, thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
+from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import Sent, planned
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
@@ -161,7 +162,62 @@ def test_records_are_thinned_by_gates(size, rng, monkeypatch):
 
 
 def number(block, tile):
-    return (block[2] & (plan.EDGE - 1)) // tile.PARTS // tile.ACROSS
+    return (block[2] & (plan.SCALED - 1)) // tile.PARTS // tile.ACROSS
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch):
+    """In as few steps as fit, in the order of all: of more steps than there are threads."""
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+    layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
+    gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
+    gates[0], gates[1] = np.nan, -0.0
+    for n, tile in enumerate(tiles_of(size, monkeypatch)[:-1]):  # of 16 bits
+        transposed, rows = n % 2 == 0, 2
+        index = Sent(layout.index)
+        records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
+        tiles, starts = planned(index, schedule, lengths, rows, 5)
+        own = plan.Plan(records, strips, tiles, starts)
+        values = ns.to_device(np.zeros((layout.n_blocks, 32, 32), "f2"))
+        found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates))
+        assert len(of_w) == 2
+        records, left, tiles, ending = (
+            a.numpy() for a in (records, found.records, tiles, found.tiles)
+        )
+        np.testing.assert_array_equal(ending[:, :3], tiles[:, :3])
+        for group, _, first, end in ending:
+            all_of_them, last = steps(records, lengths.starts[group], lengths.steps[group], tile)
+            kept = [[b for b in step if gates[number(b, tile)] != 0] for step in all_of_them]
+            packed, last = steps(left, first, end - first, tile)
+            for step in packed:
+                for nth, (strip, x, block) in enumerate(step):
+                    from_w, is_one = not block & plan.SCALED, gates[number(step[nth], tile)] == 1
+                    assert from_w == is_one
+                    step[nth] = strip, x, block & ~np.uint32(plan.SCALED)
+            assert sorted(chain(*kept)) == sorted(chain(*packed))
+            assert last == [False] * (end - first - 1) + [True]
+            some = [chain(*kept[k : k + RUN]) for k in range(0, len(kept), RUN)]
+            right = [len(step) for blocks in some for step in fewest([*blocks], tile)]
+            assert [len(step) for step in packed] == (right or [0])
+
+
+def steps(records, first, count, tile):
+    """What each step has, and whether it is the last."""
+    of = [blocks_of(r.view(np.uint32), tile) for r in records[first : first + count]]
+    return [found for found, _ in of], [last for _, last in of]
+
+
+def fewest(blocks, tile):
+    """Those of one input after the other, while they fit."""
+    found = []
+    for x in sorted({x for _, x, _ in blocks}):
+        own = [b for b in blocks if b[1] == x]
+        inputs = {x for _, x, _ in found[-1]} if found else ()
+        full = len(inputs) == tile.INPUTS or not found
+        if full or len(found[-1]) + len(own) > tile.BLOCKS:
+            found.append([])
+        found[-1] += own
+    return found
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Gates of a weight-gradient, as only the GPU knows them: blocks whose gate is zero are left out.
 
 Each warp finds out what is left of its item: panels that no block needs are not copied, products of
-no block are not computed, and nothing is written where the gate is zero.
+no block are not computed, and nothing is written where the gate is zero. Of half of the blocks, at
+8,192 features, density 0.1 and 4,096 rows, an H200 took 0.86 of the time with blocks of 32, 0.80
+with 64, in float32 0.81; of blocks of 128, which share their x, 0.95: they are all computed.
 """
 
 from functools import cache
@@ -15,12 +17,10 @@ from numbsparse.kernels.ptx import redux_or, sync_warp
 
 
 class Gates(NamedTuple):
-    """As one argument of a kernel."""
+    """As one argument of a kernel; `cut` is what items that leave sums name by numbers."""
 
     of_blocks: Any
-    cut: (
-        Any  # the blocks, of float32 parts of these, that items name by numbers, if they leave sums
-    )
+    cut: Any  # blocks, of float32 parts of these
 
 
 @cache
@@ -45,19 +45,16 @@ def thinning(tile: Tile) -> Any:
     """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
 
     What is left to the warpgroup of a warp is in line `warp % 4` of the warp's own tables. Of 16
-    bits its units come first: products, or blocks of 128 side by side in one. Of float32 they are
-    where they were.
+    bits its products come first, of float32 they are where they were.
     """
-    OUTS, left, SIDE_BY_SIDE = tile.OUTS, remaining(tile), tile.UNITS == 1
+    OUTS, PER, left = tile.OUTS, tile.PAIR, remaining(tile)
     if tile.ITEM == 4:
         return thinning_float32(tile)
-    PER, ACROSS = tile.PAIR, tile.B // tile.PANEL * (tile.PANEL_BYTES >> 4)
     FIRSTS = sum(1 << k for k in range(0, OUTS, PER))  # bits of units
 
     @cuda.jit(device=True)
     def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
         lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
-        sync_warp()  # all have read what is of the item before
         first, out = lane - lane % PER, int32(-1)
         if lane < OUTS:
             own_outs[line, group, lane] = int32(-1)
@@ -70,10 +67,10 @@ def thinning(tile: Tile) -> Any:
             own_places[line, group, 0] = int32(cuda.popc(there))
         if lane < OUTS and there >> uint32(first) & uint32(1):
             own_outs[line, group, at * PER + lane - first] = out
-            if lane == first and (at == 0 or not SIDE_BY_SIDE):
-                unit, more = (0, lane * ACROSS) if SIDE_BY_SIDE else (lane // PER, 0)
+            if lane == first:
+                unit = lane // PER
                 own_places[line, group, 1 + 2 * at] = places[item, group, 1 + 2 * unit]
-                own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit] + more
+                own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit]
         sync_warp()
         return there
 
@@ -106,18 +103,13 @@ def thinning_float32(tile: Tile) -> Any:
 def needing(tile: Tile) -> Any:
     """slots_of(places, item, group, k): bits of the slots whose panels a number of `outs` needs."""
     UNITS, PER, STEP = tile.UNITS, tile.OUTS // tile.UNITS, tile.PANEL_BYTES >> 4
-    X_PANELS, ACROSS, PANELS = tile.X_PANELS, tile.N // tile.PANEL, tile.B // tile.PANEL
+    X_PANELS, ACROSS = tile.X_PANELS, tile.N // tile.PANEL
 
     @cuda.jit(device=True)
     def of_float32(places, item, group, k):
         unit = k // PER
         x, dy = 2 * (group * UNITS + unit) + k // ACROSS % 2, places[item, group, unit]
         return int64(1) << x | int64((1 << ACROSS) - 1) << X_PANELS + dy * ACROSS
-
-    @cuda.jit(device=True)
-    def of_columns(places, item, group, k):
-        """With all of x, which another block of threads of the cluster may need."""
-        return int64((1 << PANELS) - 1) * (1 | int64(1) << PANELS * (1 + k))
 
     @cuda.jit(device=True)
     def of_products(places, item, group, k):
@@ -129,7 +121,7 @@ def needing(tile: Tile) -> Any:
             one = (one & 0xFFFF) + (one >> 16) * (k % 2)
         return int64(1) << one // STEP | int64(1) << other // STEP
 
-    return of_float32 if tile.ITEM == 4 else of_columns if UNITS == 1 else of_products
+    return of_float32 if tile.ITEM == 4 else of_products
 
 
 @cache
@@ -139,7 +131,6 @@ def keeping(tile: Tile) -> Any:
     GROUPS, OUTS, EDGE, left, slots_of = (
         tile.GROUPS, tile.OUTS, len(RUNS), remaining(tile), needing(tile)
     )  # fmt: skip
-    STAYS = (1 << tile.B // tile.PANEL) - 1 if tile.UNITS == 1 else 0  # what arrives all the same
 
     @cuda.jit(device=True)
     def of_all(own):
@@ -160,11 +151,10 @@ def keeping(tile: Tile) -> Any:
         group, k, is_cut = lane // OUTS, lane % OUTS, heads[item, 4] != 0
         if lane < GROUPS * OUTS and left(outs, item, group, k, is_cut, gates) >= 0:
             own = slots_of(places, item, group, k)
-        needed, own = of_all(own) | STAYS, int64(0)
+        needed, own = of_all(own), int64(0)
         for i in range(lane, heads[item, 2], 32):
             slots = of_copy(uint32(loads[item, i, 1]))
             own |= slots if slots & needed else 0
-        arriving = int32(cuda.popc(of_all(own) | STAYS)) if heads[item, 3] else int32(0)
-        return mine and of_copy(code) & needed != 0, arriving
+        return mine and of_copy(code) & needed != 0, int32(cuda.popc(of_all(own)))
 
     return keep
