@@ -98,7 +98,7 @@ def weight_grad(
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and not made and not tile.STAYS
+    by_gates = gates is not None and index.made is None and not tile.STAYS
     more = Gates(gates, cut) if by_gates else ()
     if kind is None:
         wide, exact = dvalues.address % BYTES == 0, precision == "highest"
