@@ -59,9 +59,11 @@ def table(results: Iterable[Result]) -> list[str]:
     lines = [*map(line, rows), ""]
     for purpose, runs in (("search", "Short runs"), ("final", "Long runs of the first seed")):
         rates = tried(
-            of_one_data(results), lambda c: (Size(**c["size"]), Model(**c["model"])), purpose
+            of_one_data(results),
+            lambda c: (Size(**c["size"]), Model(**c["model"]), c["images"]),
+            purpose,
         )
-        said = "; ".join(f"{size} {model.name}: {bits}" for (size, model), bits in rates.items())
+        said = "; ".join(f"{size} {model.name}: {bits}" for (size, model, _), bits in rates.items())
         lines += [f"{runs}: {said}", ""] if said else []
     return [*lines, counted(results)]
 

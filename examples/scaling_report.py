@@ -58,8 +58,8 @@ def report(results: Iterable[Result]) -> list[str]:
     head = (*HEAD[1:6], HEAD[7], HEAD[6], *HEAD[8:11])
     lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
     own = [run for run in results if run["config"]["text"] == text]
-    rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name), "final")
-    said = "; ".join(f"{size:,} {name}: {bits}" for (size, name), bits in rates.items())
+    rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name, c["characters"]), "final")
+    said = "; ".join(f"{size:,} {name}: {bits}" for (size, name, _), bits in rates.items())
     return [*map(line, lines), "", *([said, ""] if said else []), counted(results)]
 
 
@@ -181,13 +181,13 @@ def _points(
     name: str | None,
     colour: str,
 ) -> None:
-    """Of models that differ in their size alone: a line, and the range at each."""
+    """Of models that differ in their size alone: a line, if there are several, and the ranges."""
     points = []
     for runs in alike:
         bits = [run["test"] for run in runs]
         points.append((mean(map(cost, runs)), mean(bits), min(bits), max(bits)))
     x, middle, low, high = zip(*sorted(points), strict=True)
-    axes.plot(x, middle, "o-", markersize=4, color=colour, label=name)
+    axes.plot(x, middle, "o-" if len(x) > 2 else "o", markersize=4, color=colour, label=name)
     axes.vlines(x, low, high, color=colour)
 
 
@@ -195,11 +195,12 @@ def _curves(
     axes: Any, alike: dict[Kind, list[Result]], longest: int, colours: dict[str, str]
 ) -> None:
     """Validation bits by characters, of models of one size: the mean over the seeds."""
+    several = len({kind.characters for kind in alike}) > 1
     for kind, runs in alike.items():
         marks = zip(*(run["curve"] for run in runs), strict=True)
         points = [(mark[0][0] / 1e6, mean(m[3] for m in mark)) for mark in marks]
         name, style = kind.model.name, "-" if kind.characters == longest else "--"
-        label = name if style == "-" else None
+        label = name if style == "--" or not several else f"{name}, {longest / 1e6:g} million"
         axes.plot(*zip(*points, strict=True), style, color=colours[name], label=label)
     axes.set(xlabel=f"million characters read by models of {_millions(alike)}", xscale="log")
 

@@ -198,6 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
     )
+    command.add_argument(
+        "--conv",
+        action="store_true",
+        help="draw convolutions; --json fits factors to their times, and writes those there",
+    )
     command = add(
         "plane",
         _plane,
@@ -276,7 +281,9 @@ def _ladder(ladder: Any, of: argparse.Namespace) -> None:
 
 
 def _times(times: Any, of: argparse.Namespace) -> None:
-    times.run(of.json, of.points, of.only, of.minutes, of.jobs, of.seed)
+    if of.conv and of.only:
+        of.error("--only takes a rung of products of matrices: give no --conv")
+    times.run(of.json, of.points, of.only, of.minutes, of.jobs, of.seed, of.conv)
 
 
 def _bench(options: argparse.Namespace) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+NO_NUMBERS = "OUSMm"  # the kinds of dtypes of objects, strings, dates
+
 
 def as_dtype(dtype: Any) -> np.dtype:
     """`numpy.dtype(dtype)`, to which "bfloat16" is a name too, and None is none.
@@ -18,7 +20,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     """
     if isinstance(dtype, str) and dtype == "bfloat16":
         return bfloat16()
-    with suppress(TypeError):
+    with suppress(TypeError, ValueError):
         if dtype is not None:  # of which NumPy makes float64
             return np.dtype(dtype)
     raise TypeError(f'dtype takes a dtype of NumPy, or its name, as "float32", got {dtype!r}')
@@ -38,11 +40,18 @@ def bfloat16() -> np.dtype:
 def as_array(x: Any, argument: str = "x") -> np.ndarray:
     """`numpy.asarray(x)`, of a bfloat16 tensor of torch on the CPU too, sharing its memory.
 
-    Raises TypeError for a masked array, whose mask would be lost.
+    Raises TypeError for a masked array, whose mask would be lost, and for what holds no numbers.
     """
     refuse_masked(x, argument)
     if str(getattr(x, "dtype", "")) != "torch.bfloat16":
-        return np.asarray(x)
+        try:
+            array = np.asarray(x)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise type(error)(f"{argument} takes an array of numbers: {error}") from error
+        if array.dtype.kind in NO_NUMBERS or array.dtype.hasobject:
+            got = type_name(x) if not array.ndim else f"one of {array.dtype}"
+            raise TypeError(f"{argument} takes an array of numbers, got {got}")
+        return array
     import torch
 
     return x.view(torch.int16).numpy().view(bfloat16())

@@ -11,6 +11,7 @@ from weakref import ref
 import numpy as np
 import scipy.sparse
 
+from numbsparse.dtypes import as_array, type_name
 from numbsparse.patterns import as_pattern
 from numbsparse.patterns.checks import integer, pair
 
@@ -233,9 +234,15 @@ class Layout:
         >>> ns.Layout([[1, 0, 1], [0, 1, 0]]).find([0, 0, 1, 0], [1, 2, 1, 4])
         array([-1,  1,  2, -1])
         """
-        rows, columns = np.asarray(block_rows, np.int64), np.asarray(block_columns, np.int64)
-        on_grid = (columns >= 0) & (columns < self.shape[1])  # else another row's block is found
-        return self._positions(np.where(on_grid, rows * self.shape[1] + columns, -1))
+        rows, columns = (
+            _integers("block_rows", block_rows),
+            _integers("block_columns", block_columns),
+        )
+        in_rows, in_columns = (
+            (numbers >= 0) & (numbers < n)
+            for numbers, n in zip((rows, columns), self.shape, strict=True)
+        )  # else another block is found
+        return self._positions(np.where(in_rows & in_columns, rows * self.shape[1] + columns, -1))
 
     def positions_in(self, other: Layout) -> np.ndarray:
         """Where in the stored order of `other` each block of this layout is; -1 where it is not.
@@ -295,6 +302,8 @@ class Layout:
         return self.select(other._positions(self.flat_indices) < 0)
 
     def _check_shape(self, other: Layout, what: str) -> None:
+        if not isinstance(other, Layout):
+            raise TypeError(f"{what} takes a Layout, got {type_name(other)}")
         if self.shape != other.shape:
             raise ValueError(
                 f"{what} takes two layouts of one shape, got {self.shape} and {other.shape}"
@@ -376,7 +385,7 @@ def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _integers(argument: str, numbers: Any) -> np.ndarray:
-    array = np.asarray(numbers)
+    array = as_array(numbers, argument)
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{argument} takes integers, got {array.dtype}")
     return array.astype(np.int64, copy=False)

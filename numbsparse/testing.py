@@ -15,6 +15,7 @@ from numbsparse.device import DeviceArray, memory, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.layout import Index, Layout
+from numbsparse.patterns.checks import any_generator
 from numbsparse.simulator.accesses import record
 from numbsparse.simulator.counting import Count, count
 from numbsparse.simulator.races import Race, races
@@ -64,7 +65,7 @@ def check_grads(
     >>> import numpy as np, numbsparse as ns
     >>> ns.testing.check_grads(ns.nn.functional.tanh, np.linspace(-2, 2, 5), order=2)
     """
-    rng = np.random.default_rng(seed)
+    rng = any_generator(seed)
     for i, data in enumerate(inputs):
         if str(data.dtype) != "float64" or not isinstance(data, np.ndarray | BlockSparse):
             raise TypeError(f"inputs[{i}] takes float64 on the CPU, got {data.dtype}")
@@ -209,7 +210,7 @@ def check_rung(
     >>> from numbsparse.testing import Case, check_rung
     >>> check_rung(LADDER["k0_cpu"], "forward", Case(3, 20, 12, 8), "float32", "cpu")
     """
-    rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+    rng, dtype = any_generator(seed), as_dtype(dtype)
     layout = case.layout(rng)
     lay = np.ascontiguousarray if contiguous else _strided
     x = lay(rng.standard_normal((case.batch, case.in_features)).astype(dtype))

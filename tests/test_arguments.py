@@ -9,12 +9,20 @@ import numbsparse as ns
 from numbsparse import nn
 from numbsparse.nn import optim, utils
 
+F = nn.functional
 P = [nn.Parameter(np.ones(3, np.float32))]
 NAN, BAD = float("nan"), (None, "a", [], {}, object(), 1j)
 NUMBER = (*BAD, NAN, -1.0, True)
 SIZE = (*BAD, 0, -1, 1.5, True)
-DTYPE = (None, -1, "float33", object())
+DTYPE = (None, -1, "float33", object(), type("Odd", (), {"dtype": "f33"})())
 PAIR = (3, (1,), (1, 2, 3), object())
+SEED = (-1, 1.5, "a", {}, object())
+X = np.ones((2, 8), np.float32)
+W = ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[1, 0], [0, 1]])
+MASKED = np.ma.masked_array(X, X > 0)
+WORDS = (None, "a", {}, object(), np.array(["a"]), np.array([None]), MASKED, [[1.0], [2.0, 3.0]])
+NO_FLOATS = (*WORDS, 3, True, X.astype(int), X.astype(complex), X.astype(">f4"))
+NO_MATRIX = (*NO_FLOATS, X, 1.5)
 
 
 def linear():
@@ -59,6 +67,51 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         {"shape": (*PAIR, None, "ab", (1, 0))}),
     "linear": (nn.functional.linear, {"x": np.ones((1, 8), np.float32), "weight": linear().weight},
         {"x": (None, 1.0), "weight": (None, "a", np.ones((8, 8)))}),
+    **{name: (getattr(F, name), {"x": X}, {"x": NO_FLOATS}) for name in (
+        "abs", "concat_elu", "elu", "gelu", "glu", "log_softmax", "logsumexp", "relu", "sigmoid",
+        "softmax", "softplus", "tanh")},
+    **{name: (getattr(F, name), {"a": X}, {"a": NO_FLOATS}) for name in (
+        "exp", "expm1", "log", "negative", "sqrt")},
+    "add": (F.add, {"a": X, "b": X}, {"a": WORDS, "b": WORDS}),
+    "divide": (F.divide, {"a": X, "b": X}, {"a": WORDS, "b": WORDS}),
+    "concatenate": (F.concatenate, {"tensors": [X]}, {"tensors": [[X, word] for word in WORDS]}),
+    "reshape": (F.reshape, {"x": X, "shape": 16}, {"x": WORDS, "shape": (None, 1.5, "a", [2.0])}),
+    "broadcast_to": (F.broadcast_to, {"x": X, "shape": (2, 8)}, {"shape": (None, (2, 8.0))}),
+    "dropout x": (F.dropout, {"x": X, "rate": 0.5, "seed": 0}, {"x": NO_FLOATS}),
+    "embedding": (F.embedding, {"table": X, "indices": [0, 1]}, {
+        "table": NO_FLOATS, "indices": (*WORDS, X)}),
+    "cross_entropy": (F.cross_entropy, {"logits": X, "targets": [0, 1]}, {
+        "logits": NO_FLOATS[:8], "targets": (*WORDS, X)}),
+    "features": (F.layer_norm, {"x": X, "gain": np.ones(8, np.float32)}, {
+        "gain": (1.0, [1.0], X), "bias": (2, [1.0, 2.0])}),
+    "LayerNorm x": (nn.LayerNorm(8), {"x": X}, {"x": (1.0, [1.0, 2.0], X[:, :4])}),
+    "remap": (F.remap, {"w": W, "layout": W.layout}, {"w": NO_MATRIX}),
+    "block_norms": (F.block_norms, {"w": W}, {"w": NO_MATRIX, "by": BAD}),
+    "column_norms": (F.column_norms, {"w": W}, {"w": NO_MATRIX}),
+    "scale_columns": (F.scale_columns, {"w": W, "scale": np.ones(8, np.float32)}, {
+        "w": NO_MATRIX, "scale": WORDS}),
+    "normalise_columns": (F.normalise_columns, {"v": W, "g": np.ones(8, np.float32)}, {
+        "v": NO_MATRIX, "g": WORDS}),
+    "scale_blocks": (F.scale_blocks, {"w": W, "gate": np.ones(2, np.float32)}, {
+        "w": NO_MATRIX, "gate": WORDS}),
+    "Tensor": (ns.Tensor, {"data": X}, {"data": WORDS}),
+    "find": (W.layout.find, {"block_rows": [0], "block_columns": [1]}, {
+        "block_rows": (*WORDS, 0.5), "block_columns": (*WORDS, 0.5, [1.0])}),
+    "warmup": (optim.warmup, {"step": 1, "steps": 4}, {"step": NUMBER, "steps": NUMBER}),
+    "cosine": (optim.cosine, {"step": 1, "steps": 4}, {
+        "step": NUMBER, "steps": NUMBER, "floor": NUMBER}),
+    "warmup_cosine": (optim.warmup_cosine, {"step": 3, "steps": 4, "warmup_steps": 2}, {
+        "step": NUMBER, "steps": NUMBER, "warmup_steps": NUMBER, "floor": NUMBER}),
+    "seeds": (nn.Linear, {"in_features": 8, "out_features": 8}, {"seed": SEED}),
+    "seeds of LSTM": (nn.LSTM, {"input_size": 8, "hidden_size": 8}, {
+        "seed": SEED, "input_layout": ([[1, 0]], [[2]], 3)}),
+    "seeds of mLSTM": (nn.MultiplicativeLSTM, {"input_size": 8, "hidden_size": 8}, {
+        "seed": SEED, "input_layout": ([[1, 0]], [[2]], 3)}),
+    "seeds of Conv1d": (nn.Conv1d, {"in_channels": 8, "out_channels": 8, "kernel_size": 3}, {
+        "seed": SEED}),
+    "uniform": (nn.init.uniform, {"layout": W.layout}, {"seed": SEED}),
+    "seeds of Embedding": (nn.Embedding, {"num_embeddings": 4, "embedding_dim": 4}, {
+        "seed": SEED}),
     "astype": (linear().weight.data.astype, {"dtype": "float64"}, {"dtype": DTYPE}),
 }  # fmt: skip
 

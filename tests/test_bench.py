@@ -12,6 +12,7 @@ from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.bench import peers, sections, timing
 from numbsparse.bench.problem import Problem, random
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
 
@@ -111,6 +112,18 @@ def test_kept_takes_the_blocks_of_a_dense_matrix():
     dense = np.arange(64.0).reshape(8, 8)
     blocks = peers.kept(dense, Layout([[0, 1], [1, 0]]))
     np.testing.assert_array_equal(blocks, [dense[:4, 4:], dense[4:, :4]])
+
+
+def test_a_matrix_of_blocks_is_the_same_in_torch(rng):
+    torch = pytest.importorskip("torch")
+    layout = Layout(np.arange(12).reshape(3, 4) % 5 != 1)
+    w = BlockSparse(rng.standard_normal((layout.n_blocks, 8, 8), np.float32), layout)
+    blocks = torch.from_numpy(w.values)
+    there, across = (peers.bsr_tensor(layout, blocks, transposed) for transposed in (False, True))
+    np.testing.assert_array_equal(there.to_dense(), w.toarray())
+    np.testing.assert_array_equal(across.to_dense(), w.toarray().T)
+    blocks[0] = 7  # a result that is written there is seen here
+    assert (there.values()[0] == 7).all()
 
 
 def test_gpu_bench_refuses_the_simulator():

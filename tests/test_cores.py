@@ -100,7 +100,7 @@ PHASES = {  # of each: the module that starts it, what prepares it, its phases b
     "conv weight_grad": (
         conv_weight_grad,
         lambda: conv("weight_grad"),
-        {0: "x packed", 1: "dy packed"},
+        {1: "x packed", 2: "dy packed", 3: "added"},
     ),
 }
 HELD = [
@@ -114,6 +114,7 @@ HELD = [
 def test_a_phase_waits_for_the_one_before(module, prepare, phase, monkeypatch):
     call = prepare()
     monkeypatch.setattr(k0_cpu, "_slab", lambda features, nbytes: 64)  # the batch in two
+    monkeypatch.setattr(conv_weight_grad, "SLAB", 1)  # the images, too
     monkeypatch.setattr(module, "on_cores", hold(phase))
     with pytest.raises(Late):
         call()

@@ -112,6 +112,7 @@ CALLS = {  # a, b on one GPU: a result there
     ),
     "gate": (np.float32([1, 0, 2]), SQUARE, lambda g, w: ns.matmul(X, w, gate=g, out=out(w))),
     "w + v": (SQUARE, SQUARE, lambda w, v: (w + v - 2 * v).values),
+    "F.sum": (SQUARE, SQUARE, lambda w, v: F.sum(ns.Tensor(w), 0).data),
     "w.sum": (SQUARE, SQUARE, lambda w, v: w.sum(0)),
     "remap": (SQUARE, SQUARE, lambda w, v: w.remap([[1, 1], [0, 1]]).values),
     "norms": (SQUARE, SQUARE, lambda w, v: w.block_norms("l1")),

@@ -249,6 +249,50 @@ def test_settings_outside_of_the_step_are_followed():
     assert (host(step(x).data) == 0).any()
 
 
+def test_what_was_captured_in_a_mode_is_current_in_that_mode():
+    model, other = Model(), nn.Dropout(0.5)
+
+    def after(change):
+        change()
+        return device.generation()
+
+    training = after(lambda: model.train())
+    evaluating = after(model.eval)
+    for _ in range(2):
+        assert after(model.train) == training
+        assert after(model.eval) == evaluating
+    model.dropout.train()
+    assert after(model.train) not in (training, evaluating)  # not all were switched
+    known = {training, evaluating, device.generation()}
+    assert after(model.eval) not in known
+    known |= {after(device.forget_captures)}
+    assert after(model.train) not in known  # something else was replaced meanwhile
+    known |= {after(other.eval)}
+    assert after(model.eval) not in known
+    with pytest.raises(TypeError, match="mode takes a bool, got 'eval'"):
+        model.train("eval")
+
+
+@on_a_gpu
+def test_training_and_evaluation_by_turns_are_captured_once_each():
+    dropout, calls = nn.Dropout(0.5, seed=0), []
+
+    def step(x):
+        calls.append(dropout.training)
+        return dropout(x)
+
+    train, evaluate = ns.graph(step), ns.graph(step)
+    x = ns.Tensor(np.ones(64, np.float32))
+    for _ in range(4):
+        for _ in range(2):
+            assert (host(train(x).data) == 0).any()
+        dropout.eval()
+        for _ in range(2):
+            assert (host(evaluate(x).data) == 1).all()
+        dropout.train()
+    assert sorted(calls) == [False, False, True, True]
+
+
 def test_a_captured_step_within_another_is_part_of_it():
     inner = ns.graph(lambda x: ns.Tensor(x) * 2.0)
     outer = ns.graph(lambda x: inner(x) + 1.0)

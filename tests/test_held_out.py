@@ -7,6 +7,7 @@ import pytest
 
 from numbsparse import Layout, device
 from numbsparse.bench import held_out
+from numbsparse.bench import measure as measuring
 from numbsparse.bench.problem import Problem
 from numbsparse.kernels.matmul import PRODUCTS
 
@@ -35,7 +36,9 @@ def test_points_follow_from_the_seed_alone():
 
 
 def measured(problem, product, kernels, others, seconds):
-    """Two microseconds a row of the batch, three of what is feature-major or torch's."""
+    """Two microseconds a row of the batch, three of what is feature-major or torch's, dense 7."""
+    if not kernels:
+        return {"seconds": dict.fromkeys(others, 7e-6)}
     names = ["k8_small_batch"] if kernels == "auto" else kernels.split(",")
     took = dict.fromkeys(names, problem.batch * 2e-06)
     if held_out.FEATURE_MAJOR in others:
@@ -50,17 +53,19 @@ def measured(problem, product, kernels, others, seconds):
 def test_a_choice_is_weighed_beside_peers_and_one_row_more(monkeypatch):
     layout = Layout(np.array([[True, True], [False, True]]))
     problem = Problem(layout, 16, 2, "float32")
-    points = [held_out.Drawn(problem, "random", across) for across in (True, False)]
-    monkeypatch.setattr(held_out, "drawn", lambda _: iter(points))
-    monkeypatch.setattr(held_out, "measure", measured)
-    monkeypatch.setattr(held_out, "dense_seconds", lambda *_: {"dense": 7e-6})
+    points = [
+        held_out.Drawn(problem, product, "random", across)
+        for across in (True, False)
+        for product in PRODUCTS
+    ]
+    monkeypatch.setattr(measuring, "measure", measured)
     monkeypatch.setattr(held_out, "chosen", lambda *_: "k8_small_batch")
-    found = list(held_out.found(1e9, points=2))
-    assert [each.point.split()[0] for each in found] == [*PRODUCTS] * 2
+    found = list(held_out.found(points, 1e9))
+    assert [each.of for each in found] == points
     for each, own in zip(found, [3] * 3 + [2] * 3, strict=True):
         assert not each.faults
         assert each.seconds["k8_small_batch"] == pytest.approx(own * 2e-6)
-        assert each.peers == pytest.approx({"dense": 7e-6, held_out.TRITON: 6e-6})
+        assert each.peers == pytest.approx({held_out.CUBLAS: 7e-6, held_out.TRITON: 6e-6})
         assert (each.regret, each.speed_up, each.cliff) == pytest.approx((1.0, 3 / own, 1.5))
     lines = held_out.summary(found, most=1).splitlines()
     assert lines[0].startswith("6 products")
@@ -70,15 +75,14 @@ def test_a_choice_is_weighed_beside_peers_and_one_row_more(monkeypatch):
     assert "feature-major" in lines[4]
     assert "above 1.3 at 100.0%" in lines[5]
     assert "a row more 9.0 us" in lines[6]
-    assert list(held_out.found(-1.0)) == []
+    assert list(held_out.found(points, -1.0)) == []
 
 
 @on_device
 def test_what_is_not_right_is_said_and_not_weighed():
-    nan, point = np.nan, "forward of a point"
-    wrong = held_out.Found(point, {}, "k1", {"dense": 1.0}, nan, {"k1": "wrong: 2"})
-    right = held_out.Found(point, {"k1": 2.0}, "k1", {}, 2.0, {})
+    wrong = held_out.Found("a point", {}, "k1", {"dense": 1.0}, np.nan, {"k1": "wrong: 2"})
+    right = held_out.Found("a point", {"k1": 2.0}, "k1", {}, 2.0, {})
     lines = held_out.summary([wrong, right]).splitlines()
-    assert "not right: forward of a point: {'k1': 'wrong: 2'}" in lines[1]
+    assert "not right: a point: {'k1': 'wrong: 2'}" in lines[1]
     assert "worst 1.00" in lines[2]
     assert not any(line.startswith("speed_up") for line in lines)

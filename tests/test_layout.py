@@ -148,6 +148,14 @@ def test_blocks_off_the_grid_are_found_nowhere(pattern, rng):
         stored.get(block, -1) for block in zip(rows.tolist(), columns.tolist(), strict=True)
     ]
     np.testing.assert_array_equal(layout.find(rows, columns), expected)
+    far = np.array([2**n for n in range(20, 64)], np.uint64)  # times a side they are 0 again
+    for numbers in (far, -far[:-1].astype(np.int64)):
+        assert set(layout.find(numbers, 0)) == set(layout.find(0, numbers)) == {-1}
+
+
+def test_positions_are_in_layouts():
+    with pytest.raises(TypeError, match="positions_in takes a Layout, got list"):
+        Layout([[1]]).positions_in([[1]])
 
 
 def test_positions_are_right_while_another_thread_asks_for_others():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device
-from numbsparse.bench import lstm, show
+from numbsparse.bench import lstm, lstm_peers, show
 from numbsparse.bench.measure import Options
 from numbsparse.bench.sections import HEADINGS, SECTIONS
 
@@ -28,6 +28,17 @@ def test_the_exact_outputs_are_those_of_the_weights(sequence):
     assert y.dtype == np.float32
     assert w.dtype == bias.dtype == sequence.lstm.layers[0].weight_hh.data.dtype == np.float16
     assert gradient.shape == (len(sequence.blocks), lstm.B, lstm.B)
+
+
+@pytest.mark.parametrize("name", ["weight_ih", "weight_hh"])
+def test_peers_have_all_units_of_a_gate_together(sequence, name):
+    w = sequence.weights[name]
+    found, places = lstm_peers.gate_major(w)
+    wide = w.toarray().reshape(-1, 2, 4, lstm.B).swapaxes(1, 2)  # (features, gate, block, B)
+    np.testing.assert_array_equal(found.toarray(), wide.reshape(w.shape))
+    np.testing.assert_array_equal(found.values[places], w.values)
+    bias = lstm_peers.bias_by_gate(sequence).reshape(4, 2, lstm.B)
+    np.testing.assert_array_equal(bias.swapaxes(0, 1).ravel(), sequence.weights["bias"].ravel())
 
 
 def test_what_is_wrong_is_not_timed(sequence, monkeypatch):

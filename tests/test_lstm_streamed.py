@@ -135,7 +135,7 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     starts, pieces, read_starts, reads, partials, tickets = deal.deal(
         index, places, transposed, few, 10, tiles
     )
-    line, count, part, first_part, many, early, top = pieces.T
+    line, count, part, first_part, many, top = pieces.T
     item = top // 64 * 9 + line  # a line of a tile
     lengths = np.tile(pattern.sum(1 if transposed else 0) * (4 // few), tiles)
     np.testing.assert_array_equal(np.bincount(item, count), lengths)
@@ -148,12 +148,8 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     assert (partials.size, tickets.size) == (10 * parts, deal.WARPS * parts)
 
     of_line, reads = np.repeat(line, count), reads[:-1]
-    met = reads[:, 1] // 4 if transposed else reads[:, 1]
-    last = np.diff(np.repeat(np.arange(line.size), count), append=-1) != 0
     np.testing.assert_array_equal(reads[:, 3], np.repeat(top, count))
-    after = np.isin(reads[:, 3] // 64 * 9 + met, item[early == 0])
-    np.testing.assert_array_equal(reads[:, 2], last | after)
-    assert (np.diff(reads[:, 2])[~last[:-1]] >= 0).all()
+    np.testing.assert_array_equal(reads[:, 2], 1)
     row, column = (of_line, reads[:, 1]) if transposed else (reads[:, 1], 4 * of_line)
     assert len({*zip(reads[:, 3], row, column, strict=True)}) == lengths.sum()
     np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)
@@ -174,17 +170,17 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     )
     _, pieces, _, reads, *_ = deal.deal(index, 3, False, 4, 10)
     count = pieces[:, 1]
-    block, row, late, _ = reads[: count.sum()].T
+    block, row, waits, _ = reads[: count.sum()].T
     inputs, line = row < 0, np.repeat(pieces[:, 0], count)
     np.testing.assert_array_equal(inputs, block < 0)
     assert (inputs.sum(), (~inputs).sum()) == (of_x.sum(), of_h.sum())
     np.testing.assert_array_equal(apart.block_rows[~block[inputs]], ~row[inputs])
     np.testing.assert_array_equal(apart.block_columns[~block[inputs]], 4 * line[inputs])
     ends = np.cumsum(count)[count > 0] - 1
-    assert (late[ends] == 1).all()
-    within = np.delete(np.arange(late.size), ends)
-    np.testing.assert_array_equal(late[within] == -1, inputs[within])
-    assert all((np.diff(late[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))
+    assert (waits[ends] == 1).all()
+    within = np.delete(np.arange(waits.size), ends)
+    np.testing.assert_array_equal(waits[within] == 0, inputs[within])
+    assert all((np.diff(waits[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))
 
 
 def test_gates_of_different_layouts_are_not_streamed():

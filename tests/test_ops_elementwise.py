@@ -296,11 +296,14 @@ def test_create(home):
     home.send(0)  # skips where there is no GPU
     for array, value in (
         (ops.full((3, 2), 0.1, home.dtype, home.place), 0.1),
+        (ops.full((3, 2), -0.0, home.dtype, home.place), -0.0),
         (ops.zeros((3, 2), home.dtype, home.place), 0),
         (ops.full_like(home.send(np.ones((3, 2))), -2), -2),
         (ops.zeros_like(home.send(np.ones((3, 2)))), 0),
     ):
-        np.testing.assert_array_equal(home.fetch(array), home.rounded(np.full((3, 2), value)))
+        got = home.fetch(array)
+        np.testing.assert_array_equal(got, home.rounded(np.full((3, 2), value)))
+        np.testing.assert_array_equal(np.signbit(got), np.copysign(1, value) < 0)
     assert ops.zeros(4, home.dtype, home.place).shape == (4,)
     assert ops.zeros((0, 4), home.dtype, home.place).shape == (0, 4)
 
@@ -342,7 +345,7 @@ def test_refusals_on_a_gpu():
     with pytest.raises(TypeError, match="a and b take one dtype, got float16 and float32"):
         ops.add(half, single)
     with pytest.raises(
-        TypeError, match="a takes float16, bfloat16 or float32 on a GPU, got float64"
+        TypeError, match="x takes float16, bfloat16 or float32 on a GPU, got float64"
     ):
         ops.tanh(HOMES[2].send(F64, dtype="float64"))
     with pytest.raises(ValueError, match="a and b take shapes that broadcast"):

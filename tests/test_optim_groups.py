@@ -239,10 +239,25 @@ def test_schedules_want_an_optimizer_and_a_factor_for_each_group():
     )
     optim.LambdaLR(optimizer, [lambda step: 0.5, lambda step: 0.25])
     assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.25]
-    for factor in (0.5, [lambda step: 1.0], [1.0, 2.0]):
-        with pytest.raises(TypeError, match="factor takes a function, or a list of 2"):
+    for factor in (0.5, [1.0, 2.0]):
+        with pytest.raises(TypeError, match=r"factor takes a function of the step's .* got "):
             optim.LambdaLR(optimizer, factor)
+    with pytest.raises(ValueError, match="factor takes a function for each of 2 groups, got 1"):
+        optim.LambdaLR(optimizer, [lambda step: 1.0])
     with pytest.raises(TypeError, match="optimizer takes an Optimizer, got list"):
         optim.LambdaLR([optimizer], lambda step: 1.0)
     with pytest.raises(ValueError, match="state takes steps"):
         optim.LambdaLR(optimizer, lambda step: 1.0).load_state_dict({})
+
+
+@pytest.mark.parametrize("wrong", [None, "a", -0.5, float("nan")])
+def test_a_factor_that_is_none_changes_nothing(wrong):
+    groups = [{"params": nn.Parameter([1.0])}, {"params": nn.Parameter([1.0])}]
+    optimizer = optim.SGD(groups, lr=1.0)
+    schedule = optim.LambdaLR(
+        optimizer, [lambda step: 1 / (1 + step), lambda step: [1.0, wrong][step]]
+    )
+    with pytest.raises((TypeError, ValueError), match=r"factor\(1\) takes a number .* got"):
+        schedule.step()
+    assert schedule.state_dict() == {"steps": 0}
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0, 1.0]

@@ -225,9 +225,9 @@ def test_a_run_goes_on_where_the_clock_stopped_it(scaling, plans, small, tmp_pat
     assert [mark[2:] for mark in resumed["curve"]] == [mark[2:] for mark in whole["curve"]]
 
 
-def told(plans, model, bits, seed=0, purpose="final", lr=4e-3, data="one"):
+def told(plans, model, bits, seed=0, purpose="final", lr=4e-3, data="one", images=4000):
     plan = plans.Plan(data=data)
-    run = plans.runs_plan.Run(purpose, plans.SMALL, model, 4000, lr, seed)
+    run = plans.runs_plan.Run(purpose, plans.SMALL, model, images, lr, seed)
     return {
         "config": run.config(plan), "samples": "", "filters": 64, "blocks": 2, "density": 0.5,
         "steps": 250,
@@ -259,6 +259,8 @@ def test_the_table_has_mean_and_spread_of_one_set_of_images(plans, report):
         "",
         "7 long runs and 2 short ones; 2 diverged",
     ]
+    longer = told(plans, plans.DENSE, 2.0, lr=2e-3, images=9000)  # of another length: by itself
+    assert report.table([*runs, longer])[-3:-1] == lines[-3:-1]
 
 
 def test_sizes_are_chosen(scaling):

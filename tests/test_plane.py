@@ -5,11 +5,12 @@ import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from numbsparse.bench import plane
+from numbsparse.bench import measure, plane
 from numbsparse.bench.cards import VISIBLE, on_each
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, compile_ahead
@@ -66,7 +67,7 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
 
 def test_other_processes_compile_ahead(small, monkeypatch):
     compiled = []
-    monkeypatch.setattr(plane, "compile_ahead", lambda *of: compiled.append(of))
+    monkeypatch.setattr(measure, "compile_ahead", lambda *of: compiled.append(of))
     monkeypatch.setattr(plane, "AHEAD", 3)
     rows = list(plane.measured("cpu", [], 60.0, jobs=2))
     assert [len(cases) for cases, *_ in compiled] == [6, 6, 4]
@@ -79,11 +80,30 @@ def test_other_processes_compile_ahead(small, monkeypatch):
     assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
 
 
-def test_another_process_calls_what_will_be_timed(tmp_path):
+@pytest.mark.parametrize("patience", [60.0, np.inf])
+def test_another_process_calls_what_will_be_timed(tmp_path, patience):
     makes_a_file = partial(Path.touch, tmp_path / "called")  # in the place of a layout
     problem = Problem(makes_a_file, 8, 4, "float32", place="cpu")
-    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, 60.0)
+    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, patience)
     assert (tmp_path / "called").exists()
+
+
+def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
+    parts = []
+
+    def process(target, args, daemon):
+        parts.append([(case.kernels, case.problem.dtype, case.problem.batch) for case in args[0]])
+        return SimpleNamespace(start=list, join=lambda _: None, kill=list)
+
+    context = SimpleNamespace(Process=process)
+    monkeypatch.setattr(measure, "get_context", lambda _: context)
+    of = [("k6", "float32", 1), ("k5", "float16", 2), ("k6", "float32", 3), ("k5", "float16", 4)]
+    cases = [
+        Case(Problem(list, 8, batch, dtype), "forward", kernels, (), {})
+        for kernels, dtype, batch in of
+    ]
+    compile_ahead([*cases, cases[0]], 2, 1.0)
+    assert parts == [[of[1], of[3]], [of[0], of[2]]]
 
 
 def test_the_dense_product_is_timed_without_ours():

@@ -445,9 +445,11 @@ def report(monkeypatch):
     return imported(monkeypatch, "scaling_report")
 
 
-def told(plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0):
+def told(
+    plans, model, bits, text="one", purpose="final", lr=4e-3, size=64, seed=0, characters=4000
+):
     plan = small_plan(plans, text=text)
-    run = plans.Run(purpose, size, model, 4000, lr, seed)
+    run = plans.Run(purpose, size, model, characters, lr, seed)
     return {
         "config": run.config(plan), "hidden": size, "density": 0.25, "mean_path": 2.5,
         "parameters": 1_500_000, "flop_per_character": 100, "train_seconds": 2.0 - 0.2 * seed,
@@ -484,6 +486,10 @@ def test_the_table_has_mean_and_spread_by_model_and_text(plans, report):
         short.format("dense | 64", "1.5500 ± 0.0707 | 2 of 3"),
         short.format("watts_strogatz 10% | 32", "1.2500 | 1 of 1"),
     ]
+    several = [*runs, told(plans, plans.DENSE, 1.7, lr=2e-3)]
+    longer = told(plans, plans.DENSE, 1.1, lr=2e-3, characters=9000)  # by itself
+    for some in (several, [*several, longer]):
+        assert report.report(some)[-3] == "64 dense: 0.002: 1.7000, 0.004: 1.6000"
     drawn = report.of_one_text([*runs, late])
     assert [(kind.text, len(some)) for kind, some in drawn.items()] == [("one", 1), ("one", 2)]
     assert report.of_one_text([]) == {}

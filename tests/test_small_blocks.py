@@ -368,6 +368,21 @@ def test_regions_are_small_where_large_ones_leave_places_free(
     assert pieces == 1
 
 
+@pytest.mark.parametrize("places", range(2, 12))
+def test_wider_regions_where_they_save_a_round(places, monkeypatch):
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(192, 192, 0.1, seed=0)).index
+    large = regions.region_of(8, 2, 0.1, False)
+    wider = regions.WIDER[large]
+    n, m = (region_plan.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
+    fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
+    assert m <= fewer <= n
+    where = index, 8, (1536, 1536), 64, (large,), places, 0.04, 0.05, 0.0013
+    assert region_plan.region_for(*where)[0] == large
+    saves = -(-fewer // places) < -(-n // places)
+    assert region_plan.region_for(*where, wider)[0] == (wider if saves else large)
+
+
 @pytest.mark.parametrize(("n", "pieces", "left"), [(11, 3, 3), (11, 1, 0), (8, 3, 0), (2, 5, 2)])
 def test_regions_that_places_lack_are_cut(n, pieces, left):
     assert cuts_of(n, 4, pieces) == (n - left, left, pieces)

@@ -73,6 +73,9 @@ def test_masked_taps():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.library.opcheck itself
 def test_operators_of_convolutions_are_what_torch_asks_of_them():
     conv = nst.Conv1d(10, 13, 3, layout=layout(3, 4), **DOUBLE)
     window = [n for three in ns.ops.conv_window((5,), 3, 2, 1, 1) for n in three]
@@ -148,6 +151,9 @@ def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.library.opcheck itself
 def test_the_operator_of_lstm_is_what_torch_asks_of_it():
     lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
     words = [handle.word for handle in lstm.handles.values()]
@@ -318,6 +324,9 @@ def test_sparsify_by_a_pattern_for_each_layer():
     assert model["mlp"][2].layout == ns.Layout(ns.patterns.banded(8, 4, width=1))
 
 
+STEPS = torch.ones(2, 3, 8)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -334,6 +343,27 @@ def test_sparsify_by_a_pattern_for_each_layer():
         (lambda: nst.LSTM(8, 8, bidirectional=True), ValueError, "bidirectional takes only False"),
         (lambda: nst.LSTM(8, 8, 2, layout=[None]), ValueError, "layout takes one for each of 2"),
         (lambda: nst.LSTM(8, 8)(torch.ones(2, 8)), ValueError, r"shape \(time, batch, 8\)"),
+        (
+            lambda: nst.LSTM(8, 8, batch_first=True)(torch.ones(2, 8)),
+            ValueError,
+            r"shape \(batch, time, 8\)",
+        ),
+        (lambda: nst.Linear(0, 8), ValueError, "in_features takes .* got 0"),
+        (lambda: nst.Linear(8, 8.0), TypeError, "out_features takes .* got 8.0"),
+        (lambda: nst.Conv1d(0, 8, 3), ValueError, "in_channels takes .* got 0"),
+        (lambda: nst.Conv2d(8, None, 3), TypeError, "out_channels takes .* got None"),
+        (lambda: nst.LSTM(8, 8, input_layout=[[1, 0]]), ValueError, "input_layout takes 1 x 1"),
+        (lambda: nst.LSTM(8, 8, layout=[[1, 0]]), ValueError, "^layout takes 1 x 1"),
+        (lambda: nst.Conv1d(8, 8, 3, taps=[1, 0]), ValueError, "taps takes booleans"),
+        (lambda: nst.Conv1d(8, 8, 3)(np.ones(3)), TypeError, r"x takes .* got numpy\.ndarray"),
+        (lambda: nst.LSTM(8, 8)(None), TypeError, "x takes .* got NoneType"),
+        (lambda: nst.LSTM(8, 8)(STEPS, STEPS), TypeError, "state takes .* got torch.Tensor"),
+        (lambda: nst.LSTM(8, 8)(STEPS, (STEPS, 3)), TypeError, "c takes .* got int"),
+        (lambda: nst.sparsify_({}, density=0.5), TypeError, "model takes .* got dict"),
+        (lambda: nst.adopt_layouts_(None, {}), TypeError, "model takes .* got NoneType"),
+        (lambda: nst.adopt_layouts_(linear(), []), TypeError, "state_dict takes .* got list"),
+        (lambda: nst.LSTM(0, 8), ValueError, "input_size takes .* got 0"),
+        (lambda: nst.LSTM(8, True), TypeError, "hidden_size takes .* got True"),
     ],
 )
 def test_refusals(call, error, says):

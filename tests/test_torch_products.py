@@ -92,6 +92,9 @@ def test_finite_differences():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor"
+)  # torch.library.opcheck itself
 def test_operators_are_what_torch_asks_of_them():
     x, y, values = drawn(2, 3, 10), drawn(2, 3, 13), drawn(LAYOUT.n_blocks, 4, 4)
     how = (matrix().handle.word, 10, 13, 4, "highest")
@@ -373,7 +376,9 @@ def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
         torch.testing.assert_close(x @ w, plain.detach(), rtol=0, atol=0)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own parts
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning"
+)  # of torch's parts
 def test_forward_derivatives_are_refused_and_not_lost():
     w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=False)
     w.values.requires_grad_(False)

@@ -118,7 +118,7 @@ def seed_of(output: Tensor, gradient: Any) -> Tensor:
                 f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
             )
         return Tensor(ops.full(output.shape, 1.0, output.dtype, output.device))
-    given = as_tensor(gradient)
+    given = as_tensor(gradient, "grad")
     # A new Tensor: it may have been changed after the forward pass, which never saw it.
     gradient = record(given.data, (given, lambda dy, y: dy))
     if gradient.shape != output.shape or gradient.dtype != output.dtype:

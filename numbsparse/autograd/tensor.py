@@ -13,7 +13,7 @@ from numbsparse.autograd.reducers import reducing
 from numbsparse.autograd.watch import check_unchanged, values_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
-from numbsparse.dtypes import as_array, is_floating
+from numbsparse.dtypes import NO_NUMBERS, as_array, is_floating
 
 
 class Tensor:
@@ -237,20 +237,22 @@ class Tensor:
         return f"Tensor({body}{suffix})"
 
 
-def as_data(data: Any) -> Any:
+def as_data(data: Any, argument: str = "data") -> Any:
     """What a Tensor holds: a NumPy array, a DeviceArray or a BlockSparse."""
     if isinstance(data, Tensor):
         raise TypeError("data takes an array or a BlockSparse, got a Tensor: use .detach()")
-    if type(data) is np.ndarray or isinstance(data, DeviceArray | BlockSparse):
+    if isinstance(data, DeviceArray | BlockSparse):
+        return data
+    if type(data) is np.ndarray and data.dtype.kind not in NO_NUMBERS:
         return data
     if is_device_operand(data):
-        return as_device_array(data, "data")
-    return as_array(data, "data")
+        return as_device_array(data, argument)
+    return as_array(data, argument)
 
 
-def as_tensor(x: Any) -> Tensor:
-    """A Tensor as it is; an array as one that takes no gradient."""
-    return x if isinstance(x, Tensor) else Tensor(x)
+def as_tensor(x: Any, argument: str = "x") -> Tensor:
+    """A Tensor as it is; an array as one that takes no gradient. Errors call it by `argument`."""
+    return x if isinstance(x, Tensor) else Tensor(as_data(x, argument))
 
 
 def listed(argument: str, given: Any) -> list[Any]:

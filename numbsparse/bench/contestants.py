@@ -10,12 +10,13 @@ from numbsparse import ops
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import Recorder, record
 from numbsparse.device import DeviceArray, as_device_array
-from numbsparse.kernels import ladder
+from numbsparse.kernels import conv, ladder
 from numbsparse.kernels.matmul import function_of, serving_own
 from numbsparse.ops.choice import choose, serving
+from numbsparse.ops.conv_operands import as_pixels
 
 FEATURE_MAJOR = "feature-major"
-OURS, MATMUL = "numbsparse", "matmul"  # a convolution; the product of matrices that one tap is
+OURS = "numbsparse"  # a convolution
 
 Make = Callable[[Problem, str], "Contestant"]
 Makers = dict[str, Make]
@@ -31,12 +32,16 @@ class Contestant:
     got : what `call` computed last, whole
     """
 
-    def __init__(self, compute: Callable[[], Any], pick: Pick, record: Recorder = record):
-        self._compute, self._pick, self.record = compute, pick, record
+    def __init__(
+        self, compute: Callable[[], Any], pick: Pick, record: Recorder = record, out: Any = None
+    ):
+        """`out` is what is computed into; None, `compute` gives the result."""
+        self._compute, self._pick, self.record, self._given = compute, pick, record, out
         self.got: Any = None
 
     def call(self) -> None:
-        self.got = self._compute()
+        result = self._compute()
+        self.got = result if self._given is None else self._given
 
     @property
     def out(self) -> DeviceArray:
@@ -51,13 +56,14 @@ class Contestant:
 def contestants_of(
     problem: Problem, product: str, kernels: str, others: tuple[str, ...] = ()
 ) -> Makers:
-    """Ours by name: see `named`; and what `others` names of MATMUL and FEATURE_MAJOR."""
+    """Ours by name: see `named`; with FEATURE_MAJOR among `others`, each in that order too."""
     if problem.side:
-        makers: Makers = {OURS: of_images} if kernels else {}
-        return makers | ({MATMUL: by_ops} if MATMUL in others else {})
+        if kernels in ("", "auto"):
+            return {OURS: by_ops} if kernels else {}
+        return {name: partial(of_rung, kernel=name) for name in kernels.split(",")}
     names = named(problem, product, kernels)
     make = by_ops if problem.place == "cpu" else of_rung
-    makers = {name: partial(make, kernel=name) for name in names}
+    makers: Makers = {name: partial(make, kernel=name) for name in names}
     if problem.place == "cpu" and kernels == "auto":  # as users call it, who name no rung
         makers = dict.fromkeys(names, by_ops)
     if FEATURE_MAJOR in others:
@@ -96,63 +102,54 @@ def named(problem: Problem, product: str, kernels: str) -> list[str]:
 def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = False) -> Contestant:
     """A rung or a taught step, called as `ops.matmul` and `ops.sddmm` call it, on a GPU.
 
-    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch).
+    With `feature_major` as for `w @ x`: x, dy, y and dx are views of (features, batch). Of images a
+    rung of convolutions, as `ops.conv` calls it.
     """
     whole = out = problem.out(product)
     x, dy, values = problem.x.device, problem.dy.device, problem.values.device
+    index, pick, window = problem.index, rows_of, tuple[Any, ...]()
     if feature_major:
         x, dy = problem.x.feature_major, problem.dy.feature_major
         if product != "weight_grad":
             whole = whole.reshape(whole.shape[::-1])
-            out = whole.T
-    taught = kernel in ladder.NAMES
-    compute = ladder.step(kernel).forward if taught else function_of(kernel, product)
-    index = problem.index
+            out, pick = whole.T, columns_of
+    if problem.side:
+        compute, window = conv.function_of(kernel, product), (problem.window,)
+        x, dy = as_pixels(x), as_pixels(dy)
+        out = whole if product == "weight_grad" else as_pixels(whole)
+    else:
+        taught = kernel in ladder.NAMES
+        compute = ladder.step(kernel).forward if taught else function_of(kernel, product)
     operands = {
         "forward": (x, values, index),
         "input_grad": (dy, values, index),
         "weight_grad": (x, dy, index),
     }[product]
-
-    def call() -> None:
-        compute(*operands, out, problem.precision)
-
-    return Contestant(into(whole, call), columns_of if whole is not out else rows_of)
+    call = partial(compute, *operands, *window, out, problem.precision)
+    return Contestant(call, pick, out=whole)
 
 
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
-    """A product as users call it, its result allocated too; of images, of each pixel."""
-    x, dy = (problem.here(a).reshape(-1, a.shape[-1]) for a in (problem.x, problem.dy))
-    w = problem.w
-    how: Any = {"kernel": kernel, "precision": problem.precision}
-    compute = {
+    """A product or a convolution as users call it, its result allocated too."""
+    x, dy, w, n_in = (
+        problem.here(problem.x),
+        problem.here(problem.dy),
+        problem.w,
+        problem.in_features,
+    )
+    how, window = {"kernel": kernel, "precision": problem.precision}, problem.window
+    calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: ops.matmul(x, w, **how),
         "input_grad": lambda: ops.matmul(dy, w.T, **how),
         "weight_grad": lambda: ops.sddmm(x.T, dy, w, **how).values,
-    }[product]
-    return Contestant(compute, rows_of)
-
-
-def of_images(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
-    """A convolution as `ops` computes it, its result allocated too."""
-    x, dy, w = problem.x.device, problem.dy.device, problem.w
-    window, how = problem.window, (kernel, problem.precision)
-    compute = {
-        "forward": lambda: ops.conv(x, w, window, *how),
-        "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, problem.in_features, *how),
-        "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, *how).values,
-    }[product]
-    return Contestant(compute, rows_of)
-
-
-def into(out: Any, call: Callable[[], Any]) -> Callable[[], Any]:
-    """What computes into an array, as what gives it."""
-
-    def compute() -> Any:
-        call()
-        return out
-
-    return compute
+    }
+    if problem.side:
+        calls = {
+            "forward": lambda: ops.conv(x, w, window, **how),
+            "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, n_in, **how),
+            "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, **how).values,
+        }
+    return Contestant(calls[product], rows_of)
 
 
 def columns_of(out: DeviceArray, picked: np.ndarray) -> np.ndarray:

@@ -6,19 +6,16 @@ empty block rows, activations in either order. Each result is checked before it 
 product of one row more is timed beside it, so that a cliff is seen wherever it is.
 """
 
-import time
-from collections.abc import Iterator
-from itertools import islice
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse import patterns
 from numbsparse.bench.contestants import FEATURE_MAJOR, chosen, named
-from numbsparse.bench.measure import Case, compile_ahead, measure
-from numbsparse.bench.peers import CUBLAS, TRITON, torch_on_gpu
-from numbsparse.bench.problem import Problem
-from numbsparse.bench.timing import graph_of, record_torch, seconds_of
+from numbsparse.bench.measure import Case, in_time
+from numbsparse.bench.peers import CUBLAS, TRITON
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 from numbsparse.ops import times
@@ -31,40 +28,70 @@ NUMBERS = (
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
 MOST = 2**26  # numbers in an operand
-AHEAD = 2  # points whose kernels are compiled, for each process that does
+AHEAD = 6  # products whose kernels are compiled, for each process that does
 
 
 class Drawn(NamedTuple):
-    """A problem, the kind of its layout, and whether activations are feature-major."""
+    """A product of a problem, the kind of its layout, and whether activations are feature-major."""
 
     problem: Problem
+    product: str
     kind: str
     feature_major: bool
 
     def __str__(self) -> str:
-        of, order = self.problem, " feature-major" * self.feature_major
-        return (
-            f"{of.dtype} {of.precision} B={of.block_size} {of.in_features} x {of.out_features} "
-            f"batch {of.batch} density {of.layout.density:.3f} {self.kind}{order}"
-        )
+        order = " feature-major" * self.feature_major
+        return f"{self.product} {self.problem} {self.kind}{order}"
 
-    def case(self, product: str, rungs: str, rows: int = 0) -> Case:
-        """With torch's product beside ours; or, with so many rows more, the chosen rung alone."""
+    def cases(self) -> list[Case]:
+        """Ours beside torch's; of one row more the chosen rung alone; cuBLAS's dense product."""
+        of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
+        numbers, features = (of.dtype, of.precision), (of.in_features, of.out_features)
+        more = Problem(of.layout, of.block_size, of.batch + 1, *numbers)
+        dense = matrices(features, 32, 1, of.batch, *numbers)
+        return [
+            Case(of, self.product, self._worth(), (*order, TRITON), {}),
+            Case(more, self.product, "auto", order, {}),
+            Case(dense, self.product, "", (CUBLAS,), {}),
+        ]
+
+    def _worth(self) -> str:
+        """The rungs that may be the fastest, with commas between."""
         of = self.problem
-        problem = Problem(of.layout, of.block_size, of.batch + rows, of.dtype, of.precision)
-        order = (FEATURE_MAJOR,) * self.feature_major
-        return Case(problem, product, rungs, (*order, *(() if rows else (TRITON,))), {})
+        numbers = of.block_size, of.dtype, of.batch, of.precision
+        expected = times.expected(self.product, *numbers, of.layout)
+        least = min(expected.values(), default=0.0)
+        serving = [name for name in named(of, self.product, "all") if name in RUNGS]
+        near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
+        return ",".join(sorted({*near, chosen(of, self.product)}))
+
+    def measured(self) -> "Found":
+        row, more, dense = (case.measured(0.0) for case in self.cases())
+        suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
+        peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
+        own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
+        one_more = more["seconds"].get(f"{more['auto']}{suffix}", np.nan)
+        faults = row["not_timed"] | more["not_timed"]
+        faults.pop(TRITON, None)
+        return Found(self, own, row["auto"], peers | dense["seconds"], one_more, faults)
 
 
 class Found(NamedTuple):
-    """Of a product at a point: seconds of ours, the chosen rung, of the peers, of a row more."""
+    """At a point: seconds of ours, the chosen rung, of the peers, of a row more."""
 
-    point: str
+    of: Any  # `str` says what was drawn
     seconds: dict[str, float]
     chosen: str
     peers: dict[str, float]
     one_more: float
     faults: dict[str, str]
+
+    def __str__(self) -> str:
+        everyone = {**self.seconds, **self.peers}
+        if self.one_more == self.one_more:
+            everyone["a row more"] = self.one_more
+        took = ", ".join(f"{name} {seconds * 1e6:.1f}" for name, seconds in everyone.items())
+        return f"{self.of}: {self.chosen} of {took} us"
 
     @property
     def own(self) -> float:
@@ -84,7 +111,7 @@ class Found(NamedTuple):
 
 
 def drawn(rng: np.random.Generator) -> Iterator[Drawn]:
-    """Points without end."""
+    """Products without end, all of a problem in turn."""
     while True:
         size = int(rng.choice(SIZES))
         side = max(size, 32)
@@ -98,7 +125,8 @@ def drawn(rng: np.random.Generator) -> Iterator[Drawn]:
         layout = Layout(pattern_of(kind, *n, density, rng))
         if max(numbers) <= MOST and layout.n_blocks:
             problem = Problem(layout, size, batch, dtype, precision)
-            yield Drawn(problem, kind, bool(rng.random() < 0.25))
+            across = bool(rng.random() < 0.25)
+            yield from (Drawn(problem, product, kind, across) for product in PRODUCTS)
 
 
 def pattern_of(
@@ -117,72 +145,18 @@ def pattern_of(
     return pattern
 
 
-def found(seconds: float, jobs: int = 1, seed: int = 0, points: int = 10**6) -> Iterator[Found]:
-    """Each product of points drawn in turn, for so long; other processes compile ahead."""
-    end, ahead = time.perf_counter() + seconds, islice(drawn(np.random.default_rng(seed)), points)
-    while some := list(islice(ahead, AHEAD * jobs)):
-        rungs = {
-            (i, product): worth(of, product) for i, of in enumerate(some) for product in PRODUCTS
-        }
-        if jobs > 1:
-            cases = [some[i].case(product, names) for (i, product), names in rungs.items()]
-            cases += [some[i].case(product, "auto", 1) for i, product in rungs]
-            compile_ahead(cases, jobs, (end - time.perf_counter()) / 2)
-        for (i, product), names in rungs.items():
-            if time.perf_counter() > end:
-                return
-            yield measured(some[i], product, names)
-
-
-def worth(of: Drawn, product: str) -> str:
-    """The rungs that may be the fastest, with commas between."""
-    problem = of.problem
-    numbers = problem.block_size, problem.dtype, problem.batch, problem.precision
-    expected = times.expected(product, *numbers, problem.layout)
-    least = min(expected.values(), default=0.0)
-    serving = [name for name in named(problem, product, "all") if name in RUNGS]
-    near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
-    return ",".join(sorted({*near, chosen(problem, product)}))
-
-
-def measured(of: Drawn, product: str, rungs: str) -> Found:
-    row = measure(*of.case(product, rungs)[:-1], 0.0)
-    more = measure(*of.case(product, "auto", 1)[:-1], 0.0)
-    suffix = f" {FEATURE_MAJOR}" * of.feature_major
-    peers = {name: s for name, s in row["seconds"].items() if name == TRITON}
-    took = {name: row["seconds"].get(name + suffix) for name in rungs.split(",")}
-    own = {name: seconds for name, seconds in took.items() if seconds is not None}
-    one_more = more["seconds"].get(f"{more['auto']}{suffix}", np.nan)
-    faults = {name: why for name, why in row["not_timed"].items() if name != TRITON}
-    point = f"{product} {of}"
-    peers |= dense_seconds(of.problem, product)
-    return Found(point, own, row["auto"], peers, one_more, faults | more["not_timed"])
-
-
-def dense_seconds(of: Problem, product: str) -> dict[str, float]:
-    """cuBLAS's, of random numbers; without torch none."""
-    torch = torch_on_gpu()
-    if torch is None:
-        return {}
-    torch.set_float32_matmul_precision(of.precision)
-    how = {"dtype": getattr(torch, of.dtype), "device": "cuda"}
-    n_in, n_out = of.in_features, of.out_features
-    x, w, dy = (
-        torch.randn(*shape, **how) for shape in ((of.batch, n_in), (n_in, n_out), (of.batch, n_out))
-    )
-    operands = {"forward": (x, w), "input_grad": (dy, w.T), "weight_grad": (x.T, dy)}[product]
-    out = torch.mm(*operands)
-
-    def call() -> None:
-        torch.mm(*operands, out=out)
-
-    return seconds_of({CUBLAS: graph_of(record_torch, call)}, 0.0)
+def found(
+    points: Iterable[Any], seconds: float, jobs: int = 1, ahead: int = AHEAD
+) -> Iterator[Found]:
+    """What was drawn, in turn, for so long; other processes compile so many ahead for each."""
+    for of in in_time(points, lambda of: of.cases(), seconds, jobs, ahead * jobs):
+        yield of.measured()
 
 
 def summary(all_found: list[Found], most: int = 20) -> str:
     """How choices, speed-ups and cliffs are spread, and the worst points of each."""
-    lines = [f"{len(all_found)} products at points that nobody tuned"]
-    lines += [f"  not right: {each.point}: {each.faults}" for each in all_found if each.faults]
+    lines = [f"{len(all_found)} products of drawn sizes"]
+    lines += [f"  not right: {each.of}: {each.faults}" for each in all_found if each.faults]
     for name, unit, bound, sign in (
         ("regret", "times the fastest rung's time", 1.05, 1),
         ("speed_up", "times as fast as the fastest peer", 1.0, -1),
@@ -198,11 +172,5 @@ def summary(all_found: list[Found], most: int = 20) -> str:
             f"{name}: {unit}: median {np.median(values):.2f}, worst {values[0]:.2f}, "
             f"{'above' if sign > 0 else 'below'} {bound} at {beyond:.1%}"
         )
-        for value, each in known[:most]:
-            ours = ", ".join(f"{rung} {s * 1e6:.1f}" for rung, s in each.seconds.items())
-            peers = ", ".join(f"{peer} {s * 1e6:.1f}" for peer, s in each.peers.items())
-            lines.append(
-                f"  {value:.2f}  {each.point}: {each.chosen} of {ours}; {peers}; "
-                f"a row more {each.one_more * 1e6:.1f} us"
-            )
+        lines += [f"  {value:.2f}  {each}" for value, each in known[:most]]
     return "\n".join(lines)

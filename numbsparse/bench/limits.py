@@ -32,7 +32,7 @@ print(imported - began, time.perf_counter() - imported)
 def limits(options: Options) -> Iterator[Row]:
     """A row a limit: bytes or operations in a second."""
     from numbsparse.kernels import limits as kernels  # loads numba.cuda
-    from numbsparse.kernels.poison import fill_with_nan
+    from numbsparse.kernels.elementwise import fill
 
     count = 1 if SIMULATED else current_device().properties.multiprocessor_count
     grid = (1 if options.quick else 8) * count  # all threads that the card keeps at once
@@ -40,7 +40,7 @@ def limits(options: Options) -> Iterator[Row]:
     large = small * (1 if options.quick else round(MEMORY / small))
     rounds, passes = (2, 2) if options.quick else (4000, 100)
     x, out = (empty((n,), np.float32) for n in (large // 4, 8 * count * kernels.THREADS))
-    fill_with_nan(x)
+    fill(x, np.nan)
 
     def rate(limit: str, unit: str, work: Callable[..., Any], *how: Any) -> dict[str, Any]:
         done = work(*how, out)

@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.lstm import B, Sequence, Trainer
+from numbsparse.bench.lstm import WEIGHTS, B, Sequence, Trainer
 from numbsparse.bench.peers import bsr_tensor, require_torch
 from numbsparse.bench.timing import record_torch
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.layout import Layout
 
 
 def cudnn(sequence: Sequence) -> Trainer:
@@ -18,14 +20,11 @@ def cudnn(sequence: Sequence) -> Trainer:
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
     before = _forget_peak()
     lstm = torch.nn.LSTM(x.shape[2], sequence.hidden, device="cuda", dtype=dtype)
-    w, blocks = sequence.weights, sequence.blocks
+    (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
     with torch.no_grad():
-        for name, theirs in (("weight_ih", lstm.weight_ih_l0), ("weight_hh", lstm.weight_hh_l0)):
-            theirs.zero_()
-            rows, gates, columns = _places(w[name])
-            _by_blocks(theirs, n)[gates, columns, :, rows] = _transposed(w[name])
-        bias = torch.as_tensor(w["bias"].reshape(n, 4, B), device="cuda")
-        lstm.bias_ih_l0[:] = bias.transpose(0, 1).reshape(-1)
+        lstm.weight_ih_l0.copy_(torch.from_numpy(w_ih.toarray().T))
+        lstm.weight_hh_l0.copy_(torch.from_numpy(w_hh.toarray().T))
+        lstm.bias_ih_l0.copy_(torch.from_numpy(bias_by_gate(sequence)))
         lstm.bias_hh_l0.zero_()
     results: list[Any] = []
 
@@ -36,8 +35,9 @@ def cudnn(sequence: Sequence) -> Trainer:
         results[:] = [y.detach()]
 
     def gradient() -> np.ndarray:
-        rows, gates, columns = (place[blocks] for place in _places(w["weight_hh"]))
-        found = _by_blocks(lstm.weight_hh_l0.grad, n)[gates, columns, :, rows]
+        blocks, index = places[sequence.blocks], w_hh.layout.index
+        rows, columns = (a[blocks].astype(int) for a in (index.block_rows, index.block_columns))
+        found = lstm.weight_hh_l0.grad.view(4 * n, B, n, B)[columns, :, rows]
         return found.transpose(1, 2).double().cpu().numpy()
 
     nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
@@ -59,18 +59,12 @@ def triton(sequence: Sequence) -> Trainer:
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
     steps, batch, _ = x.shape
     before = _forget_peak()
-    w = sequence.weights["weight_hh"]
-    rows, gates, columns = _places(w)
-    lines = gates * (units // B) + columns  # of w.T, in torch's order: all of a gate together
-    across = _transposed(w)
-    forward, order = _bsr(lines, rows, across, (4 * units, units))
-    backward, _ = _bsr(rows, lines, across.transpose(1, 2), (units, 4 * units))
-    zeros = torch.zeros_like(forward.values())
-    dw = bsr_tensor(forward.crow_indices(), forward.col_indices(), zeros, (4 * units, units))
-    w_ih = torch.as_tensor(sequence.weights["weight_ih"].toarray(), device="cuda")
-    w_ih = w_ih.view(-1, units // B, 4, B).transpose(1, 2).reshape(-1, 4 * units)
-    bias = torch.as_tensor(sequence.weights["bias"].reshape(-1, 4, B), device="cuda")
-    bias = bias.transpose(0, 1).reshape(-1)
+    (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
+    blocks = torch.from_numpy(w_hh.values).cuda()
+    forward, backward = (bsr_tensor(w_hh.layout, blocks, across) for across in (True, False))
+    dw = bsr_tensor(w_hh.layout, torch.zeros_like(blocks), True)
+    w_ih = torch.from_numpy(w_ih.toarray()).cuda()
+    bias = torch.from_numpy(bias_by_gate(sequence)).cuda()
     hs = torch.zeros(steps + 1, batch, units, device="cuda", dtype=dtype)
     dz = torch.zeros(steps, batch, 4 * units, device="cuda", dtype=dtype)
     z, dh = (torch.empty(n, batch, device="cuda", dtype=dtype) for n in (4 * units, units))
@@ -101,12 +95,10 @@ def triton(sequence: Sequence) -> Trainer:
         results[:] = [x.view(steps * batch, -1).T @ rows_of_all, rows_of_all.sum(0)]
 
     run()
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device="cuda")
 
     def gradient() -> np.ndarray:
-        found = dw.values()[place[torch.as_tensor(sequence.blocks, device="cuda")]]
-        return found.transpose(1, 2).double().cpu().numpy()
+        own = np.argsort(w_hh.layout.index.columns.blocks)[places[sequence.blocks]]
+        return dw.values()[own].transpose(1, 2).double().cpu().numpy()
 
     nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
     outputs = lambda: hs[1:].double().cpu().numpy()  # noqa: E731
@@ -133,29 +125,16 @@ def _bytes(*tensors: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _places(w: Any) -> tuple[Any, Any, Any]:
-    """Of each kept block: its block row, its gate, and its block of units."""
-    index = w.layout.index
-    torch, columns = require_torch(), index.block_columns.astype(np.int64)
-    numbers = index.block_rows.astype(np.int64), columns % 4, columns // 4
-    return tuple(torch.as_tensor(a, device="cuda") for a in numbers)  # type: ignore[return-value]
+def gate_major(w: BlockSparse) -> tuple[BlockSparse, np.ndarray]:
+    """A weight with all columns of a gate together, as torch has them; each block's place there."""
+    index, n = w.layout.index, w.layout.shape[1] // 4
+    columns = index.block_columns % 4 * n + index.block_columns // 4
+    pattern, order = np.zeros(w.layout.shape, bool), np.lexsort((columns, index.block_rows))
+    pattern[index.block_rows, columns] = True
+    return BlockSparse(w.values[order], Layout(pattern)), np.argsort(order)
 
 
-def _transposed(w: Any) -> Any:
-    """The kept blocks, each transposed."""
-    return require_torch().as_tensor(w.values, device="cuda").transpose(1, 2)
-
-
-def _by_blocks(weight: Any, n: int) -> Any:
-    """(4 * hidden, features) as (gate, block of units, B, block row, B)."""
-    return weight.view(4, n, B, -1, B)
-
-
-def _bsr(lines: Any, columns: Any, blocks: Any, shape: tuple[int, int]) -> tuple[Any, Any]:
-    """A BSR tensor of blocks anywhere, and the order in which it has them."""
-    torch = require_torch()
-    order = torch.argsort(lines * shape[1] + columns)
-    counts = torch.bincount(lines, minlength=shape[0] // B)
-    starts = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
-    values = blocks[order].contiguous()
-    return bsr_tensor(starts, columns[order], values, shape), order
+def bias_by_gate(sequence: Sequence) -> np.ndarray:
+    """The same of the bias."""
+    bias: np.ndarray = sequence.weights["bias"]
+    return bias.reshape(-1, 4, B).swapaxes(0, 1).reshape(-1)

@@ -1,17 +1,17 @@
 """One product of one problem: everybody's result is checked, and what is right is timed."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice, pairwise
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from numbsparse.bench.contestants import (
     FEATURE_MAJOR,
-    MATMUL,
     OURS,
     Contestant,
     Makers,
@@ -23,9 +23,12 @@ from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
 from numbsparse.device import Capture, synchronize
+from numbsparse.ops.reduce import max as largest
 
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
 PAUSE = 0.25  # seconds
+Point = TypeVar("Point")
+LONGEST = 1e6  # seconds to wait for processes that compile
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,9 @@ class Case(NamedTuple):
     kernels: str
     others: tuple[str, ...]
     more: dict[str, Any]  # what its row says besides
+
+    def measured(self, seconds: float) -> Row:
+        return measure(*self[:-1], seconds) | self.more
 
 
 def measure(
@@ -125,30 +131,50 @@ def fault_of(
         run()
         unwritten, lacks = not np.isfinite(np.asarray(contestant.got)).all(), "not finite"
     else:
-        from numbsparse.kernels.poison import fill_with_nan, holds_nan  # loads numba.cuda
+        from numbsparse.kernels.elementwise import fill  # loads numba.cuda
 
-        fill_with_nan(contestant.out)
+        fill(contestant.out, np.nan)
         run()
         synchronize()
-        unwritten = holds_nan(contestant.out)
+        unwritten = np.isnan(largest(contestant.out).item())
     picked = contestant.pick(parts.picked)
     fault = fault_in(parts, picked, problem.dtype, problem.precision)
-    if fault is None and unwritten:
-        fault = lacks
-    return error_of(parts, picked), fault
+    return error_of(parts, picked), fault or (lacks if unwritten else None)
+
+
+def in_time(
+    points: Iterable[Point],
+    cases: Callable[[Point], list[Case]],
+    seconds: float,
+    jobs: int,
+    ahead: int,
+) -> Iterator[Point]:
+    """Points in turn, for so long; before, other processes compile what the next ones need."""
+    end, left = time.perf_counter() + seconds, iter(points)
+    while some := list(islice(left, ahead)):
+        if jobs > 1:
+            of_some = [case for point in some for case in cases(point)]
+            compile_ahead(of_some, jobs, (end - time.perf_counter()) / 2)
+        for point in some:
+            if time.perf_counter() > end:
+                return
+            yield point
 
 
 def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
     """Compile what will be timed, in so many processes, for so many seconds at most.
 
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
-    once, and leave it in the cache on disk, where it is found when it is timed.
+    once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
+    likely to share kernels are one process's.
     """
-    apart, spawn = _apart(cases), get_context("spawn")
+    spawn, apart = get_context("spawn"), sorted(_apart(cases), key=_kin)
+    ends = [i * len(apart) // jobs for i in range(jobs + 1)]
     processes = [
-        spawn.Process(target=_call_each, args=(apart[i::jobs],), daemon=True) for i in range(jobs)
+        spawn.Process(target=_call_each, args=(apart[begin:end],), daemon=True)
+        for begin, end in pairwise(ends)
     ]
-    end = time.perf_counter() + patience
+    end = time.perf_counter() + min(patience, LONGEST)
     for process in processes:
         process.start()
     for process in processes:
@@ -156,14 +182,19 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
         process.kill()
 
 
+def _kin(case: Case) -> tuple[Any, ...]:
+    of = case.problem
+    return case.kernels, case.product, of.dtype, of.precision, of.block_size
+
+
 def _apart(cases: Iterable[Case]) -> list[Case]:
     """Those that may have kernels of their own."""
     found: dict[Any, Case] = {}
     for case in cases:
-        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, MATMUL, TRITON))
+        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
         of = case.problem
         numbers = of.dtype, of.precision, str(case.more)
-        shape = of.batch, of.side, of.taps_along
+        shape = of.batch, of.side, of.taps_along, of.stride
         if case.kernels:
             key = case.product, case.kernels, own, *numbers, of.block_size, *shape
             found.setdefault(key, case._replace(others=own))

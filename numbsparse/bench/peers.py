@@ -6,11 +6,12 @@ sparse ones of torch multiply from the left, y.T = w.T @ x.T, with activations f
 """
 
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.contestants import Contestant, Makers, columns_of, into, rows_of
+from numbsparse.bench.contestants import Contestant, Makers, columns_of, rows_of
 from numbsparse.bench.problem import Problem
 from numbsparse.bench.timing import record_torch
 from numbsparse.block_sparse import BlockSparse
@@ -87,13 +88,13 @@ def _cublas(problem: Problem, product: str) -> Contestant:
         def pick(_: Any, b: np.ndarray) -> np.ndarray:
             return _host(blocks[_places(b // columns), _places(b % columns)])
 
-        return Contestant(into(out, lambda: torch.mm(x.T, dy, out=dw)), pick, record_torch)
+        return Contestant(lambda: torch.mm(x.T, dy, out=dw), pick, record_torch, out)
     w = as_torch(problem.values.device).view(rows, columns, size, size)
     w = w.transpose(1, 2).reshape(problem.in_features, problem.out_features)
     operand, matrix = (x, w) if product == "forward" else (dy, w.T)
     out = problem.out(product)
     y = as_torch(out)
-    return Contestant(into(out, lambda: torch.mm(operand, matrix, out=y)), rows_of, record_torch)
+    return Contestant(lambda: torch.mm(operand, matrix, out=y), rows_of, record_torch, out)
 
 
 def _triton(problem: Problem, product: str) -> Contestant:
@@ -104,15 +105,14 @@ def _triton(problem: Problem, product: str) -> Contestant:
 
     if product == "weight_grad":
         out = problem.out(product)
-        dw = _bsr(problem, transposed=False, values=as_torch(out))
+        dw = bsr_tensor(problem.layout, as_torch(out))
         x, dy = as_torch(problem.x.device).T.contiguous(), as_torch(problem.dy.device)
-        compute = into(
-            out, lambda: _triton_ops.sampled_addmm(dw, x, dy, beta=0.0, out=dw, skip_checks=True)
-        )
-        return Contestant(compute, rows_of, record_torch)
+        how: Any = {"beta": 0.0, "out": dw, "skip_checks": True}
+        compute = partial(_triton_ops.sampled_addmm, dw, x, dy, **how)
+        return Contestant(compute, rows_of, record_torch, out)
     w, operand, out, y = _from_the_left(problem, product)
-    compute = into(out, lambda: _triton_ops.bsr_dense_addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, columns_of, record_torch)
+    compute = partial(_triton_ops.bsr_dense_addmm, y, w, operand, beta=0, out=y)
+    return Contestant(compute, columns_of, record_torch, out)
 
 
 def _cusparse(problem: Problem, product: str) -> Contestant:
@@ -122,37 +122,29 @@ def _cusparse(problem: Problem, product: str) -> Contestant:
     w = w.to_dense().to_sparse_csr()
     crow, column = w.crow_indices().int(), w.col_indices().int()
     w = torch.sparse_csr_tensor(crow, column, w.values(), size=w.shape)
-    compute = into(out, lambda: torch.addmm(y, w, operand, beta=0, out=y))
-    return Contestant(compute, columns_of, record_torch)
+    compute = partial(torch.addmm, y, w, operand, beta=0, out=y)
+    return Contestant(compute, columns_of, record_torch, out)
 
 
 def _from_the_left(problem: Problem, product: str) -> tuple[Any, Any, DeviceArray, Any]:
     """(w.T or w, the operand feature-major, the output, its view in torch)."""
     forward = product == "forward"
-    operand = (problem.x if forward else problem.dy).device
-    features = problem.out_features if forward else problem.in_features
-    out = empty((features, problem.batch), operand.dtype)
-    return _bsr(problem, forward), as_torch(operand).T.contiguous(), out, as_torch(out)
+    operand, like = (problem.x, problem.dy) if forward else (problem.dy, problem.x)
+    out = empty(like.shape[::-1], like.dtype)
+    w = bsr_tensor(problem.layout, as_torch(problem.values.device), forward)
+    return w, as_torch(operand.device).T.contiguous(), out, as_torch(out)
 
 
-def _bsr(problem: Problem, transposed: bool, values: Any = None) -> Any:
-    """w, or w.T, as a sparse tensor of torch; with `values`, those instead, not copied."""
-    torch, index = torch_on_gpu(), problem.layout.index
-    lines = index.columns if transposed else index.rows
-    if values is None:
-        order = torch.from_numpy(lines.blocks.astype(np.int64)).cuda()
-        values = as_torch(problem.values.device)[order]
-        values = values.transpose(1, 2).contiguous() if transposed else values
-    shape = (problem.in_features, problem.out_features)
-    starts, indices = (torch.from_numpy(a.copy()).cuda() for a in (lines.indptr, lines.indices))
-    return bsr_tensor(starts, indices, values, shape[::-1] if transposed else shape)
-
-
-def bsr_tensor(starts: Any, indices: Any, values: Any, shape: tuple[int, ...]) -> Any:
-    """torch's matrix of blocks."""
+def bsr_tensor(layout: Layout, blocks: Any, transposed: bool = False) -> Any:
+    """A matrix of blocks as a sparse tensor of torch, which holds `blocks`; or its transpose."""
+    torch, walk = torch_here(), layout.index.columns if transposed else layout.index.rows
+    shape = [n * blocks.shape[1] for n in layout.shape]
+    starts, indices, order = (torch.from_numpy(a.copy()).to(blocks.device) for a in walk)
+    if transposed:
+        blocks, shape = blocks[order.long()].transpose(1, 2).contiguous(), shape[::-1]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that sparse BSR tensors are in beta
-        return torch_here().sparse_bsr_tensor(starts, indices, values, size=shape)
+        return torch.sparse_bsr_tensor(starts, indices, blocks, size=shape)
 
 
 def _cudnn(problem: Problem, product: str) -> Contestant:
@@ -227,9 +219,7 @@ def _scipy(problem: Problem, product: str) -> Contestant:
 
 def _torch_on_cpu(problem: Problem, product: str) -> Contestant:
     torch, forward = torch_here(), product == "forward"
-    w = problem.w.T if forward else problem.w
-    starts, indices = (torch.from_numpy(a.astype(np.int64)) for a in (w.indptr, w.indices))
-    left = bsr_tensor(starts, indices, torch.from_numpy(w.data), w.shape)
+    left = bsr_tensor(problem.layout, torch.from_numpy(problem.values.host), forward)
     right = torch.from_numpy((problem.x if forward else problem.dy).host).T
     return Contestant(lambda: torch.mm(left, right), lambda y, rows: y.T.numpy()[rows])
 

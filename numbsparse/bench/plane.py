@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterator
 from functools import partial
-from itertools import islice
 from itertools import product as every
 from pathlib import Path
 from statistics import median
@@ -19,7 +18,7 @@ import numpy as np
 
 from numbsparse.bench.cards import on_each
 from numbsparse.bench.contestants import OURS
-from numbsparse.bench.measure import Case, compile_ahead, measure
+from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import Row, write
@@ -189,7 +188,7 @@ def measured(
 
     Each of several cards has its own block sizes and batches: hardly any kernel serves two.
     """
-    end, done = time.perf_counter() + seconds, {_point_of(row) for row in rows}
+    done = {_point_of(row) for row in rows}
     own = set(list(every(PLANES[place].block_sizes, PLANES[place].batches))[card::cards])
     left = (
         point
@@ -198,20 +197,14 @@ def measured(
         and (point.block_size, point.batch) in own
         and dtype in (None, point.dtype)
     )
-    while some := list(islice(left, AHEAD * jobs)):
-        if jobs > 1:
-            cases = [point.case(place) for point in some]
-            compile_ahead(cases, jobs, end - time.perf_counter())
-        for point in some:
-            if time.perf_counter() > end:
-                return
-            yield _row(point, place)
+    for point in in_time(left, lambda of: [of.case(place)], seconds, jobs, AHEAD * jobs):
+        yield _row(point, place)
 
 
 def _row(point: Point, place: str) -> Row:
     """A point, the rung that `ops` took, and microseconds by name; where wrong or failed, why."""
     case = point.case(place)
-    found = measure(*case[:-1], SECONDS[place])
+    found = case.measured(SECONDS[place])
     rung = found["auto"] if case.kernels else None
     microseconds = {
         OURS if name == rung else name: float(f"{seconds * 1e6:.3g}")

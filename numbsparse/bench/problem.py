@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,8 +35,8 @@ class Problem:
     """Operands x, dy (batch, features), or (batch, side, side, features) of images, and values.
 
     `given` is the layout, or what makes it: a block row for each tap and block of features before.
-    `side` is that of images, as large before and after; 0, there are none. Nothing is made before
-    it is asked for: until then a problem may be sent to another process.
+    `side` is that of images before; 0, there are none. After, it is divided by the stride. Nothing
+    is made before it is asked for: until then a problem may be sent to another process.
     """
 
     given: Layout | Callable[[], Layout]
@@ -46,18 +47,21 @@ class Problem:
     place: str = "cuda"
     side: int = 0
     taps_along: int = 1
+    stride: int = 1
+
+    def __str__(self) -> str:
+        images = ""
+        if self.side:
+            taps, by = f"{self.taps_along} x {self.taps_along}", f"stride {self.stride}"
+            images = f", {taps}, {by}, images of {self.side} x {self.side}"
+        return (
+            f"{self.dtype} {self.precision} B={self.block_size} {self.in_features} x "
+            f"{self.out_features} batch {self.batch} density {self.layout.density:.3f}{images}"
+        )
 
     @cached_property
     def layout(self) -> Layout:
         return self.given if isinstance(self.given, Layout) else self.given()
-
-    @property
-    def pixels(self) -> int:
-        return self.side**2 or 1
-
-    @property
-    def _rows_of(self) -> tuple[int, ...]:
-        return (self.batch, self.side, self.side) if self.side else (self.batch,)
 
     @property
     def in_features(self) -> int:
@@ -69,15 +73,17 @@ class Problem:
 
     @property
     def window(self) -> Window:
-        return ops.conv_window((self.side or 1,) * 2, self.taps_along, 1, "same", 1)
+        return ops.conv_window((self.side or 1,) * 2, self.taps_along, self.stride, "same", 1)
 
     @cached_property
     def x(self) -> Operand:
-        return Operand((*self._rows_of, self.in_features), self.dtype, seed=1)
+        image = self.window.big[1:] if self.side else ()
+        return Operand((self.batch, *image, self.in_features), self.dtype, seed=1)
 
     @cached_property
     def dy(self) -> Operand:
-        return Operand((*self._rows_of, self.out_features), self.dtype, seed=2)
+        image = self.window.small[1:] if self.side else ()
+        return Operand((self.batch, *image, self.out_features), self.dtype, seed=2)
 
     @cached_property
     def values(self) -> Operand:
@@ -99,7 +105,7 @@ class Problem:
     @property
     def flops(self) -> int:
         """A multiply and an add for each kept weight and row or pixel, those beyond edges too."""
-        return 2 * self.batch * self.pixels * self.layout.n_blocks * self.block_size**2
+        return 2 * self.batch * self.dy.pixels * self.layout.n_blocks * self.block_size**2
 
     @property
     def nbytes(self) -> int:
@@ -136,12 +142,13 @@ class Problem:
         return draw(self, product, entries(self.layout.index, self.window.taps, product), *counts)
 
     def sources(self, product: str) -> np.ndarray:
-        """(taps, pixels): the pixel that each one sees, or -1 beyond the edge."""
-        (of,), along = self.window.passes(product), self.side or 1
-        sizes, seen = (1, along, along), np.full((self.window.taps, self.pixels), -1)
-        for k, tap in enumerate(of.taps):
-            seen[tap] = of.sources(k, sizes)
-        return seen
+        """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
+        passes = self.window.passes(product)
+        sources = np.full((self.window.taps, prod(passes[0].out_sizes)), -1)
+        for of in passes:
+            for k, tap in enumerate(of.taps):
+                sources[tap, of.outputs()] = of.sources(k)
+        return sources
 
 
 Features = int | tuple[int, int]
@@ -167,10 +174,11 @@ def matrices(
     place: str = "cuda",
     side: int = 0,
     taps: int = 1,
+    stride: int = 1,
 ) -> Problem:
     """Of a random layout; of images of side x side pixels, with `taps` along each axis."""
     layout = partial(random, features, block_size, density, taps)
-    return Problem(layout, block_size, batch, dtype, precision, place, side, taps)
+    return Problem(layout, block_size, batch, dtype, precision, place, side, taps, stride)
 
 
 class Operand:
@@ -181,7 +189,7 @@ class Operand:
 
     def __init__(self, shape: tuple[int, ...], dtype: str, seed: int):
         self.shape, self.dtype, self._seed = shape, as_dtype(dtype), seed
-        self.size = int(np.prod(shape))
+        self.size, self.pixels = prod(shape), prod(shape[1:-1])
         self.nbytes = self.size * self.dtype.itemsize
 
     @cached_property
@@ -198,6 +206,10 @@ class Operand:
         transposed = empty(self.shape[::-1], self.dtype)
         ops.copy_into(transposed, self.device.T)
         return transposed.T
+
+    def in_blocks(self, size: int) -> np.ndarray:
+        """(batch, pixels, blocks of features, size) on the host."""
+        return self.host.reshape(self.shape[0], self.pixels, -1, size)
 
     @property
     def _pool(self) -> tuple[int, np.dtype, int]:
@@ -245,10 +257,10 @@ def _lines_of(
     forward, size, rng = product == "forward", problem.block_size, np.random.default_rng(0)
     lengths = np.bincount(walks.line, minlength=walks.lines)
     lines = _some(rng, walks.lines, n_lines, int(lengths.argmin()), int(lengths.argmax()))
-    rows = _some(rng, problem.batch * problem.pixels, n_rows)
-    image, pixel = np.divmod(rows[:, None], problem.pixels)
-    operand = (problem.x if forward else problem.dy).host
-    x, sources = operand.reshape(problem.batch, problem.pixels, -1, size), problem.sources(product)
+    operand, made = (problem.x, problem.dy) if forward else (problem.dy, problem.x)
+    rows = _some(rng, problem.batch * made.pixels, n_rows)
+    image, pixel = np.divmod(rows[:, None], made.pixels)
+    x, sources = operand.in_blocks(size), problem.sources(product)
     exact = np.zeros((rows.size, lines.size, size))
     for i, line in enumerate(lines):
         own = slice(*np.searchsorted(walks.line, [line, line + 1]))
@@ -266,10 +278,7 @@ def _blocks_of(problem: Problem, product: str, walks: Entries, *counts: int) -> 
     """Some blocks of dw."""
     size, rng = problem.block_size, np.random.default_rng(0)
     blocks = _some(rng, problem.layout.n_blocks, counts[-1])
-    x, dy = (
-        operand.host.reshape(problem.batch, problem.pixels, -1, size)
-        for operand in (problem.x, problem.dy)
-    )
+    x, dy = (operand.in_blocks(size) for operand in (problem.x, problem.dy))
     sources, place = problem.sources(product), np.argsort(walks.block)
     exact = np.zeros((blocks.size, size, size))
     for i, at in enumerate(place[blocks]):
@@ -278,7 +287,7 @@ def _blocks_of(problem: Problem, product: str, walks: Entries, *counts: int) -> 
         seen = x[:, source[inside], walks.other[at]].reshape(-1, size)
         behind = dy[:, inside, walks.line[at]].reshape(-1, size)
         exact[i] = seen.T.astype(np.float64) @ behind.astype(np.float64)
-    return Parts(blocks, None, exact, problem.batch * problem.pixels)
+    return Parts(blocks, None, exact, problem.batch * problem.dy.pixels)
 
 
 def _some(rng: np.random.Generator, n: int, count: int, *more: int) -> np.ndarray:

@@ -11,10 +11,10 @@ from typing import Any
 
 from numbsparse import patterns
 from numbsparse.bench.changing import changing
-from numbsparse.bench.contestants import FEATURE_MAJOR, MATMUL
+from numbsparse.bench.contestants import FEATURE_MAJOR
 from numbsparse.bench.limits import host, limits
 from numbsparse.bench.lstm import lstm
-from numbsparse.bench.measure import Case, Options, measure
+from numbsparse.bench.measure import Case, Options
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row
@@ -51,7 +51,7 @@ def rows(name: str, options: Options) -> Iterator[Row]:
         yield from OTHERS[name](options)
         return
     for case in CASES[name](options):
-        yield measure(*case[:-1], options.seconds) | case.more
+        yield case.measured(options.seconds)
 
 
 def headline(options: Options) -> Iterator[Case]:
@@ -138,7 +138,7 @@ def feature_major(options: Options) -> Iterator[Case]:
 def conv(options: Options) -> Iterator[Case]:
     """3 x 3 and 1 x 1 at 512 features, 32 x 32 images, batch 64, density 0.1.
 
-    Beside cuDNN's dense ones, channels last, and one of a single tap beside the matmul.
+    Beside cuDNN's dense ones, channels last.
     """
     batch, side, features = (1, 2, 16) if options.quick else (64, 32, 512)
     for taps, dtype, precision, sizes in QUICK if options.quick else KINDS:
@@ -149,7 +149,7 @@ def conv(options: Options) -> Iterator[Case]:
         for size in sizes:
             density = 1 if options.quick else 0.1
             problem = matrices(features, size, density, *how, side=side, taps=taps)
-            yield from _products(problem, "auto", *((MATMUL,) if taps == 1 else ()))
+            yield from _products(problem, "auto")
 
 
 def cpu(options: Options) -> Iterator[Case]:

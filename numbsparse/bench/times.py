@@ -4,6 +4,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 import json
+from itertools import islice
 from itertools import product as every
 from math import inf
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.bench import held_out
+from numbsparse.bench import convolutions, held_out
 from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import measure
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
+from numbsparse.kernels.conv import costs
 from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
@@ -37,21 +39,26 @@ def run(
     minutes: float = inf,
     jobs: int = 1,
     seed: int = 0,
+    conv: bool = False,
 ) -> None:
     """Measure the grid into a file, or say what the choice costs at so many random points.
 
-    Of one rung alone, the file keeps the times of the others.
+    Of one rung alone, the file keeps the times of the others. Of convolutions, it has no times: the
+    factors that fit some.
     """
     require_times()
     if json_file is not None:
-        content = grid(FEATURES, DENSITIES, BATCHES, only)
+        content = convolutions.fit(jobs) if conv else grid(FEATURES, DENSITIES, BATCHES, only)
         if only is not None:
             content["microseconds"] = _added(json_file, content["microseconds"], only)
         write(json_file, content, 2)
-        times.measured.cache_clear()
+        for module in (times, costs):
+            module.measured.cache_clear()
         choice.forget()
     if points:
-        print(held_out.summary(list(held_out.found(minutes * 60, jobs, seed, points))))
+        rng = np.random.default_rng(seed)
+        drawn = islice((convolutions if conv else held_out).drawn(rng), points * len(PRODUCTS))
+        print(held_out.summary(list(held_out.found(drawn, minutes * 60, jobs))))
 
 
 def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:

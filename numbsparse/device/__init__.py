@@ -21,6 +21,7 @@ from numbsparse.device.capture import (
     is_own,
     live,
     outside_capture,
+    switched,
     working_stream,
 )
 from numbsparse.device.fingerprint import source_text

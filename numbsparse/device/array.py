@@ -323,8 +323,6 @@ def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     array([1., 2.])
     """
     host = as_array(host, "host")
-    if host.dtype.hasobject:  # addresses of Python's objects, which nobody there would own
-        raise TypeError(f"host takes numbers, got {host.dtype}")
     native = host.dtype if host.dtype.isnative else host.dtype.newbyteorder("=")
     host = np.ascontiguousarray(host, native).reshape(host.shape)
     if place == "cpu":

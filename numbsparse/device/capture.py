@@ -10,6 +10,7 @@ In the simulator nothing is recorded: the work runs at once, and the refusals ar
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from sys import getrefcount
 from threading import get_ident
 from typing import Any
@@ -21,18 +22,34 @@ from numbsparse.device.array import DeviceArray, empty, owners_of
 
 Numbers = Callable[[], np.ndarray]
 
+_generations = count(1)
 _generation = 0
+_switch: tuple[Any, ...] = ()  # the last one: the generation after it, its opposite, that before
 
 
 def generation() -> int:
-    """Rises whenever an array that captured work may use was replaced by another."""
+    """Another number whenever an array that captured work may use was replaced by another."""
     return _generation
 
 
 def forget_captures() -> None:
     """An array that captured work may use was replaced: what was captured so far is stale."""
     global _generation
-    _generation += 1
+    _generation = next(_generations)
+
+
+def switched(setting: Any, opposite: Any) -> None:
+    """A setting that captured work follows was made: what was captured so far is stale.
+
+    Where it only takes back the last one, its `opposite`, what was captured before that is not.
+    """
+    global _generation, _switch
+    before = _generation
+    if _switch[:2] == (before, setting):
+        _generation = _switch[2]
+    else:
+        forget_captures()
+    _switch = _generation, opposite, before
 
 
 def live(numbers: Numbers, size: int, dtype: Any) -> DeviceArray:
@@ -223,7 +240,7 @@ class Capture:
 
         Then what stood there has been replaced, and the captured work would not see by what.
         """
-        return any(count <= _ALONE for count in _references(self.used))
+        return any(held <= _ALONE for held in _references(self.used))
 
     def launch(self) -> None:
         """Start the captured work, after all earlier work of the current stream."""

@@ -5,7 +5,7 @@ block column. Coordinates set bits, in any order: what they leave is the same ev
 bits are counted along lines, lines are summed up, and each word writes where its blocks are.
 """
 
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,8 +84,8 @@ def _write(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
     capacity, words = index.block_rows.size, made.rows.words.size + made.columns.words.size
     fill(made.cleared, 0)
     launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], made.found)
-    launch(count_along_lines(), sum(a.size - 1 for a in starts), 32, *tables, *starts)
-    launch(sum_lines(), 2, LINES, *starts, capacity, made.found, wrong_here())
+    launch(count_along_lines, sum(a.size - 1 for a in starts), 32, *tables, *starts)
+    launch(sum_lines, 2, LINES, *starts, capacity, made.found, wrong_here())
     grid = blocks(max(words, capacity))
     launch(write_blocks, grid, THREADS, *tables, *starts, made.found, *arrays)
 
@@ -142,93 +142,81 @@ def mark(rows, columns, row_words, column_words, found):
         cuda.atomic.or_(column_words, (column, row // 32), uint32(1 << row % 32))
 
 
-@cache
-def count_along_lines() -> Any:
-    """before[i] of each word of a line, and the line's own number; a warp for each line."""
-
-    @cuda.jit(device=True)
-    def along(words, before, line, starts):
-        lane, total = cuda.threadIdx.x, int32(0)
-        for first in range(0, words.shape[1], 32):
-            own = int32(0)
-            if first + lane < words.shape[1]:
-                own = int32(cuda.popc(words[line, first + lane]))
-            here = own
-            for k in range(5):
-                lower = shfl_idx(int32(here), uint32((lane - (1 << k)) % 32))
-                if lane >= 1 << k:
-                    here += lower
-            if first + lane < words.shape[1]:
-                before[line, first + lane] = total + here - own
-            total += shfl_idx(int32(here), uint32(31))
-        if lane == 0:
-            starts[line + 1] = total
-
-    @cuda.jit
-    def kernel(row_words, row_before, column_words, column_before, row_starts, column_starts):
-        line, rows = cuda.blockIdx.x, row_words.shape[0]
-        if line < rows:
-            along(row_words, row_before, line, row_starts)
-        else:
-            along(column_words, column_before, line - rows, column_starts)
-
-    return kernel
-
-
-@cache
-def summing() -> Any:
-    """sum_up(starts, most): what a block of LINES threads makes of numbers."""
-    N = LINES
-
-    @cuda.jit(device=True)
-    def sum_up(starts, most):
-        """starts[i + 1] = the sum of those up to i, or 0 if all are too many; that of all."""
-        sums = cuda.shared.array(N, int32)
-        t, lines = cuda.threadIdx.x, starts.size - 1
-        each = (lines + N - 1) // N
-        first, last = min(t * each, lines), min((t + 1) * each, lines)
+@cuda.jit(device=True)
+def along(words, before, line, starts):
+    lane, total = cuda.threadIdx.x, int32(0)
+    for first in range(0, words.shape[1], 32):
         own = int32(0)
-        for i in range(first, last):
-            own += starts[i + 1]
-        sums[t] = own
-        step = 1
-        while step < N:
-            cuda.syncthreads()
-            lower = sums[t - step] if t >= step else int32(0)
-            cuda.syncthreads()
-            sums[t] += lower
-            step *= 2
+        if first + lane < words.shape[1]:
+            own = int32(cuda.popc(words[line, first + lane]))
+        here = own
+        for k in range(5):
+            lower = shfl_idx(int32(here), uint32((lane - (1 << k)) % 32))
+            if lane >= 1 << k:
+                here += lower
+        if first + lane < words.shape[1]:
+            before[line, first + lane] = total + here - own
+        total += shfl_idx(int32(here), uint32(31))
+    if lane == 0:
+        starts[line + 1] = total
+
+
+@cuda.jit
+def count_along_lines(
+    row_words, row_before, column_words, column_before, row_starts, column_starts
+):  # fmt: skip
+    """before[i] of each word of a line, and the line's own number; a warp for each line."""
+    line, rows = cuda.blockIdx.x, row_words.shape[0]
+    if line < rows:
+        along(row_words, row_before, line, row_starts)
+    else:
+        along(column_words, column_before, line - rows, column_starts)
+
+
+@cuda.jit(device=True)
+def sum_up(starts, most):
+    """starts[i + 1] = the sum of those up to i, or 0 if all are too many; that of all.
+
+    By a block of LINES threads.
+    """
+    sums = cuda.shared.array(LINES, int32)
+    t, lines = cuda.threadIdx.x, starts.size - 1
+    each = (lines + LINES - 1) // LINES
+    first, last = min(t * each, lines), min((t + 1) * each, lines)
+    own = int32(0)
+    for i in range(first, last):
+        own += starts[i + 1]
+    sums[t] = own
+    step = 1
+    while step < LINES:
         cuda.syncthreads()
-        total, here = sums[N - 1], sums[t] - own
-        for i in range(first, last):
-            here += starts[i + 1]
-            starts[i + 1] = here if total <= most else int32(0)
-        if t == 0:
-            starts[0] = 0
-        return total
+        lower = sums[t - step] if t >= step else int32(0)
+        cuda.syncthreads()
+        sums[t] += lower
+        step *= 2
+    cuda.syncthreads()
+    total, here = sums[LINES - 1], sums[t] - own
+    for i in range(first, last):
+        here += starts[i + 1]
+        starts[i + 1] = here if total <= most else int32(0)
+    if t == 0:
+        starts[0] = 0
+    return total
 
-    return sum_up
 
-
-@cache
-def sum_lines() -> Any:
+@cuda.jit
+def sum_lines(row_starts, column_starts, capacity, found, wrong):
     """Each line's number in `starts` to where it begins; a block of threads for each direction."""
-    sum_up = summing()
-
-    @cuda.jit
-    def kernel(row_starts, column_starts, capacity, found, wrong):
-        total = sum_up(column_starts if cuda.blockIdx.x else row_starts, capacity)
-        if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
-            found[DISTINCT] = total
-            found[KEPT] = total if total <= capacity else 0
-            if total > capacity:
-                cuda.atomic.add(wrong, KEPT, 1)
-                cuda.atomic.max(wrong, DISTINCT, total)
-            for k in range(TWICE, DISTINCT):
-                if found[k] != 0:
-                    cuda.atomic.add(wrong, k, found[k])
-
-    return kernel
+    total = sum_up(column_starts if cuda.blockIdx.x else row_starts, capacity)
+    if cuda.blockIdx.x == 0 and cuda.threadIdx.x == 0:
+        found[DISTINCT] = total
+        found[KEPT] = total if total <= capacity else 0
+        if total > capacity:
+            cuda.atomic.add(wrong, KEPT, 1)
+            cuda.atomic.max(wrong, DISTINCT, total)
+        for k in range(TWICE, DISTINCT):
+            if found[k] != 0:
+                cuda.atomic.add(wrong, k, found[k])
 
 
 @cuda.jit

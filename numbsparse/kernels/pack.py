@@ -27,21 +27,7 @@ def pack(arrays: Sequence[DeviceArray], flat: DeviceArray, starts: Sequence[int]
 
 @cuda.jit
 def pack_kernel(flat, starts, a, b, c, d, e, f, g, h):
-    i, source = cuda.blockIdx.y, a
-    if i == 1:
-        source = b
-    elif i == 2:
-        source = c
-    elif i == 3:
-        source = d
-    elif i == 4:
-        source = e
-    elif i == 5:
-        source = f
-    elif i == 6:
-        source = g
-    elif i == 7:
-        source = h
-    start = starts[i]
+    i = cuda.blockIdx.y
+    source, start = (a, b, c, d, e, f, g, h)[i], starts[i]
     for k in range(cuda.grid(1), source.size, cuda.gridsize(1)):
         flat[start + k] = source[k]

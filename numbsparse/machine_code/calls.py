@@ -8,7 +8,7 @@ from functools import partial
 from itertools import product as every
 
 from numbsparse import patterns
-from numbsparse.bench.contestants import of_images, of_rung
+from numbsparse.bench.contestants import by_ops, of_rung
 from numbsparse.bench.lstm import Sequence
 from numbsparse.bench.problem import matrices
 from numbsparse.bench.timing import Call
@@ -118,7 +118,7 @@ def _product(
 
 def _convolution(kernel: str, product: str, numbers: str, size: int) -> Call:
     problem = matrices(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
-    return of_images(problem, product, kernel).call
+    return by_ops(problem, product, kernel).call
 
 
 def _sequence(numbers: str, units: int, density: float, norm: bool) -> Call:

@@ -15,7 +15,7 @@ from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import any_generator, integer
 from numbsparse.patterns.taps import as_kept
 
 
@@ -50,7 +50,7 @@ class _Conv(Module):
         )
         check_padding(self.axes, padding)
         self.padding, self.precision = padding, ops.own_precision(precision)
-        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+        rng, dtype = any_generator(seed), as_dtype(dtype)
         joined = self._layout(layout, taps, block_size)
         height, width = in_channels, out_channels
         if self.transposed:

@@ -8,7 +8,7 @@ from numbsparse.autograd import Tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import any_generator, integer
 
 
 class Embedding(Module):
@@ -28,7 +28,7 @@ class Embedding(Module):
         super().__init__()
         n = integer("num_embeddings", num_embeddings)
         width = integer("embedding_dim", embedding_dim)
-        table = np.random.default_rng(seed).standard_normal((n, width))
+        table = any_generator(seed).standard_normal((n, width))
         self.weight = Parameter(table.astype(as_dtype(dtype)))
 
     def forward(self, indices: Any) -> Tensor:

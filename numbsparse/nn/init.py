@@ -9,7 +9,7 @@ from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import any_generator, integer
 
 __all__ = ["fan_in", "identity", "normal", "orthogonal", "uniform"]
 
@@ -58,7 +58,7 @@ def uniform(
     >>> w, bool(abs(w.values).max() <= 0.5)  # the second block column has 4 inputs
     (BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75), True)
     """
-    rng = np.random.default_rng(seed)
+    rng = any_generator(seed)
     return _scaled(partial(rng.uniform, -gain, gain), layout, block_size, shape, dtype)
 
 
@@ -81,7 +81,7 @@ def normal(
     >>> round(float(w.values.std() * np.sqrt(1024)), 2)
     2.0
     """
-    rng = np.random.default_rng(seed)
+    rng = any_generator(seed)
     return _scaled(partial(rng.normal, 0, gain), layout, block_size, shape, dtype)
 
 
@@ -134,7 +134,7 @@ def orthogonal(
     >>> np.allclose(q.T @ q, np.eye(4), atol=1e-6)
     True
     """
-    layout, rng = as_layout(layout), np.random.default_rng(seed)
+    layout, rng = as_layout(layout), any_generator(seed)
     block_size = integer("block_size", block_size)
     walk = layout.index.columns
     values = np.empty((layout.n_blocks, block_size, block_size), as_dtype(dtype))

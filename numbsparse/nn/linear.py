@@ -11,7 +11,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
-from numbsparse.patterns.checks import BLOCK_SIZES, integer
+from numbsparse.patterns.checks import BLOCK_SIZES, any_generator, integer
 
 
 class Linear(Module):
@@ -70,7 +70,7 @@ class Linear(Module):
         seed: Any = None,
     ):
         super().__init__()
-        rng = np.random.default_rng(seed)
+        rng = any_generator(seed)
         self.precision = ops.own_precision(precision)
         layout, dtype = layout_for(in_features, out_features, layout, block_size), as_dtype(dtype)
         self.weight = MatrixParameter(
@@ -101,17 +101,20 @@ def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
     return (like.T if weight.is_transposed else like).to(weight.device)
 
 
-def layout_for(in_features: int, out_features: int, layout: Any, block_size: int) -> Layout:
+def layout_for(
+    in_features: int, out_features: int, layout: Any, block_size: int, argument: str = "layout"
+) -> Layout:
     """The given layout, checked against the features; the dense one for None."""
     integer("in_features", in_features)
     integer("out_features", out_features)
     integer("block_size", block_size)
     check_block_size(block_size)
     grid = (-(-in_features // block_size), -(-out_features // block_size))
-    layout = Layout(np.ones(grid, dtype=bool)) if layout is None else as_layout(layout).to_host()
+    kept = np.ones(grid, dtype=bool) if layout is None else layout
+    layout = as_layout(kept, argument).to_host()
     if layout.shape != grid:
         raise ValueError(
-            f"layout takes {grid[0]} x {grid[1]} blocks for {in_features} x {out_features} "
+            f"{argument} takes {grid[0]} x {grid[1]} blocks for {in_features} x {out_features} "
             f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
         )
     return layout

@@ -15,7 +15,7 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import any_generator, integer
 
 
 class LSTM(Module):
@@ -91,7 +91,7 @@ class LSTM(Module):
         super().__init__()
         integer("num_layers", num_layers)
         recurrent.check(input_size, hidden_size, forget_bias, update_dropout=update_dropout)
-        rng = np.random.default_rng(seed)
+        rng = any_generator(seed)
         takes = f"takes a layout for each of {num_layers} layers"
         between = layout_of_each(layout, num_layers, f"layout {takes}")
         if is_list_of_layouts(input_layout):
@@ -163,7 +163,7 @@ class LSTMLayer(Module):
         super().__init__()
         self.precision = ops.own_precision(precision)
         recurrent = layout_for(hidden_size, hidden_size, layout, block_size)
-        inputs = layout_for(input_size, hidden_size, input_layout, block_size)
+        inputs = layout_for(input_size, hidden_size, input_layout, block_size, "input_layout")
         blocks = recurrent.shape[1]
 
         def weight(features: int, one_gate: Layout) -> MatrixParameter:

@@ -10,7 +10,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, forget_captures, id_of, moved
+from numbsparse.device import DeviceArray, forget_captures, id_of, moved, switched
 from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
@@ -247,7 +247,7 @@ class Module:
         names = vars(self).setdefault("_buffer_names", {})
         if name not in names and hasattr(self, name):
             raise ValueError(f"name takes an attribute that is not taken, got {name!r}")
-        value = None if value is None else as_tensor(value)
+        value = None if value is None else as_tensor(value, "value")
         names[name] = persistent
         setattr(self, name, value)
 
@@ -301,11 +301,18 @@ class Module:
             parameter.grad = None
 
     def train(self, mode: bool = True) -> Module:
-        """Set training mode, which turns dropout on, for all modules; returns this one."""
-        for module in self.modules():
-            if module.training != mode:
-                module.training = mode
-                forget_captures()
+        """Set training mode, which turns dropout on, for all modules; returns this one.
+
+        Steps captured in the other mode are current again after the next `train` or `eval`.
+        """
+        if not isinstance(mode, BOOL):
+            raise TypeError(f"mode takes a bool, got {mode!r}")
+        others = [module for module in self.modules() if module.training != mode]
+        for module in others:
+            module.training = mode
+        if others:
+            names = frozenset(map(id, others))
+            switched((names, mode), (names, not mode))
         return self
 
     def eval(self) -> Module:

@@ -16,7 +16,7 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import check_block_size, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import any_generator, integer, number
 
 
 class MultiplicativeLSTM(Module):
@@ -96,7 +96,7 @@ class MultiplicativeLSTM(Module):
         super().__init__()
         integer("internal_steps", internal_steps, least=2)
         recurrent.check(input_size, hidden_size, forget_bias, dropout=dropout)
-        rng, dtype = np.random.default_rng(seed), as_dtype(dtype)
+        rng, dtype = any_generator(seed), as_dtype(dtype)
         n = internal_steps + 1
         takes = f"layout takes {n} layouts, one for each internal step and one for the gates"
         made = [layout(i) for i in range(n)] if callable(layout) else layout
@@ -104,7 +104,7 @@ class MultiplicativeLSTM(Module):
             layout_for(hidden_size, hidden_size, each, block_size)
             for each in layout_of_each(made, n, takes)
         )
-        inputs = layout_for(input_size, hidden_size, input_layout, block_size)
+        inputs = layout_for(input_size, hidden_size, input_layout, block_size, "input_layout")
         self.input_size, self.hidden_size = input_size, hidden_size
         how: Any = {"eps": eps, "precision": precision}
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
@@ -28,7 +28,10 @@ class LayerNorm(Module):
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any) -> Tensor:
+        x = as_tensor(x)
+        if x.shape[-1:] != self.weight.shape:
+            raise ValueError(f"x takes the shape (..., {self.weight.shape[0]}), got {x.shape}")
         return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:

@@ -34,7 +34,7 @@ def checked_state(x: Tensor, state: Any, shape: tuple[int, ...], weight: Tensor)
     """h and c as Tensors; x and they are refused where they do not fit `weight`, or this shape."""
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise TypeError(f"state takes (h, c), got {type(state).__name__}")
-    h, c = (as_tensor(part) for part in state)
+    h, c = (as_tensor(part, name) for part, name in zip(state, "hc", strict=True))
     for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
         dtype = ops.state_dtype(weight.dtype) if name == "c" else weight.dtype
         if part.shape != takes:

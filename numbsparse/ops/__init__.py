@@ -20,6 +20,7 @@ from numbsparse.ops.activations import (
     relu_grad,
     sigmoid,
     softplus,
+    tanh,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
 from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
@@ -49,7 +50,6 @@ from numbsparse.ops.elementwise import (
     power,
     sqrt,
     subtract,
-    tanh,
 )
 from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.gates import (

@@ -39,16 +39,22 @@ def _elementwise(in_numpy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @_elementwise
-def sigmoid(a: Any) -> Any:
-    """1 / (1 + e ** -a)."""
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + e ** -x)."""
     with np.errstate(over="ignore"):  # 1 / (1 + inf) is the right 0
-        return 1 / (np.exp(-a) + 1)
+        return 1 / (np.exp(-x) + 1)
 
 
 @_elementwise
-def relu(a: Any) -> Any:
-    """max(a, 0)."""
-    return np.maximum(a, 0)
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return np.tanh(x)
+
+
+@_elementwise
+def relu(x: Any) -> Any:
+    """max(x, 0)."""
+    return np.maximum(x, 0)
 
 
 @_elementwise
@@ -58,13 +64,13 @@ def relu_grad(x: Any, dy: Any) -> Any:
 
 
 @_elementwise
-def elu(a: Any) -> Any:
-    """a where a > 0, else e ** a - 1.
+def elu(x: Any) -> Any:
+    """x where x > 0, else e ** x - 1.
 
     Clevert, Unterthiner and Hochreiter, "Fast and Accurate Deep Network Learning by Exponential
     Linear Units", 2016.
     """
-    return np.expm1(np.minimum(a, 0)) + np.maximum(a, 0)
+    return np.expm1(np.minimum(x, 0)) + np.maximum(x, 0)
 
 
 @_elementwise
@@ -74,20 +80,20 @@ def elu_grad(x: Any, dy: Any) -> Any:
 
 
 @_elementwise
-def softplus(a: Any) -> Any:
-    """log(1 + e ** a), without overflow: max(a, 0) + log(1 + e ** -|a|)."""
-    return np.log1p(np.exp(-np.abs(a))) + np.maximum(a, 0)
+def softplus(x: Any) -> Any:
+    """log(1 + e ** x), without overflow: max(x, 0) + log(1 + e ** -|x|)."""
+    return np.log1p(np.exp(-np.abs(x))) + np.maximum(x, 0)
 
 
 @_elementwise
-def gelu(a: Any) -> Any:
-    """a * Phi(a), where Phi(a) = (1 + erf(a / sqrt(2))) / 2 is how likely a normal number is below.
+def gelu(x: Any) -> Any:
+    """x * Phi(x), where Phi(x) = (1 + erf(x / sqrt(2))) / 2 is how likely a normal number is below.
 
     Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2.
     """
     from scipy.special import ndtr
 
-    return ndtr(a) * np.maximum(a, -PHI_FAR)  # 0 times infinity is NaN
+    return ndtr(x) * np.maximum(x, -PHI_FAR)  # 0 times infinity is NaN
 
 
 @_elementwise
@@ -100,13 +106,13 @@ def gelu_grad(x: Any, dy: Any) -> Any:
 
 
 @_elementwise
-def gelu_tanh(a: Any) -> Any:
-    """a / 2 * (1 + tanh(sqrt(2 / pi) * (a + 0.044715 a^3))).
+def gelu_tanh(x: Any) -> Any:
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
 
     Nearly `gelu`: off by up to 5e-4. Hendrycks and Gimpel, 2016, section 2.
     """
-    t = _tanh_in_gelu(np.clip(a, -GELU_FAR, GELU_FAR))
-    return (t + 1) * 0.5 * np.maximum(a, -GELU_FAR)  # 0 times infinity is NaN
+    t = _tanh_in_gelu(np.clip(x, -GELU_FAR, GELU_FAR))
+    return (t + 1) * 0.5 * np.maximum(x, -GELU_FAR)  # 0 times infinity is NaN
 
 
 @_elementwise

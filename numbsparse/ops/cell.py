@@ -39,10 +39,11 @@ def cell(
     array([[1., 2.]], dtype=float32)
     """
     if _check(z, c_before=c_before, kept=kept):
-        from numbsparse.kernels import cell as kernels
+        from numbsparse.kernels.lstm import on_gpu as kernels
 
         h, c = place(c_before.shape, z.dtype), empty(c_before.shape, c_before.dtype)
-        kernels.forward(gapless(z), gapless(c_before), gapless(kept), c, h)
+        before = gapless(z), None, None, None, gapless(kept), gapless(c_before)
+        kernels.forward(*before, c, h, c.shape[1])  # as of an LSTM whose units are one block
         return h, c
     i, f, g, o = _gates(z)
     c = f * c_before + (i * g if kept is None else i * g * kept)
@@ -54,11 +55,12 @@ def cell_grad(
 ) -> tuple[Any, Any]:
     """(dz, dc_before) from the gradients of h and c; on a GPU `place` says where dz is written."""
     if _check(z, c_before=c_before, kept=kept, c=c, dh=dh, dc=dc):
-        from numbsparse.kernels import cell as kernels
+        from numbsparse.kernels.lstm import on_gpu as kernels
 
         dz, dc_before = place(z.shape, z.dtype), empty(c.shape, c.dtype)
-        before = gapless(z), gapless(c_before), gapless(kept), gapless(c)
-        kernels.backward(*before, gapless(dh), gapless(dc), dz, dc_before)
+        before = gapless(z), None, None, gapless(kept), gapless(c_before), gapless(c)
+        of_sums = gapless(dh), None, gapless(dc), dz, None, None
+        kernels.backward(*before, *of_sums, c.shape[1], dc_before)
         return dz, dc_before
     i, f, g, o = _gates(z)
     t = np.tanh(c)

@@ -1,5 +1,6 @@
 """New arrays of one value."""
 
+from math import copysign
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,8 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
     """
     dtype = as_dtype(dtype)
     if place == "cpu":
-        return np.full(shape, value, dtype) if value else np.zeros(shape, dtype)
+        is_zero = value == 0 and copysign(1, value) == 1  # the memory is zero already
+        return np.zeros(shape, dtype) if is_zero else np.full(shape, value, dtype)
     if place != "cuda":
         with on(place):
             return full(shape, value, dtype, "cuda")

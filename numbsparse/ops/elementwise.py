@@ -98,11 +98,6 @@ def sqrt(a: Any) -> Any:
     return _unary(np.sqrt, "sqrt", a)
 
 
-def tanh(a: Any) -> Any:
-    """The hyperbolic tangent."""
-    return _unary(np.tanh, "tanh", a)
-
-
 def cast(a: Any, dtype: Any) -> Any:
     """The values rounded to float16, bfloat16, float32, or on the CPU float64: a new array.
 

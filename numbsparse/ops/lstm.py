@@ -167,7 +167,7 @@ def lstm_grad(
         step = each_z[t], bias, gain, each_kept[t], *states, each_dy[t], dh, dc, each_dz[t]
         kernels.backward(*step, dbias, dgain, B)
         if scales is not None:
-            kernels.normalise_grad(each_z[t], gain, scales[t], each_dz[t], units, B)
+            kernels.normalise_grad(each_z[t], scales[t], each_dz[t], units, B)
 
     through_gates(steps - 1)
     if streams is not None:

@@ -134,4 +134,4 @@ def _aligned(array: DeviceArray | None) -> DeviceArray | None:
 
 
 def _counters(steps: int) -> DeviceArray:
-    return zeros((2 * steps,), "float32", "cuda").view("int32")
+    return zeros((steps,), "float32", "cuda").view("int32")

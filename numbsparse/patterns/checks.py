@@ -119,6 +119,15 @@ def pair(argument: str, takes: str, value: Any) -> tuple[Any, Any]:
     return first, second
 
 
+def any_generator(seed: Any) -> np.random.Generator:
+    """`numpy.random.default_rng(seed)`, which takes None and sequences of integers too."""
+    try:
+        return np.random.default_rng(seed)
+    except (TypeError, ValueError) as error:
+        takes = "an integer of at least 0, a numpy.random.Generator or None"
+        raise type(error)(f"seed takes {takes}, got {seed!r}") from None
+
+
 def generator(seed: Any) -> np.random.Generator:
     takes = "seed takes an integer of at least 0 or a numpy.random.Generator"
     if isinstance(seed, np.random.Generator):

@@ -10,9 +10,11 @@ from numbsparse.layout import Layout
 from numbsparse.nn.conv import in_words
 from numbsparse.nn.linear import layout_for
 from numbsparse.ops.conv_window import check_padding, sizes
+from numbsparse.patterns.checks import integer
+from numbsparse.patterns.taps import as_kept
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import OneWeight
-from numbsparse.torch.operators import family, given_back, lent, matrix, of_blocks
+from numbsparse.torch.operators import check_dense, family, given_back, lent, matrix, of_blocks
 
 # Operators take images channels last and how = layout, rows, columns (the features of both), size,
 # window (its 18 numbers), precision.
@@ -98,12 +100,14 @@ class _Conv(OneWeight):
             )
         if padding_mode != "zeros":
             raise ValueError(f'padding_mode takes "zeros", got {padding_mode!r}')
-        self.in_channels, self.out_channels = in_channels, out_channels
+        self.in_channels = integer("in_channels", in_channels)
+        self.out_channels = integer("out_channels", out_channels)
         kernel, self.stride, self.dilation = sizes(self.axes, kernel_size, stride, dilation)
         check_padding(self.axes, padding)
         self.kernel_size, self.padding = kernel, padding
         self.features = in_channels, out_channels
         channels = layout_for(*self.features, layout, block_size)
+        taps = None if taps is None else as_kept(taps, kernel, "taps")
         of_taps = Layout(patterns.taps(channels.pattern, kernel, kept=taps))
         self.hold_both(of_taps, bias, device, dtype)
 
@@ -112,6 +116,7 @@ class _Conv(OneWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, in_channels, *space) or without a batch -> y, likewise."""
+        check_dense("x", x)
         if x.dim() == self.axes + 1:
             y: torch.Tensor = self(x[None])[0]
             return y

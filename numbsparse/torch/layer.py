@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from numbsparse import ops
+from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.init import column_fan_in
 from numbsparse.torch.handles import Handle
@@ -124,6 +125,9 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
     >>> other.load_state_dict(one.state_dict())
     <All keys matched successfully>
     """
+    check_module("model", model)
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(f"state_dict takes what state_dict() gave, got {type_name(state_dict)}")
     adopted = []
     for prefix, module in model.named_modules():
         for name in module.handles if isinstance(module, SparseModule) else ():
@@ -141,6 +145,11 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
         weight.data = weight.data.new_zeros((layout.n_blocks, *weight.shape[1:]))
         weight.grad = None
         module._set_layout(name, layout)
+
+
+def check_module(argument: str, module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{argument} takes a torch.nn.Module, got {type_name(module)}")
 
 
 def draw_(

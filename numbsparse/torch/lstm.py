@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from numbsparse import ops
+from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.recurrent import layout_of_each
@@ -14,7 +15,7 @@ from numbsparse.torch import operators
 from numbsparse.torch.dispatch import is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, draw_
-from numbsparse.torch.operators import given_back, lent, matrix
+from numbsparse.torch.operators import check_dense, given_back, lent, matrix
 
 State = tuple[torch.Tensor, torch.Tensor]
 
@@ -219,14 +220,16 @@ class LSTM(SparseModule):
             if got != takes:
                 raise ValueError(f"{name} takes only {takes}, got {got}")
         number("dropout", dropout, most=1)
-        self.input_size, self.hidden_size = input_size, hidden_size
+        self.input_size = integer("input_size", input_size)
+        self.hidden_size = integer("hidden_size", hidden_size)
         self.num_layers = integer("num_layers", num_layers)
         self.batch_first, self.dropout = batch_first, dropout
         fitting = f"layout takes one for each of {num_layers} layers"
         for i, recurrent in enumerate(layout_of_each(layout, num_layers, fitting)):
             inputs, of_inputs = (hidden_size, recurrent) if i else (input_size, input_layout)
             for name, rows, kept in (("ih", inputs, of_inputs), ("hh", hidden_size, recurrent)):
-                one_gate = layout_for(rows, hidden_size, kept, block_size)
+                called = "layout" if kept is recurrent else "input_layout"
+                one_gate = layout_for(rows, hidden_size, kept, block_size, called)
                 four_gates = as_layout(np.repeat(one_gate.pattern, ops.GATES, axis=1))
                 self.hold(f"weight_{name}_l{i}", four_gates, device, dtype)
             width = four_gates.shape[1] * block_size
@@ -257,15 +260,19 @@ class LSTM(SparseModule):
         """x (time, batch, input_size), or (batch, time, input_size) with batch_first, and state
         (h, c) (num_layers, batch, hidden_size) -> y (time, batch, hidden_size), (h, c).
         """
+        check_dense("x", x)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
-            raise ValueError(
-                f"x takes the shape (time, batch, {self.input_size}), got {tuple(x.shape)}"
-            )
+            axes = "batch, time" if self.batch_first else "time, batch"
+            raise ValueError(f"x takes the shape ({axes}, {self.input_size}), got {tuple(x.shape)}")
         x = x.transpose(0, 1) if self.batch_first else x
         if state is None:
             zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             state = zeros, zeros.to(wide)
+        if not isinstance(state, tuple | list):
+            raise TypeError(f"state takes (h, c), got {type_name(state)}")
+        for name, part in zip("hc", state, strict=False):
+            check_dense(name, part)
         takes = (self.num_layers, x.shape[1], self.hidden_size)
         if (got := [tuple(a.shape) for a in state]) != [takes, takes]:
             raise ValueError(f"state takes h and c of the shape {takes}, got {got}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from numbsparse.torch.layer import check_module
 from numbsparse.torch.linear import Linear
 
 
@@ -48,6 +49,7 @@ def sparsify_(
     >>> [type(layer).__module__.partition(".")[0] for layer in mlp]
     ['numbsparse', 'torch', 'numbsparse', 'torch']
     """
+    check_module("model", model)
     chosen = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)

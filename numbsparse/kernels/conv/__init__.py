@@ -15,7 +15,7 @@ window too:
 
 What rungs share: `window` says which pixels a tap joins and cuts outputs into tiles, `walks` which
 blocks each line multiplies, `boxes` finds pixels inside kernels and fetches boxes of them, and
-`costs` says how long a rung takes.
+`costs` says how long a rung takes, by factors that `python -m numbsparse times --conv` fits.
 
 `x` and `dx` are (batch, pixels of the larger image, in_features), `y` and `dy` (batch, pixels of
 the smaller image, out_features), all C-contiguous; the last operand is written whole, and on a GPU
@@ -30,14 +30,20 @@ A rung whose float32 products are less than exact has a PRODUCT_ERROR, as those 
 relative error, in units of 2^-23.
 """
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
 from importlib import import_module
-from math import inf, prod
+from math import inf
 from types import ModuleType
 from typing import Any
 
-from numbsparse.kernels.conv.costs import UNFOLDED, microseconds, multipliers
+from numbsparse.kernels.conv.costs import (
+    UNFOLDED,
+    microseconds,
+    multipliers,
+    sizes_of,
+    unfolded,
+)
 from numbsparse.kernels.conv.window import Window
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
@@ -61,6 +67,13 @@ def rung(name: str) -> ModuleType:
     return import_module(f"{__name__}.{name}")
 
 
+def function_of(kernel: str, product: str) -> Callable[..., None]:
+    """A product of a rung by name; of k2 also by that of the rung that is to multiply, behind /."""
+    name, _, by = kernel.partition("/")
+    compute: Callable[..., None] = getattr(rung(name), product)
+    return partial(compute, by=by) if by else compute
+
+
 def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
     """Of these rungs that serve a case the one that is expected to be the fastest, else the last.
 
@@ -80,17 +93,12 @@ def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
 @lru_cache(maxsize=1024)
 def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     """The fastest one last: see `costs`."""
-    product, block_size, dtype, _, batch, precision, window, read, written = case
-    image, passes, of = window.small, 1, (product, block_size, dtype, precision)
-    if product == "input_grad":
-        image, passes, read, written = window.big, prod(window.stride), written, read
-    outputs = batch * prod(image)
-    times = {
-        name: microseconds(name, *of, outputs, read, written, n_blocks, passes) for name in names
-    }
-    unfolded = multipliers(*of, outputs, read * window.taps, written, n_blocks)
-    times[UNFOLDED], _ = next(unfolded, (inf, None))
+    product, block_size, dtype, _, batch, precision, window, n_in, n_out = case
+    of = product, block_size, dtype, precision
+    sizes = sizes_of(product, batch, window, n_in, n_out, n_blocks)
+    times = {name: microseconds(name, *of, *sizes) for name in names}
+    times[UNFOLDED], _ = next(multipliers(*of, *unfolded(window, *sizes)), (inf, None))
     return sorted(names, key=lambda name: -times[name])
 
 
-__all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "rung"]
+__all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "function_of", "rung"]

@@ -74,15 +74,6 @@ def row_of(image, batch, place, sizes):
 
 
 @cuda.jit(device=True)
-def target_of(image, batch, o, view):
-    """The row of an output of a pass among all pixels, -1 where it is none."""
-    counts = view.counts
-    inside = o[0] < counts[0] and o[1] < counts[1] and o[2] < counts[2]
-    found = row_of(image, batch, moved(o, view.step, view.first), view.out_sizes)
-    return found if inside else int32(-1)
-
-
-@cuda.jit(device=True)
 def tile_of(number, tiling):
     """(first image, first output) of a tile."""
     tiles = tiling.tiles
@@ -107,26 +98,16 @@ def unpacked(packed):
 
 
 @cuda.jit(device=True)
-def find_pixels(rows, places, count, image, batch, top, view, origin, pieces):
-    """rows[r] = where the row of x begins that is pixel r of a box, -1 outside of the image.
+def find_rows(rows, places, count, image, batch, top, by, offsets, sizes, pieces):
+    """rows[r] = where the row of images begins of place r, counted from `top`; -1 outside of them.
 
-    Rows are `pieces` long.
+    The pixel is place * by + offsets. Rows are `pieces` long.
     """
     for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
         packed = places[r]
         n, q = unpacked(packed)
-        found = row_of(image + n, batch, moved(plus(top, q), view.scale, origin), view.sizes)
+        found = row_of(image + n, batch, moved(plus(top, q), by, offsets), sizes)
         rows[r] = found * pieces if packed >= 0 and found >= 0 else -1
-
-
-@cuda.jit(device=True)
-def find_outputs(rows, places, count, image, batch, top, view, pieces):
-    """rows[m] = where the row of y begins that is output m of a tile, -1 where there is none."""
-    for m in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        packed = places[m]
-        n, q = unpacked(packed)
-        found = target_of(image + n, batch, plus(top, q), view)
-        rows[m] = found * pieces if packed >= 0 and found >= 0 else -1
 
 
 @cuda.jit(device=True)

@@ -3,18 +3,19 @@
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches, and what waits for them; products of kept values;
 terms of the longest sum; bytes of what is read of x, through all taps where they are unfolded; and
-those of the result and w. `costs.json` has the factors, which fit some hundred convolutions that
-were drawn and timed. What counts is the order of the rungs.
+those of the result and w. `costs.json` has the factors, which fit convolutions that were drawn and
+timed; `python -m numbsparse times --conv` makes it. What counts is the order of the rungs.
 """
 
 import json
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from math import inf
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
 from numbsparse.kernels import matmul
+from numbsparse.kernels.conv.window import Window
 
 FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
@@ -25,42 +26,69 @@ MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes t
 
 @cache
 def measured() -> dict[str, list[float]]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    return json.loads(FILE.read_text(encoding="utf-8"))["factors"]
 
 
 def microseconds(
-    rung: str,
+    rung: str, product: str, block_size: int, dtype: Any, precision: str, *sizes: int
+) -> float:
+    """Of a product of so many outputs, and more that `counts` takes; inf where none was timed.
+
+    rung : of k2, which sees the features of all taps, with a slash and the rung that multiplies
+    """
+    factors = measured().get(case_of(rung, product, block_size, dtype, precision))
+    if factors is None:
+        return inf
+    found = counts(product, block_size, dtype, *sizes)
+    return sum(factor * count for factor, count in zip(factors, found, strict=True))
+
+
+def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str) -> str:
+    """What shares factors."""
+    kind = "weight_grad" if product == "weight_grad" else "lines"
+    numbers = f"float32 {precision}" if str(dtype) == "float32" else "float16"  # as bfloat16
+    return f"{rung} {kind} {numbers} {min(block_size, LARGEST)}"
+
+
+def counts(
     product: str,
     block_size: int,
     dtype: Any,
-    precision: str,
     outputs: int,
     seen: int,
     features: int,
     n_blocks: int,
     passes: int = 1,
-) -> float:
-    """Of so many outputs, the features that each sees of a pixel, and has, and the kept blocks.
+) -> tuple[float, ...]:
+    """What takes time, of the features that an output sees of a pixel, and has, and kept blocks.
 
-    rung : of k2, which sees those of all taps, with a slash and the rung that multiplies
     passes : launches, in each of which other outputs see other taps
     """
-    numbers, itemsize = "float16", 2  # bfloat16 takes as long
-    if str(dtype) == "float32":
-        numbers, itemsize = f"float32 {precision}", 4
-    kind = "weight_grad" if product == "weight_grad" else "lines"
-    factors = measured().get(f"{rung} {kind} {numbers} {min(block_size, LARGEST)}")
-    if factors is None:
-        return inf
-    kept = n_blocks * block_size**2
-    counts = (
+    kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
+    return (
         passes,
         outputs * kept / passes / 1e9,
         (outputs if product == "weight_grad" else kept / max(features, 1)) / 1e3,
         itemsize * outputs * seen / 1e6,
         itemsize * (outputs * features + kept) / 1e6,
     )
-    return sum(factor * count for factor, count in zip(factors, counts, strict=True))
+
+
+def sizes_of(
+    product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
+) -> tuple[int, int, int, int, int]:
+    """Of a convolution, from outputs to passes, what `counts` takes."""
+    if product == "input_grad":
+        outputs, passes = batch * prod(window.big), prod(window.stride)
+        return outputs, out_features, in_features, n_blocks, passes
+    return batch * prod(window.small), in_features, out_features, n_blocks, 1
+
+
+def unfolded(
+    window: Window, outputs: int, seen: int, features: int, n_blocks: int, _: int
+) -> tuple[int, int, int, int]:
+    """The same sizes of the product of matrices that k2 makes of it."""
+    return outputs, seen * window.taps, features, n_blocks
 
 
 def multipliers(

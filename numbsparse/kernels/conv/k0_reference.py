@@ -1,55 +1,44 @@
 """Rung 0: the definition. A product of matrices for every tap and block, in float64."""
 
-from functools import partial
-
 import numpy as np
 
-from numbsparse.kernels.conv.walks import entries
 from numbsparse.kernels.matmul.reach import reach
 
 unsupported = reach("k0_reference", "cpu")
 
 
+def forward(x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w)."""
+    x, values, total = x.astype(np.float64), values.astype(np.float64), np.zeros(y.shape)
+    for block, inside, of_x, of_y in joined(index, values.shape[1], window, x, y):
+        total[of_y] += x[of_x] @ values[block][inside]
+    y[:] = total
+
+
+def input_grad(dy, values, index, window, dx, precision="highest"):
+    """dx[:] = conv_transpose(dy, w)."""
+    dy, values, total = dy.astype(np.float64), values.astype(np.float64), np.zeros(dx.shape)
+    for block, inside, of_x, of_y in joined(index, values.shape[1], window, dx, dy):
+        total[of_x] += dy[of_y] @ values[block][inside].T
+    dx[:] = total
+
+
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    size, (only,) = dvalues.shape[1], window.passes("weight_grad")
-    x, dy = _padded(x, size), _padded(dy, size)
-    found = entries(index, window.taps, "forward")
-    for column, tap, row, block in zip(*found[:4], strict=True):
-        seen = _seen(x[:, :, row * size :][:, :, :size], only.sources(tap, window.big))
-        outputs = dy[:, :, column * size :][:, :, :size]
-        dvalues[block] = np.einsum("npi,npj->ij", seen, outputs, optimize=True)
+    x, dy, dvalues[:] = x.astype(np.float64), dy.astype(np.float64), 0
+    for block, inside, of_x, of_y in joined(index, dvalues.shape[1], window, x, dy):
+        total = np.einsum("npi,npj->ij", x[of_x], dy[of_y], optimize=True)
+        dvalues[block][inside] = total
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    size, features = values.shape[1], x.shape[2]
-    sizes = window.big, window.small
-    sizes, out_sizes = sizes if product == "forward" else sizes[::-1]
-    x, total = _padded(x, size), np.zeros_like(_padded(y, size))
-    for of in window.passes(product):
-        outputs = of.outputs(out_sizes)
-        found = entries(index, window.taps, product).of(of.taps)
-        for line, tap, other, block in zip(*found[:4], strict=True):
-            w = values[block].astype(np.float64)
-            w = w.T if product == "input_grad" else w
-            inside = min(size, features - other * size)
-            seen = _seen(x[:, :, other * size :][:, :, :inside], of.sources(tap, sizes))
-            columns = slice(line * size, (line + 1) * size)
-            total[:, outputs, columns] += seen @ w[:inside]
-    y[:] = total[:, :, : y.shape[2]]
-
-
-forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
-
-
-def _seen(x, sources):
-    """x (batch, pixels, features) at the sources, zero where there is none."""
-    return np.where((sources >= 0)[:, None], x[:, sources], 0)
-
-
-def _padded(x, size):
-    """x in float64, with columns of zeros up to a whole number of blocks."""
-    padded = np.zeros((*x.shape[:2], -(-x.shape[2] // size) * size))
-    padded[:, :, : x.shape[2]] = x
-    return padded
+def joined(index, size, window, x, y):
+    """Each block, what of it is inside the features, and what of x and y its tap joins by it."""
+    in_blocks, (of,) = (index.rows.indptr.size - 1) // window.taps, window.passes("weight_grad")
+    for block, (row, column) in enumerate(zip(index.block_rows, index.block_columns, strict=True)):
+        tap, row = divmod(int(row), in_blocks)
+        pixels = of.sources(tap)
+        (outputs,) = np.nonzero(pixels >= 0)
+        first, last = np.multiply((row, column), size), (x.shape[2], y.shape[2])
+        rows, columns = map(slice, first, np.minimum(first + size, last))
+        inside = tuple(map(slice, np.subtract(last, first)))
+        yield block, inside, (slice(None), pixels[outputs], rows), (slice(None), outputs, columns)

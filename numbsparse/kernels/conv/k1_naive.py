@@ -32,13 +32,12 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    for of in window.passes(product):
-        walk = Walk(*planned(index, line_walk, window.taps, product, of))
-        launch(
-            line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
-            x, values, int(product == "input_grad"), walk, window.view(product, of), y.span,
-            y.shape[2], int(repairs),
-        )  # fmt: skip
+    (of,) = window.passes("weight_grad")
+    walk = Walk(*planned(index, line_walk, window.taps, product, of))
+    launch(
+        line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
+        x, values, int(product == "input_grad"), walk, of.view, y.span, y.shape[2], int(repairs),
+    )  # fmt: skip
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -51,8 +50,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=Fals
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
     launch(
         weight_grad_kernel, -(-dvalues.size // (THREADS * (RUN if repairs else 1))), THREADS,
-        x, dy, index.block_rows, index.block_columns, walk.offsets,
-        window.view("weight_grad", of), dvalues.span, dvalues.shape[1], int(repairs),
+        x, dy, index.block_rows, index.block_columns, walk.offsets, of.view, dvalues.span,
+        dvalues.shape[1], int(repairs),
     )  # fmt: skip
 
 
@@ -74,14 +73,17 @@ def wanted(out, repairs):
 
 
 @cuda.jit(device=True)
-def output_of(x, values, transposed, walk, view, n, o, k):
-    """Feature k of the output o of image n."""
+def output_of(x, values, transposed, walk, view, n, place, k):
+    """Feature k of the output at a place of image n."""
     size = values.shape[1]
     line, j = k // size, k % size
     acc = float32(0)
     for position in range(walk.indptr[line], walk.indptr[line + 1]):
         offset = walk.offsets[walk.taps[position]]
-        source = pixel(moved(o, view.scale, offset), view.sizes)
+        if transposed:
+            source = seeing(place, offset, view)
+        else:
+            source = pixel(moved(place, view.scale, offset), view.sizes)
         if source < 0:
             continue
         block, begin = walk.blocks[position], walk.others[position] * size
@@ -91,25 +93,26 @@ def output_of(x, values, transposed, walk, view, n, o, k):
     return acc
 
 
+@cuda.jit(device=True)
+def seeing(place, offset, view):
+    """The output that sees a pixel through a tap, -1 where none does."""
+    a, b, c = place[0] - offset[0], place[1] - offset[1], place[2] - offset[2]
+    s, t, u = view.scale
+    if a % s != 0 or b % t != 0 or c % u != 0:
+        return int32(-1)
+    return pixel((int32(a // s), int32(b // t), int32(c // u)), view.counts)
+
+
 @cuda.jit
 def line_kernel(x, values, transposed, walk, view, y, features, repairs):
+    sizes = view.sizes if transposed else view.counts
     first, which = wanted(y, repairs)
     for r in range(RUN if which else 0):
         at = first + r * THREADS
         if which >> r & 1:
-            n, place = place_of(at // features, view.out_sizes)
-            o, own = output_at(place, view.step, view.first)
-            if own:
-                total = output_of(x, values, transposed, walk, view, n, o, at % features)
-                y[at] = rounded(total, y)
-
-
-@cuda.jit(device=True)
-def output_at(place, step, first):
-    """(output, whether it is one) of a pass that is at a place."""
-    a, b, c = place[0] - first[0], place[1] - first[1], place[2] - first[2]
-    own = a % step[0] == 0 and b % step[1] == 0 and c % step[2] == 0
-    return (int32(a // step[0]), int32(b // step[1]), int32(c // step[2])), own
+            n, place = place_of(at // features, sizes)
+            total = output_of(x, values, transposed, walk, view, n, place, at % features)
+            y[at] = rounded(total, y)
 
 
 @cuda.jit

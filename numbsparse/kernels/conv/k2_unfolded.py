@@ -54,8 +54,8 @@ NONE = -1
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+def _lines(product, x, values, index, window, y, precision="highest", by=None):
+    """y[:] = conv(x, w), or conv_transpose(x, w), by a rung of that name, or the fastest."""
     how = unfolding(product, x, index, window, values.shape[1], range(window.taps))
     if x.shape[2] % values.shape[1]:
         big, small = (x, y) if product == "forward" else (y, x)
@@ -68,18 +68,18 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     for first in range(0, y.shape[0], together):
         part = y[first : first + together]
         u = unfolded(how, first, part.shape[0], x.dtype)
-        of = multiplier(product, values, precision, *u.shape, y.shape[1])
+        of = multiplier(by, product, values, precision, *u.shape, y.shape[1])
         getattr(of, product)(u, values, index, part, precision)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
-def weight_grad(x, dy, index, window, dvalues, precision="highest"):
+def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
-    of = multiplier("weight_grad", dvalues, precision, *sizes)
+    of = multiplier(by, "weight_grad", dvalues, precision, *sizes)
     width = -(-x.shape[2] // B) * B * x.itemsize
     together = max(IN_MEMORY // max(width * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
@@ -93,8 +93,12 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         )
 
 
-def multiplier(product: str, values: DeviceArray, precision: str, *rows: Any) -> Any:
-    """The rung that is fastest, of those that this card has: of (outputs, seen, features)."""
+def multiplier(
+    by: str | None, product: str, values: DeviceArray, precision: str, *rows: Any
+) -> Any:
+    """The rung of that name, or the fastest that this card has: of (outputs, seen, features)."""
+    if by:
+        return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
     _, name = next(multipliers(*of, *rows, values.shape[0]), (None, "k3_registers"))
     return matmul.rung(name)
@@ -144,11 +148,10 @@ def unfolding(
 def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
     """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
     passes = window.passes(product)
-    *_, seen, made = window.view(product, passes[0])
-    sources = np.full((prod(made), window.taps), NONE, np.int32)
+    sources = np.full((prod(passes[0].out_sizes), window.taps), NONE, np.int32)
     for of in passes:
         for k, tap in enumerate(of.taps):
-            sources[of.outputs(made), tap] = of.sources(k, seen)
+            sources[of.outputs(), tap] = of.sources(k)
     return (sources[:, taps.start : taps.stop].reshape(-1),)
 
 

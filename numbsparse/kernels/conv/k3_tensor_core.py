@@ -28,8 +28,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.conv.boxes import (
     fetch_rows,
-    find_outputs,
-    find_pixels,
+    find_rows,
     in_box,
     rows_of,
     spread,
@@ -105,7 +104,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         launch(
             line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, values, batch, how.tiling(), window.view(product, of),
+            x, values, batch, how.tiling(), of.view,
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip
@@ -139,7 +138,8 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
         image, top = tile_of(cuda.blockIdx.x // groups, tiling)
         spread(places, BM, tiling.images, tiling.tile)
         cuda.syncthreads()
-        find_outputs(out_rows, places, BM, image, batch, top, view, 1)
+        step, first, sizes = view.step, view.first, view.out_sizes
+        find_rows(out_rows, places, BM, image, batch, top, step, first, sizes, 1)
 
         lane = uint32(cuda.threadIdx.x) % 32
         own = uint32(cuda.threadIdx.x) // 32 * WM
@@ -162,9 +162,9 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
                 if count > 0:
                     chunk = units.chunk[coming]
                     if chunk != seen:
-                        find_pixels(
-                            rows, places, tiling.rows, image, batch, top, view,
-                            units.origins[chunk], x.stride // PIECE,
+                        find_rows(
+                            rows, places, tiling.rows, image, batch, top, view.scale,
+                            units.origins[chunk], view.sizes, x.stride // PIECE,
                         )  # fmt: skip
                         seen = chunk
                         cuda.syncthreads()

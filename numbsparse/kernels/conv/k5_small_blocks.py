@@ -34,10 +34,11 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     small, big = (y, x) if product == "forward" else (x, y)
     features = big.shape[2], small.shape[2]
-    merged, cells, _ = planned(index, merge, window.taps, values.shape[1])
+    merged, cells = planned(index, merge, window.taps, values.shape[1])
+    whole = empty((cells.shape[0], MERGED, MERGED), values.dtype)
+    move(values, cells, whole, 1)
     of = rung_for(merged, product, x, precision, window, *features)
-    compute = getattr(of, product)
-    compute(x, packed(values, cells), merged, window, y, precision)
+    getattr(of, product)(x, whole, merged, window, y, precision)
     repair_lines(product, x, values, index, window, y)
 
 
@@ -46,12 +47,11 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    merged, cells, homes = planned(index, merge, window.taps, dvalues.shape[1])
+    merged, cells = planned(index, merge, window.taps, dvalues.shape[1])
     whole = empty((cells.shape[0], MERGED, MERGED), dvalues.dtype)
     of = rung_for(merged, "weight_grad", x, precision, window, x.shape[2], dy.shape[2])
     of.weight_grad(x, dy, merged, window, whole, precision)
-    source, target = bits(whole), bits(dvalues)
-    launch(take_out, blocks(target.size), THREADS, source, homes, dvalues.shape[1], target)
+    move(dvalues, cells, whole, 0)
 
 
 def rung_for(merged: Index, product: str, x: DeviceArray, precision: str, *call: Any) -> Any:
@@ -61,10 +61,9 @@ def rung_for(merged: Index, product: str, x: DeviceArray, precision: str, *call:
 
 
 def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
-    """(merged index on the GPU, cells (merged blocks, along * along), homes (blocks)).
+    """(merged index on the GPU, cells (merged blocks, along * along)).
 
-    A merged block holds along * along blocks: `cells` says which, -1 for none, and `homes` in which
-    cell each is.
+    A merged block holds along * along blocks: `cells` says which, -1 for none.
     """
     along = MERGED // B
     rows, columns = index.rows.indptr.size - 1, index.columns.indptr.size - 1
@@ -79,40 +78,24 @@ def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
     homes = number[down, across] * along**2 + cell
     cells = np.full((merged.block_rows.size, along**2), -1, np.int32)
     cells.reshape(-1)[homes] = np.arange(homes.size)
-    return Sent(merged), cells, homes.astype(np.int32)
+    return Sent(merged), cells
 
 
-def packed(values: DeviceArray, cells: DeviceArray) -> DeviceArray:
-    """The merged blocks, (merged blocks, MERGED, MERGED)."""
-    out = empty((cells.shape[0], MERGED, MERGED), values.dtype)
-    source, target = bits(values), bits(out)
-    launch(put_in, blocks(target.size), THREADS, source, cells, values.shape[1], target)
-    return out
-
-
-def bits(array: DeviceArray) -> DeviceArray:
-    """All values as integers, along one axis."""
-    return array.span.view(np.dtype(f"uint{8 * array.itemsize}"))
+def move(values: DeviceArray, cells: DeviceArray, merged: DeviceArray, to_merged: int) -> None:
+    """The blocks to their cells in merged blocks, zeros where there is none; or from there."""
+    B = values.shape[1]
+    values, merged = (a.span.view(f"uint{8 * a.itemsize}") for a in (values, merged))
+    launch(move_kernel, blocks(merged.size), THREADS, values, cells, B, merged, to_merged)
 
 
 @cuda.jit
-def put_in(values, cells, B, merged):
-    """merged = the values of the block in each cell, zero where there is none."""
+def move_kernel(values, cells, B, merged, to_merged):
     at = int64(cuda.grid(1))
     if at < merged.size:
         block, row, column = at // MERGED**2, int32(at // MERGED % MERGED), int32(at % MERGED)
         kept = int64(cells[block, row // B * (MERGED // B) + column // B])
-        merged[at] = 0
-        if kept >= 0:
-            merged[at] = values[(kept * B + row % B) * B + column % B]
-
-
-@cuda.jit
-def take_out(merged, homes, B, values):
-    """values = what is in the cell of each block."""
-    at = int64(cuda.grid(1))
-    if at < values.size:
-        home, along = int64(homes[at // (B * B)]), MERGED // B
-        block, cell = home // along**2, home % along**2
-        row = cell // along * B + at // B % B
-        values[at] = merged[(block * MERGED + row) * MERGED + cell % along * B + at % B]
+        own = (kept * B + row % B) * B + column % B
+        if to_merged:
+            merged[at] = values[own] if kept >= 0 else 0
+        elif kept >= 0:
+            values[own] = merged[at]

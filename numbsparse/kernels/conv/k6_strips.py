@@ -62,20 +62,19 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     passes, (batch, _, features), B = window.passes(product), y.shape, values.shape[1]
     for of in passes:
-        view = window.view(product, of)
         part = y if len(passes) == 1 else empty((batch, prod(of.counts), features), y.dtype)
         rows = part.reshape(-1, features)
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
         if x.size and lines.block_rows.size:
-            images = images_of(x, view.sizes, of.counts, of, WIDTH)
+            images = images_of(x, of.sizes, of.counts, of, WIDTH)
             along_strips(images, values, lines, rows, product == "input_grad", precision)
         else:
             fill(rows, 0.0)
         if part is not y:
             word = "uint32" if features % 2 == 0 else "uint16"
             part, whole = (a.view(word) for a in (part, y))
-            words, along = part.shape[2], map(slice, of.first, view.out_sizes, of.step)
-            own = whole.reshape(batch, *view.out_sizes, words)[(slice(None), *along)]
+            words, along = part.shape[2], map(slice, of.first, of.out_sizes, of.step)
+            own = whole.reshape(batch, *of.out_sizes, words)[(slice(None), *along)]
             copy(own, part.reshape(batch, *of.counts, words))
 
 

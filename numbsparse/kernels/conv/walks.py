@@ -29,13 +29,10 @@ class Entries(NamedTuple):
     lines: int
 
     def of(self, taps: tuple[int, ...]) -> Entries:
-        """Those of some taps, which then count by their place among these."""
-        number = np.full(max((*taps, *self.tap.tolist()), default=0) + 1, -1)
-        number[list(taps)] = np.arange(len(taps))
-        kept = number[self.tap] >= 0
-        return Entries(
-            self.line[kept], number[self.tap[kept]], self.other[kept], self.block[kept], self.lines
-        )
+        """Those of some rising taps, which then count by their place among these."""
+        kept = np.isin(self.tap, taps)
+        line, tap, other, block = (a[kept] for a in self[:4])
+        return Entries(line, np.searchsorted(taps, tap), other, block, self.lines)
 
     def indptr(self) -> np.ndarray:
         return np.searchsorted(self.line, np.arange(self.lines + 1))
@@ -168,12 +165,10 @@ def block_items(
     found = entries(index, n_taps, "input_grad", parts).of(of.taps)
     (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "line", "other")
     heaviest = np.argsort(-sizes, kind="stable")
-    entry = np.argsort(np.repeat(np.argsort(heaviest), sizes), kind="stable")
-    items, ptr = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes[heaviest])
-    block, shift = block[entry], shift[entry]
+    items, begins = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes)[heaviest]
     where, blocks = np.empty(block.size, np.int64), np.full((block.size, together), NONE)
     counts = np.empty(len(items), np.int64)
-    _take_units(ptr, shift, block.astype(np.int64), where, blocks, counts)
+    _take_units(begins, begins + sizes[heaviest], shift, block, where, blocks, counts)
     pieces, n = -(-counts // most), counts.sum()
     which = np.repeat(np.arange(counts.size), pieces)
     nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
@@ -183,31 +178,24 @@ def block_items(
 
 
 @compiled(error_model="numpy")
-def _take_units(entry_ptr, shifts, left, where, blocks, counts):
-    """Of each item (first shift, distance, blocks): the most taps at one distance first."""
-    n, together = 0, blocks.shape[1]
+def _take_units(begins, ends, shifts, kept, where, blocks, counts):
+    """Of each item (first shift, distance, blocks): the next tap, and those as far apart."""
+    n, together, taken = 0, blocks.shape[1], np.zeros(kept.size, np.bool_)
     for k in range(counts.size):
-        begin, end, before = entry_ptr[k], entry_ptr[k + 1], n
-        for first in range(begin, end):
-            if left[first] == NONE:
+        before = n
+        for first in range(begins[k], ends[k]):
+            if taken[first]:
                 continue
-            apart = most = 0
-            for second in range(first + 1, end):
-                taps, distance = 0, shifts[second] - shifts[first]
-                for other in range(first, end if left[second] != NONE else first):
-                    away = shifts[other] - shifts[first]
-                    if left[other] != NONE and away % distance == 0:
-                        taps += away // distance < together
-                if taps > most:
-                    apart, most = distance, taps
-            where[n] = shifts[first] | apart << 16
-            for other in range(first, end):
+            apart = 0
+            for other in range(first, ends[k] if together > 1 else first + 1):
+                if taken[other]:
+                    continue
                 away = shifts[other] - shifts[first]
-                if left[other] != NONE and (away == 0 or (apart > 0 and away % apart == 0)):
-                    tap = away // apart if apart else 0
-                    if tap < together:
-                        blocks[n, tap] = left[other]
-                        left[other] = NONE
+                apart = apart if apart > 0 else away
+                tap = away // max(apart, 1)
+                if tap * apart == away and tap < together:
+                    blocks[n, tap], taken[other] = kept[other], True
+            where[n] = shifts[first] | apart << 16
             n += 1
         counts[k] = n - before
 

@@ -9,9 +9,8 @@ scale-th pixel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -55,26 +54,24 @@ class Window(NamedTuple):
         if product == "weight_grad":
             return (_forward(self),)
         if product == "forward":
-            return (_forward(self).seeing(self.big),)
-        return tuple(of.seeing(self.small) for of in _input_grad(self))
+            return (_forward(self).seeing(),)
+        return tuple(of.seeing() for of in _input_grad(self))
 
-    def view(self, product: str, of: Pass) -> View:
-        """One of the passes of a product, for a kernel."""
-        seen, written = self.big, self.small
-        if product == "input_grad":
-            seen, written = written, seen
-        return View(of.counts, of.step, of.first, of.scale, seen, written)
+    def offsets(self) -> np.ndarray:
+        """(taps, 3): what each tap sees from pixel 0 of the small image."""
+        taps = np.indices(self.kernel).reshape(3, -1).T
+        return taps * self.dilation - self.low
 
 
 class View(NamedTuple):
-    """What a kernel knows of a `Pass`; the sizes of the images that it sees, and of its outputs."""
+    """What a kernel knows of a `Pass`."""
 
     counts: Three
     step: Three
     first: Three
     scale: Three
-    sizes: Three
-    out_sizes: Three
+    sizes: Three  # of the images that it sees
+    out_sizes: Three  # of those that it writes
 
 
 class Pass(NamedTuple):
@@ -84,76 +81,55 @@ class Pass(NamedTuple):
     step: Three
     first: Three
     scale: Three
+    sizes: Three
+    out_sizes: Three
     taps: tuple[int, ...]
     offsets: tuple[Three, ...]
 
-    def seeing(self, sizes: Three) -> Pass:
-        """Without the taps that see no pixel of an image of these sizes."""
-        kept = [
-            k
-            for k, offset in enumerate(self.offsets)
-            if all(map(_meets, self.counts, self.scale, offset, sizes))
-        ]
-        return self._replace(
-            taps=tuple(self.taps[k] for k in kept), offsets=tuple(self.offsets[k] for k in kept)
-        )
+    @property
+    def view(self) -> View:
+        return View(*self[:6])
 
-    def outputs(self, sizes: Three) -> np.ndarray:
-        """The pixel of each output, (outputs,), in an image of these sizes."""
+    def seeing(self) -> Pass:
+        """Without the taps that see no pixel."""
+        offsets = np.reshape(self.offsets, (-1, 3))
+        first = np.maximum(-(offsets // self.scale), 0)  # that sees pixel 0, or one beyond
+        meets = (first < self.counts) & (first * self.scale + offsets < self.sizes)
+        kept = np.flatnonzero(meets.all(axis=1))
+        taps = tuple(self.taps[k] for k in kept)
+        return self._replace(taps=taps, offsets=_threes(offsets[kept]))
+
+    def outputs(self) -> np.ndarray:
+        """The pixel of each output, (outputs,)."""
         places = np.indices(self.counts).reshape(3, -1).T * self.step + self.first
-        return np.ravel_multi_index(tuple(places.T), sizes)
+        return np.ravel_multi_index(tuple(places.T), self.out_sizes)
 
-    def sources(self, k: int, sizes: Three) -> np.ndarray:
+    def sources(self, k: int) -> np.ndarray:
         """The pixel that each output sees through taps[k], (outputs,), or -1 outside the image."""
         places = np.indices(self.counts).reshape(3, -1).T * self.scale + self.offsets[k]
-        inside = ((places >= 0) & (places < sizes)).all(axis=1)
-        return np.where(inside, places @ (sizes[1] * sizes[2], sizes[2], 1), -1)
+        inside = ((places >= 0) & (places < self.sizes)).all(axis=1)
+        _, height, width = self.sizes
+        return np.where(inside, places @ (height * width, width, 1), -1)
 
 
 def _forward(window: Window) -> Pass:
-    offsets = tuple(
-        _three(t * d - low for t, d, low in zip(tap, window.dilation, window.low, strict=True))
-        for tap in np.ndindex(*window.kernel)
-    )
-    taps = tuple(range(window.taps))
-    return Pass(window.small, (1, 1, 1), (0, 0, 0), window.stride, taps, offsets)
+    sizes, taps = (window.big, window.small), tuple(range(window.taps))
+    offsets = _threes(window.offsets())
+    return Pass(window.small, (1, 1, 1), (0, 0, 0), window.stride, *sizes, taps, offsets)
 
 
-def _input_grad(window: Window) -> tuple[Pass, ...]:
+def _input_grad(window: Window) -> Iterator[Pass]:
     """A pass for the pixels of each residue modulo the stride: the same taps reach all of them."""
-    passes = []
-    for first in product(
-        *(range(min(s, n)) for s, n in zip(window.stride, window.big, strict=True))
-    ):
-        counts = _three(
-            -(-(n - f) // s) for n, f, s in zip(window.big, first, window.stride, strict=True)
-        )
-        taps, offsets = [], []
-        for number, tap in enumerate(np.ndindex(*window.kernel)):
-            steps = [
-                divmod(f + low - t * d, s)
-                for f, low, t, d, s in zip(
-                    first, window.low, tap, window.dilation, window.stride, strict=True
-                )
-            ]
-            if not any(rest for _, rest in steps):
-                taps.append(number)
-                offsets.append(_three(whole for whole, _ in steps))
-        passes.append(
-            Pass(counts, window.stride, _three(first), (1, 1, 1), tuple(taps), tuple(offsets))
-        )
-    return tuple(passes)
+    for first in np.ndindex(*np.minimum(window.stride, window.big)):
+        (counts,) = _threes(-(np.subtract([first], window.big) // window.stride))
+        steps, rest = np.divmod(first - window.offsets(), window.stride)
+        taps = np.flatnonzero((rest == 0).all(axis=1))
+        sizes, offsets = (window.small, window.big), _threes(steps[taps])
+        yield Pass(counts, window.stride, first, (1, 1, 1), *sizes, tuple(taps.tolist()), offsets)
 
 
-def _meets(count: int, scale: int, offset: int, size: int) -> bool:
-    """Whether o * scale + offset is from 0 to size - 1 for an o below count."""
-    first = max(-(offset // scale), 0)
-    return first < count and first * scale + offset < size
-
-
-def _three(numbers: Iterable[int]) -> Three:
-    a, b, c = (int(n) for n in numbers)
-    return a, b, c
+def _threes(rows: Any) -> tuple[Three, ...]:
+    return tuple((a, b, c) for a, b, c in rows.tolist())
 
 
 class Chunk(NamedTuple):
@@ -275,19 +251,17 @@ def cut(
 def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
     """The taps of a pass, at most `most` together."""
     groups: dict[Three, list[tuple[Three, int]]] = {}
-    for k, offset in enumerate(of.offsets):
-        parts = [divmod(n, scale) for n, scale in zip(offset, of.scale, strict=True)]
-        shift, rest = zip(*parts, strict=True)
-        groups.setdefault(rest, []).append((shift, k))  # type: ignore[arg-type]
+    shifts, rests = map(_threes, np.divmod(np.reshape(of.offsets, (-1, 3)), of.scale))
+    for k, (shift, rest) in enumerate(zip(shifts, rests, strict=True)):
+        groups.setdefault(rest, []).append((shift, k))
     chunks = []
     for rest, taps in groups.items():
         taps.sort()
         for start in range(0, len(taps), most):
-            few = taps[start : start + most]
-            low = [min(shift[axis] for shift, _ in few) for axis in range(3)]
-            shifts = tuple(tuple(np.subtract(shift, low).tolist()) for shift, _ in few)
-            origin = tuple(n * s + r for n, s, r in zip(low, of.scale, rest, strict=True))
-            chunks.append(Chunk(tuple(k for _, k in few), shifts, origin))  # type: ignore[arg-type]
+            some, numbers = zip(*taps[start : start + most], strict=True)
+            low = np.min(some, axis=0)
+            (origin,) = _threes(np.array([low * of.scale + rest]))
+            chunks.append(Chunk(numbers, _threes(some - low), origin))
     return tuple(chunks)
 
 

@@ -14,7 +14,7 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm.cell import GATES, ONE, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
-from numbsparse.kernels.lstm.on_gpu import gpu_cell_grad, tanh
+from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import LINE, Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
@@ -79,7 +79,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
     WORDS = DOWN * eights(kind).WORDS
     OF_GATES = GATES * WORDS
-    run = multiplying(ring, multiply, 1, nothing, load, ending(kind, dropped), AHEAD)
+    run = multiplying(ring, multiply, 1, None, load, ending(kind, dropped), AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -90,11 +90,6 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
         run(sums, (z, slope, share, before, of_c, biases), *args)
 
     return streaming(ring, multiply_steps)
-
-
-@cuda.jit(device=True)
-def nothing(sums, given, where):
-    """What sums begin with."""
 
 
 @cache
@@ -182,7 +177,7 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
         for j in range(2):
             new = a_f[j] * old[j] + a_i[j] * a_g[j] * factors[j]
             dh = sums[0, two, FIRST + j] + more[j]
-            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = gpu_cell_grad(
+            dz[0, j], dz[1, j], dz[2, j], dz[3, j], dz[4, j] = cell_grad(
                 a_i[j], a_f[j], a_g[j], a_o[j], factors[j], old[j], tanh(new), dh, d_c[j]
             )
         put_floats(of_c, STATE, two, dz[GATES, 0], dz[GATES, 1])

@@ -12,7 +12,7 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm.cell import GATES, WARPS
 from numbsparse.kernels.parts import store
-from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
 from numbsparse.kernels.parts.plans import planned, scratch
 from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.layout import Index
@@ -23,8 +23,6 @@ MOST_ROWS = 256
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
-# Of a step: pieces that end until then, and lines of such pieces, are early. 0.5 to 0.8 % (H200).
-EARLY = 0.65
 
 
 def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
@@ -49,7 +47,7 @@ class Plan(NamedTuple):
     """What each place takes, and memory for the parts of lines that are cut: see `deal`."""
 
     starts: Any  # (places + 1,), of its pieces
-    pieces: Any  # (n, 7)
+    pieces: Any  # (n, 6)
     read_starts: Any  # (places + 1,)
     reads: Any  # (m, 4)
     partials: Any  # of each part `sums` float32
@@ -63,45 +61,39 @@ def deal(
 
     Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
     has, its part of all cut lines, the line's first part, how many there are (a line that is whole
-    has one), whether the piece is early, and the row that its tile begins with. Of a read: the
-    first of its blocks, the block row of h that they meet, or the first block column of the gates'
-    gradient, whether these are late, and the tile's row. The largest pieces are dealt first, each
-    to the place that has least. A piece's reads of early lines are first, and the last one always
-    counts as late: so no piece ends before all have ended the step before.
+    has one), and the row that its tile begins with. Of a read: the first of its blocks, the block
+    row of h that they meet, or the first block column of the gates' gradient, whether it waits for
+    these, and the tile's row. The largest pieces are dealt first, each to the place that has least.
 
-    Block rows beyond the lines are of inputs: their reads precede all others, late is -1 there, and
-    block and row are counted down from -1: the first of them is -1.
+    Block rows beyond the lines are of inputs: their reads precede all others and do not wait, and
+    block and row are counted down from -1: the first of them is -1. The last read of a piece always
+    waits: so no piece ends before all have ended the step before.
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lines = indptr.size - 1
     lengths = np.tile(np.diff(indptr), tiles)
     most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
-    item, first, count, part, first_part, many = _pieces(lengths, most)
+    item, first, count, nth, many = even_pieces(lengths, most, 1)
+    part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
     cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
     largest = np.argsort(-cost, kind="stable")
-    owners, last = dealt(cost[largest], places)
+    owners, _ = dealt(cost[largest], places)
     order, starts = in_turn(owners, places)
     order = largest[order]
-    ends = np.cumsum(cost[order])
-    ends -= np.repeat(np.append(0, ends)[starts[:-1]], np.diff(starts))  # at its place
-    early = np.zeros(item.size, bool)
-    early[order] = ends <= EARLY * last
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
     of_line, of_tile = others[at] // GATES if transposed else others[at], tile[order][of_piece]
-    after = np.isin(of_tile * lines + of_line, item[~early])
-    late = np.where(of_line < lines, after, -1)
-    by_time = np.lexsort((late, of_piece))
-    at, inputs, late = at[by_time], late[by_time] < 0, late[by_time]
-    late[np.diff(of_piece, append=-1) != 0] = 1
+    by_time = np.lexsort((of_line < lines, of_piece))
+    at, inputs = at[by_time], of_line[by_time] >= lines
+    waits = ~inputs | (np.diff(of_piece, append=-1) != 0)
     block, other = blocks[at], others[at]
     n_blocks = np.count_nonzero(index.block_rows < lines)
     block = np.where(inputs, n_blocks - 1 - block, block)
     other = np.where(inputs, lines - 1 - other, other)
-    reads = np.stack([block, other, late, of_tile * ROWS], 1)
-    pieces = np.stack([line, count, part, first_part, many, early, tile * ROWS], 1)
+    reads = np.stack([block, other, waits, of_tile * ROWS], 1)
+    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)
     return Plan(
         starts,
         pieces[order].astype(np.int32),
@@ -128,14 +120,3 @@ def _reads(
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """starts[0], starts[0] + 1, ..., as many as lengths[0] says; then those from starts[1] on."""
     return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-
-
-def _pieces(lengths: np.ndarray, most: int) -> tuple[np.ndarray, ...]:
-    """(line, first read, reads, part, first part, parts); lines over `most` reads in even parts."""
-    many = np.maximum(-(-lengths // most), 1)
-    line = np.repeat(np.arange(lengths.size), many)
-    k = np.arange(line.size) - np.repeat(np.cumsum(many) - many, many)
-    many, lengths = many[line], lengths[line]
-    first, end = lengths * k // many, lengths * (k + 1) // many
-    part = np.cumsum(many > 1) - 1
-    return line, first, end - first, part, part - k, many

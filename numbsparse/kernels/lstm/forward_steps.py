@@ -16,7 +16,6 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
@@ -29,11 +28,11 @@ from numbsparse.kernels.lstm.units import (
     TWOS,
     loading_two,
     row_of,
-    storing_twos,
+    storing_two,
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
-from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, load_4xf32, store_4xf32, wgmma
+from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, wgmma
 
 RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
@@ -42,7 +41,7 @@ RINGS = {
 
 
 class Given(NamedTuple):
-    """Arrays of a kernel, as `_words`."""
+    """Arrays of a kernel, each along one axis; of 16-bit floats twos, as words."""
 
     gates: DeviceArray
     bias: DeviceArray
@@ -54,10 +53,9 @@ class Given(NamedTuple):
 def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
     """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
-    hs and c (time + 1, batch, units) have the state before each step; `arrived` has two zeros for
-    each of these steps. With inputs, x (time, batch, features) and the
-    values that it meets, gates hold nothing before, and the index is of both weights, those of h
-    above those of x.
+    hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
+    of these steps. With inputs, x (time, batch, features) and the values that it meets, gates hold
+    nothing before, and the index is of both weights, those of h above those of x.
     """
     (_, batch, units), width = c.shape, bias.size
     ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
@@ -67,17 +65,10 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
         x, more = inputs
         operands += [(more, blocks), (x.reshape(1, -1, x.shape[2]), rows)]
     kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
-    given = Given(*map(_words, (gates, bias, hs if kept is None else kept, hs, c)))
+    arrays = gates, bias, hs if kept is None else kept, hs, c
+    given = Given(*(a.span.view("uint32") if a.itemsize == 2 else a.span for a in arrays))
     of_steps, size = (last - first, first * batch, batch), (batch, units, width)
     run_steps(kernel, ring, GATES, index, operands, given, arrived, of_steps, size)
-
-
-def _words(array: DeviceArray) -> DeviceArray:
-    """16-bit floats by twos, as words; an even number of them, contiguous."""
-    flat = array.span
-    if flat.itemsize == 4:
-        return flat
-    return DeviceArray(flat.address, (flat.size // 2,), as_dtype("uint32"), (4,), flat.owner)
 
 
 @cache
@@ -90,7 +81,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
     start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
-    finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
+    finish = one_by_one(lambda k: finishing(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
     run = multiplying(ring, multiply, GATES, start, load, finish, True)
 
     @cuda.jit(device=True)
@@ -146,33 +137,25 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """Gates, c and h of four units, two and two neighbours, to their places."""
-    store, store_floats = storing_twos(kind, two), storing_twos("tf32", two)
-    compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
-    A, NEXT = 2 * down, two + 1
+    """Gates, c and h of a two to their places."""
+    store, store_floats = storing_two(kind), storing_two("tf32")
+    compute = one_by_one(lambda k: computing(two, 2 * down + k, dropped), 2)
+    A = 2 * down
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         (state, share), (line, first_row, top, batch, units, width) = loaded, where
-        n = top + row_of(down)
+        n, unit = top + row_of(down), unit_of(two)
         compute(sums, state, share)
-        left = units - line * B if n < batch else int64(0)
-        at = (first_row + n) * width + line * COLUMNS
-        for gate in range(GATES):
-            (a, b), (d, e) = pair(sums[gate, two], A), pair(sums[gate, NEXT], A)
-            store(given.gates, at + gate * B, left, a, b, d, e)
-        at = (first_row + n + batch) * units + line * B
-        (a, b), (d, e) = pair(state[two], A), pair(state[NEXT], A)
-        store_floats(given.c, at, left, a, b, d, e)
-        (a, b), (d, e) = pair(share[two], A), pair(share[NEXT], A)
-        store(given.hs, at, left, a, b, d, e)
+        if n < batch and line * B + unit < units:
+            at = (first_row + n) * width + line * COLUMNS + unit
+            for gate in range(GATES):
+                store(given.gates, at + gate * B, sums[gate, two, A], sums[gate, two, A + 1])
+            at = (first_row + n + batch) * units + line * B + unit
+            store_floats(given.c, at, state[two, A], state[two, A + 1])
+            store(given.hs, at, share[two, A], share[two, A + 1])
 
     return finish
-
-
-@cuda.jit(device=True)
-def pair(values, i):
-    return values[i], values[i + 1]
 
 
 @cache
@@ -193,41 +176,21 @@ def computing(two: int, i: int, dropped: bool) -> Any:
     return compute
 
 
-FOURS, FEW = B // 4, 2  # in a line of a block; blocks
-OF_BLOCKS = B * FOURS  # threads
-PITCH = B + 1  # so that neither a line nor a column hits a bank twice
-TILES, LOADED = (FEW, B * PITCH), (FEW, 4)
+THREADS = 256
 
 
 def transposed_blocks(values: DeviceArray) -> DeviceArray:
-    """(blocks, 32, 32) of float32 at a multiple of 16 bytes, each transposed and rounded to tf32.
-
-    A thread has four neighbours of each of FEW blocks in flight at once, which keeps memory busy.
-    """
+    """(blocks, 32, 32) of float32, each transposed and rounded to tf32."""
     transposed = empty(values.shape, values.dtype)
-    flat = values.reshape(-1), transposed.reshape(-1)
-    launch(transposing_kernel, -(-values.shape[0] // FEW), OF_BLOCKS, *flat, values.shape[0])
+    grid = -(-values.size // THREADS)
+    launch(transposing_kernel, grid, THREADS, values.span, transposed.span)
     return transposed
 
 
 @cuda.jit
-def transposing_kernel(values, transposed, n_blocks):
-    tiles = cuda.shared.array(TILES, float32)
-    line, four = cuda.threadIdx.x // FOURS, cuda.threadIdx.x % FOURS * 4
-    first, loaded = cuda.blockIdx.x * FEW, cuda.local.array(LOADED, float32)
-    for k in range(FEW):
-        if first + k < n_blocks:
-            run = load_4xf32(values, ((first + k) * B + line) * B + four)
-            for e in range(4):
-                loaded[k, e] = run[e]
-    for k in range(FEW):
-        for e in range(4):
-            tiles[k, line * PITCH + four + e] = as_float32(cvt_rna_tf32(loaded[k, e]))
-    cuda.syncthreads()
-    for k in range(FEW):
-        if first + k < n_blocks:
-            to, tile = ((first + k) * B + line) * B + four, tiles[k]
-            store_4xf32(
-                transposed, to, tile[four * PITCH + line], tile[(four + 1) * PITCH + line],
-                tile[(four + 2) * PITCH + line], tile[(four + 3) * PITCH + line],
-            )  # fmt: skip
+def transposing_kernel(values, transposed):
+    i = int64(cuda.grid(1))
+    if i < values.size:
+        line, column = i // B % B, i % B
+        value = values[i + (column - line) * (B - 1)]
+        transposed[i] = as_float32(cvt_rna_tf32(value))

@@ -31,6 +31,7 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
     dbias += np.add.reduce(dgates, axis=0)
     if gain is not None:
         dgain += np.einsum("ij,ij->j", gates, dgates)
+        dgates *= gain
 
 
 def parts(batch: int) -> int:
@@ -44,9 +45,8 @@ def normalise(gates, recurrent, eps, inverse_std, units, block_size):
     _normalise(gates, eps, inverse_std, units, block_size)
 
 
-def normalise_grad(gates, gain, inverse_std, dgates, units, block_size):
+def normalise_grad(gates, inverse_std, dgates, units, block_size):
     """As on_gpu.normalise_grad."""
-    dgates *= gain
     _normalise_grad(gates, inverse_std, dgates, units, block_size)
 
 

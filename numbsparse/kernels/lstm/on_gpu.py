@@ -3,52 +3,58 @@
 A thread loads what it needs of all its rows before it computes: what limits it is memory.
 """
 
-import math
 from functools import cache
+from math import prod
 from typing import Any
 
-from numba import cuda, float32, uint64
+from numba import cuda, float32, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import MOST_THREADS, block_sum, threads_for
+from numbsparse.kernels.blocks import threads_for
 from numbsparse.kernels.floats import rounded, widened
-from numbsparse.kernels.lstm.cell import GATES, ONE, TWO, cell_grad, column
+from numbsparse.kernels.lstm.cell import GATES, ONE
+from numbsparse.kernels.normalize import layer_norm_grad_kernel, layer_norm_kernel
 from numbsparse.kernels.ptx import ex2, rcp
-from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH
+from numbsparse.kernels.smooth import LOG2_E, SMALL, TANH, TWO
 
 THREADS = 8 if SIMULATED else 128
 ROWS = 4  # of the batch, of a thread
 
 A, B, C, D, E = TANH
 
-_column = cuda.jit(device=True)(column)
-gpu_cell_grad = cuda.jit(device=True)(cell_grad)
-
 
 def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
     """One step; `gain` is None without layer norm, `kept` (batch, units) is None without dropout.
 
-    With a gain, `gates` holds what is normalised, stays as it is, and `recurrent` is not read.
+    With a gain, `gates` holds what is normalised, stays as it is, and `recurrent` is not read; with
+    no bias it holds z, and stays so, too.
     """
-    kernel = forward_kernel(gain is not None, kept is not None, block_size, ROWS)
-    gain, kept = bias if gain is None else gain, c if kept is None else kept
-    flat = (a.span for a in (gates, recurrent, bias, gain, kept, c_before, c, h))
-    launch(kernel, _grid(h.shape[1], h.shape[0]), THREADS, *flat, *h.shape)
+    (batch, units), columns = h.shape, prod(gates.shape[1:])
+    kernel = forward_kernel(gain is not None, bias is None, kept is not None, ROWS)
+    arrays = gates, recurrent, bias, gain, kept, c_before, c, h
+    flat = ((c if a is None else a).span for a in arrays)
+    grid = -(-units // THREADS), parts(batch)
+    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
 
 
-def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
-    """dgates[:] = the gradient of z, 0 beyond the last unit; dc[:] = that of c_before.
+def backward(
+    gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size,
+    dc_before=None
+):  # fmt: skip
+    """dgates[:] = the gradient of z, 0 beyond the last unit; dc_before[:], or dc[:] without it.
 
-    The gradient of h is dy + dh; dc is the gradient of c on entry. Those of bias and gain are added
-    to dbias and dgain, float32 (parts(batch), 4 * width), a row for each group of rows.
+    With a gain dgates is that of what is normalised. The gradient of h is dy + dh, or dy with no
+    bias; dc is the gradient of c. Those of bias and gain are added to dbias and dgain, float32
+    (parts(batch), 4 * width), a row for each group of rows.
     """
-    kernel = backward_kernel(gain is not None, kept is not None, block_size, ROWS)
-    gain, kept = bias if gain is None else gain, c if kept is None else kept
-    dgain = dbias if dgain is None else dgain
-    arrays = gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain
-    grid = _grid(dgates.shape[1] // GATES, dy.shape[0])
-    launch(kernel, grid, THREADS, *(a.span for a in arrays), *dy.shape)
+    (batch, units), columns = c.shape, prod(gates.shape[1:])
+    kernel = backward_kernel(gain is not None, bias is None, kept is not None, ROWS)
+    dc_before = dc if dc_before is None else dc_before
+    arrays = gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias, dgain
+    flat = ((c if a is None else a).span for a in arrays)
+    grid = -(-columns // GATES // THREADS), parts(batch)
+    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
 
 
 def parts(batch: int) -> int:
@@ -61,19 +67,14 @@ def normalise(gates, recurrent, eps, inverse_std, units, block_size):
 
     inverse_std (batch, 4) = 1 / sqrt(variance(z) + eps).
     """
-    grid, threads = (gates.shape[0], GATES), threads_for(units)
-    launch(normalise_kernel, grid, threads, gates, recurrent, eps, inverse_std, units, block_size)
+    args = gates, recurrent, eps, gates, inverse_std, units, block_size
+    launch(layer_norm_kernel, (gates.shape[0], GATES), threads_for(units), *args)
 
 
-def normalise_grad(gates, gain, inverse_std, dgates, units, block_size):
-    """dgates[:], the gradient of n * gain + bias, becomes that of what was normalised."""
-    grid, threads = (gates.shape[0], GATES), threads_for(units)
-    args = gates, gain, inverse_std, dgates, units, block_size
-    launch(normalise_grad_kernel, grid, threads, *args)
-
-
-def _grid(units: int, batch: int) -> tuple[int, int]:
-    return -(-units // THREADS), parts(batch)
+def normalise_grad(gates, inverse_std, dgates, units, block_size):
+    """dgates[:], the gradient of what `normalise` made, becomes that of what it took."""
+    args = gates, inverse_std, dgates, dgates, units, block_size
+    launch(layer_norm_grad_kernel, (gates.shape[0], GATES), threads_for(units), *args)
 
 
 @cuda.jit(device=True)
@@ -100,15 +101,41 @@ def activated(z_i, z_f, z_g, z_o):
     return sigmoid(z_i), sigmoid(z_f), tanh(z_g), sigmoid(z_o)
 
 
+@cuda.jit(device=True)
+def cell_grad(i, f, g, o, kept, c_before, t, dh, dc):
+    """The gradients of z_i, z_f, z_g, z_o and c_before; t = tanh(c)."""
+    dc += dh * o * (ONE - t * t)
+    dg = dc * kept
+    return (
+        dg * g * i * (ONE - i),
+        dc * c_before * f * (ONE - f),
+        dg * i * (ONE - g * g),
+        dh * t * o * (ONE - o),
+        dc * f,
+    )
+
+
+@cuda.jit(device=True)
+def first_gate(unit, block_size):
+    """Where the input gate of a unit is among the gates; the others follow, a block each."""
+    block = uint64(uint32(unit) // uint32(block_size))  # not of 64 bits, which takes longer
+    return unit + block * uint64((GATES - 1) * block_size)
+
+
 @cache
-def forward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
+def forward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> Any:
+    """Gates hold what is `normalised`, or the `whole` z; or recurrent part and bias are added."""
+    summed = not (normalised or whole)
+
     @cuda.jit
-    def kernel(gates, recurrent, bias, gain, kept, c_before, c, h, batch, units):
+    def kernel(
+        gates, recurrent, bias, gain, kept, c_before, c, h, batch, units, columns, block_size
+    ):  # fmt: skip
         unit, first = uint64(cuda.grid(1)), uint64(cuda.blockIdx.y * ROWS)
-        batch, units, columns = uint64(batch), uint64(units), uint64(bias.size)
+        batch, units, columns = uint64(batch), uint64(units), uint64(columns)
         if unit >= units:
             return
-        i = uint64(_column(unit, uint64(B)))
+        i, B = first_gate(unit, block_size), uint64(block_size)
         z = cuda.local.array((ROWS, GATES), float32)
         before, share = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
         for r in range(ROWS):
@@ -117,12 +144,12 @@ def forward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
             before[r] = c_before[at]
             share[r] = widened(kept[at]) if dropped else ONE
             for k in range(GATES):
-                at = n * columns + i + uint64(k * B)
+                at = n * columns + i + uint64(k) * B
                 z[r, k] = widened(gates[at])
-                if not normalised:
+                if summed:
                     z[r, k] += widened(recurrent[at])
-        for k in range(GATES):
-            at = i + uint64(k * B)
+        for k in range(0 if whole else GATES):
+            at = i + uint64(k) * B
             scale, shift = widened(gain[at]) if normalised else ONE, widened(bias[at])
             for r in range(ROWS):
                 z[r, k] = z[r, k] * scale + shift
@@ -134,30 +161,32 @@ def forward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
                 at = n * units + unit
                 c[at] = state
                 h[at] = rounded(a_o * tanh(state), h)
-                if not normalised:
+                if summed:
                     for k in range(GATES):
-                        gates[n * columns + i + uint64(k * B)] = rounded(own[k], gates)
+                        gates[n * columns + i + uint64(k) * B] = rounded(own[k], gates)
 
     return kernel
 
 
 @cache
-def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
+def backward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> Any:
+    """As `forward_kernel`; otherwise gates hold i, f, g and o."""
+
     @cuda.jit
     def kernel(
-        gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain,
-        batch, units
+        gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias, dgain,
+        batch, units, columns, block_size
     ):  # fmt: skip
         part = uint64(cuda.blockIdx.y)
-        unit, first, columns = uint64(cuda.grid(1)), uint64(part * ROWS), uint64(bias.size)
-        batch, units = uint64(batch), uint64(units)
+        unit, first = uint64(cuda.grid(1)), uint64(part * ROWS)
+        batch, units, columns = uint64(batch), uint64(units), uint64(columns)
         if GATES * unit >= columns:
             return
-        i, none = uint64(_column(unit, uint64(B))), float32(0)
+        i, B, none = first_gate(unit, block_size), uint64(block_size), float32(0)
         if unit >= units:
             for n in range(first, min(first + ROWS, batch)):
                 for k in range(GATES):
-                    dgates[n * columns + i + uint64(k * B)] = rounded(none, dgates)
+                    dgates[n * columns + i + uint64(k) * B] = rounded(none, dgates)
             return
         z = cuda.local.array((ROWS, GATES), float32)
         before, t = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
@@ -169,76 +198,38 @@ def backward_kernel(normalised: bool, dropped: bool, B: int, ROWS: int) -> Any:
             n = min(first + uint64(r), batch - uint64(1))
             at = n * units + unit
             before[r], t[r], of_c[r] = c_before[at], c[at], dc[at]
-            of_h[r] = widened(dy[at]) + widened(dh[at])
+            of_h[r] = widened(dy[at]) if whole else widened(dy[at]) + widened(dh[at])
             share[r] = widened(kept[at]) if dropped else ONE
             for k in range(GATES):
-                z[r, k] = widened(gates[n * columns + i + uint64(k * B)])
+                z[r, k] = widened(gates[n * columns + i + uint64(k) * B])
         for k in range(GATES):
-            of_bias[k], of_gain[k], at = none, none, i + uint64(k * B)
-            scale[k], shift[k] = widened(gain[at]), widened(bias[at])
+            of_bias[k], of_gain[k], at = none, none, i + uint64(k) * B
+            if normalised:
+                scale[k], shift[k] = widened(gain[at]), widened(bias[at])
         for r in range(ROWS):
             n = first + uint64(r)
             if n < batch:
                 own = z[r, 0], z[r, 1], z[r, 2], z[r, 3]
                 if normalised:
-                    own = activated(
+                    own = (
                         own[0] * scale[0] + shift[0],
                         own[1] * scale[1] + shift[1],
                         own[2] * scale[2] + shift[2],
                         own[3] * scale[3] + shift[3],
                     )
-                d = gpu_cell_grad(*own, share[r], before[r], tanh(t[r]), of_h[r], of_c[r])
-                dc[n * units + unit] = d[GATES]
+                if normalised or whole:
+                    own = activated(*own)
+                d = cell_grad(*own, share[r], before[r], tanh(t[r]), of_h[r], of_c[r])
+                dc_before[n * units + unit] = d[GATES]
                 for k in range(GATES):
-                    dgates[n * columns + i + uint64(k * B)] = rounded(d[k], dgates)
+                    slope = d[k] * scale[k] if normalised else d[k]
+                    dgates[n * columns + i + uint64(k) * B] = rounded(slope, dgates)
                     of_bias[k] += d[k]
                     of_gain[k] += d[k] * z[r, k]
-        for k in range(GATES):
-            at = part * columns + i + uint64(k * B)
+        for k in range(0 if whole else GATES):
+            at = part * columns + i + uint64(k) * B
             dbias[at] += of_bias[k]
             if normalised:
                 dgain[at] += of_gain[k]
 
     return kernel
-
-
-@cuda.jit
-def normalise_kernel(gates, recurrent, eps, inverse_std, units, block_size):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    n, gate, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    acc = float32(0)
-    for unit in range(t, units, cuda.blockDim.x):
-        k = _column(unit, block_size) + gate * block_size
-        acc += widened(gates[n, k]) + widened(recurrent[n, k])
-    mean = block_sum(acc, scratch) / float32(units)
-    acc = float32(0)
-    for unit in range(t, units, cuda.blockDim.x):
-        k = _column(unit, block_size) + gate * block_size
-        centred = widened(gates[n, k]) + widened(recurrent[n, k]) - mean
-        acc += centred * centred
-    scale = ONE / math.sqrt(block_sum(acc, scratch) / float32(units) + eps)
-    for unit in range(t, units, cuda.blockDim.x):
-        k = _column(unit, block_size) + gate * block_size
-        centred = widened(gates[n, k]) + widened(recurrent[n, k]) - mean
-        gates[n, k] = rounded(centred * scale, gates)
-    if t == 0:
-        inverse_std[n, gate] = scale
-
-
-@cuda.jit
-def normalise_grad_kernel(gates, gain, inverse_std, dgates, units, block_size):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    n, gate, t = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
-    total, dot = float32(0), float32(0)
-    for unit in range(t, units, cuda.blockDim.x):
-        k = _column(unit, block_size) + gate * block_size
-        d = widened(dgates[n, k]) * widened(gain[k])
-        total += d
-        dot += d * widened(gates[n, k])
-    mean = block_sum(total, scratch) / float32(units)
-    mean_dot = block_sum(dot, scratch) / float32(units)
-    scale = inverse_std[n, gate]
-    for unit in range(t, units, cuda.blockDim.x):
-        k = _column(unit, block_size) + gate * block_size
-        slope = widened(dgates[n, k]) * widened(gain[k]) - mean - widened(gates[n, k]) * mean_dot
-        dgates[n, k] = rounded(scale * slope, dgates)

@@ -3,8 +3,7 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of the grid have written theirs: those of early lines first, which were
-written well before the step's end, so that products have no pause either.
+rows follow when all blocks of the grid have written theirs.
 """
 
 from functools import cache
@@ -12,7 +11,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from numbsparse.device import SIMULATED
 from numbsparse.kernels.lstm.cell import WARPS
 from numbsparse.kernels.lstm.deal import ROWS, B
 from numbsparse.kernels.parts.ring import following
@@ -66,28 +64,11 @@ class Ring(NamedTuple):
     def STAGE(self) -> int:
         return self.WEIGHTS + self.ROWS
 
-    @property
-    def FREE(self) -> int:
-        """The first barrier of free stages, after those of full ones."""
-        return self.STAGES
-
-    @property
-    def BARS(self) -> int:
-        return 2 * self.STAGES
-
-    @property
-    def shared_bytes(self) -> int:
-        return 1024 + self.STAGE * self.STAGES
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
-
 
 @cache
 def copying(ring: Ring, rows: bool) -> Any:
     """copy(engine, of_steps, arrived): the weights of all reads, or the rows that they meet."""
-    STAGES, STAGE, FREE, PANEL = ring.STAGES, ring.STAGE // 2, ring.FREE, ring.PANEL
+    STAGES, STAGE, PANEL = ring.STAGES, ring.STAGE // 2, ring.PANEL
     AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
     INPUTS, TILED, TRANSPOSED = ring.inputs, ring.tiled, ring.transposed
@@ -99,28 +80,28 @@ def copying(ring: Ring, rows: bool) -> Any:
         if INPUTS:
             fence_tensor_map(maps[MAP_OF_INPUTS])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        names, lates, tops = int32(0), int32(0), int32(0)
+        names, waits, tops = int32(0), int32(0), int32(0)
         steps, row, down = of_steps
         for step in range(steps):
-            phase, first_row = 0, int32(row)  # counters of the step before
+            first_row, waited = int32(row), step == 0
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
                     mine = min(read + lane, last - 1)
                     names = int32(reads[mine, MAP])
                     if rows:
-                        lates = int32(reads[mine, 2])
+                        waits = int32(reads[mine, 2])
                     if rows and TILED:
                         tops = int32(reads[mine, 3])
                 name = shfl_idx(names, uint32(ahead))
                 if rows:
-                    late = shfl_idx(lates, uint32(ahead))
+                    wait = shfl_idx(waits, uint32(ahead)) != 0
                     if TILED:
                         first_row = int32(row + shfl_idx(tops, uint32(ahead)))
-                    while step > 0 and phase <= late:
-                        wait_for_all(arrived, 2 * (step - 1) + phase)
-                        phase += 1
-                mbarrier_wait(bars, FREE + stage, parity)
+                    if wait and not waited:
+                        wait_for_all(arrived, step - 1)
+                        waited = True
+                mbarrier_wait(bars, STAGES + stage, parity)
                 if elect() != 0:
                     at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name < 0
                     mbarrier_expect(bars, stage, uint32(BYTES))

@@ -2,7 +2,7 @@
 
 A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
 line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks signal each other what is written: first the early lines, then the rest.
+adds their sums. All blocks signal each other that a step is written.
 
 Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
 threads: a step takes little longer as long as some of these have nothing to do.
@@ -13,7 +13,7 @@ from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64
 
-from numbsparse.device import DeviceArray
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm.cell import WARPS
@@ -60,7 +60,7 @@ def run_steps(
         kernel, count, THREADS,
         tensor_maps(*((a, box, box[-1] * ring.ITEM) for a, box in operands)),
         Plan(*plan), given, arrived, of_steps, size,
-        shared_bytes=ring.shared_bytes, together=of_steps[0] > 1,
+        shared_bytes=1024 + ring.STAGE * ring.STAGES, together=of_steps[0] > 1,
     )  # fmt: skip
 
 
@@ -71,10 +71,11 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     `of_steps` is how many there are, the first row of what is copied for the first of them, and how
     far down it is to the next; `size` (batch, units, width).
     """
-    STAGES, BARS = ring.STAGES, ring.BARS
+    STAGES, BARS = ring.STAGES, 2 * ring.STAGES
     copy_weights, copy_rows = copying(ring, False), copying(ring, True)
+    limits = {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
 
-    @cuda.jit(**ring.options)
+    @cuda.jit(**limits)
     def kernel(maps, plan, given, arrived, of_steps, size):
         shared = cuda.shared.array(0, uint16)
         bars = cuda.shared.array(BARS, uint64)
@@ -106,9 +107,9 @@ def multiplying(
 
     sums : (GROUPS, *units.SUMS)
 
-    begin(sums, given, where) is first in a line, load(loaded, given, where) next where `ahead`,
-    else after the products, and finish(sums, loaded, given, where) last. `where` is (line, first
-    row of the step, row of the batch that the tile begins with, batch, units, width).
+    begin(sums, given, where), if any, is first in a line, load(loaded, given, where) next where
+    `ahead`, else after the products, and finish(sums, loaded, given, where) last. `where` is (line,
+    first row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
     clear_sums, join_pieces = clear(GROUPS, TWOS), join(GROUPS, TWOS, WARPS)
@@ -122,17 +123,13 @@ def multiplying(
             row += down
         number, warp = uint32(0), int64(cuda.threadIdx.x // 32)
         for step in range(steps):
-            told = False
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many, early = pieces[k, 3], pieces[k, 4], pieces[k, 5]
-                top = int64(pieces[k, 6]) if TILED else int64(0)
+                first_part, many = pieces[k, 3], pieces[k, 4]
+                top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
-                if early == 0 and not told:
-                    tell(arrived, 2 * step)
-                    told = True
                 clear_sums(sums)
-                if part == first_part:
+                if begin is not None and part == first_part:
                     begin(sums, given, where)
                 loads = ahead and many == 1  # then what is loaded is this thread's own
                 if loads:
@@ -148,16 +145,14 @@ def multiplying(
                     finish(sums, loaded, given, where)
                 number += uint32(count)
             row += down
-            if not told:
-                tell(arrived, 2 * step)
-            tell(arrived, 2 * step + 1)
+            tell(arrived, step)
 
     return run
 
 
 @cache
 def taking_reads(ring: Ring, multiply: Any) -> Any:
-    STAGE, STAGES, AFTER, FREE = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2, ring.FREE
+    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2
 
     @cuda.jit(device=True)
     def take(acc, number, count, engine):
@@ -169,7 +164,7 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
             at = uint32(base + stage * STAGE)
             acc = multiply(acc, shared, at + AFTER, shared, at)
             if cuda.threadIdx.x % 32 == 0:
-                mbarrier_arrive(bars, FREE + stage)
+                mbarrier_arrive(bars, STAGES + stage)
             stage, parity = following(stage, parity, STAGES)
         return acc
 

@@ -3,8 +3,6 @@
 The sums of a warp are 16 rows of the batch by columns, and a thread has two rows of them, 8 apart.
 wgmma gives thread q of four the columns 8 i + 2 q and the next: twos. Forward, where a line has all
 four gates of 32 units, i from 0 to 3, these are all gates of a unit, which are all that it takes.
-Twos of float32 make whole sectors of memory, 32 bytes by four threads; of 16-bit floats two threads
-swap a two each, and then have fours, which do.
 
 Backward, where a line has the 32 units themselves, four threads exchange their twos for eights:
 each has eight neighbours, 16 bytes of 16-bit floats, 32 of float32. In memory and until they are
@@ -20,7 +18,7 @@ from numba import cuda, int64, uint64
 
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.deal import B
-from numbsparse.kernels.parts.store import PACK, exchanged
+from numbsparse.kernels.parts.store import PACK, transposed
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -50,13 +48,6 @@ def unit_of(two):
     return int64(8 * two + cuda.threadIdx.x % 4 * 2)
 
 
-@cuda.jit(device=True)
-def unit_of_four(two):
-    """The first of the four that two threads have of the twos `two` and `two + 1` after a swap."""
-    q = cuda.threadIdx.x % 4
-    return int64(8 * (two + q % 2) + q // 2 * 4)
-
-
 @cache
 def loading_two(kind: str) -> Any:
     """(array, at) -> two float32; of 16-bit floats, the array is of words."""
@@ -73,30 +64,18 @@ def loading_two(kind: str) -> Any:
 
 
 @cache
-def storing_twos(kind: str, two: int) -> Any:
-    """(array, at, left, a, b, c, d): (a, b) and (c, d) are the twos `two` and `two + 1` of a row.
-
-    They belong at item `at` + their units, those under `left`, a multiple of 8. All threads of a
-    warp call it.
-    """
-    pack: Any = PACK.get(kind)
+def storing_two(kind: str) -> Any:
+    """(array, at, a, b), the other way."""
+    FLOAT32, pack = kind == "tf32", PACK.get(kind, PACK["f16"])
 
     @cuda.jit(device=True)
-    def store_16_bit(array, at, left, a, b, c, d):
-        low, high = exchanged(pack(a, b), pack(c, d), cuda.threadIdx.x % 2, 1)
-        unit = unit_of_four(two)
-        if unit < left:
-            store_2xu32(array, (at + unit) >> 1, low, high)
+    def store(array, at, a, b):
+        if FLOAT32:
+            store_2xu32(array, at, as_uint32(a), as_uint32(b))
+        else:
+            array[uint64(at >> 1)] = pack(a, b)
 
-    @cuda.jit(device=True)
-    def store_float32(array, at, left, a, b, c, d):
-        unit, following = unit_of(two), unit_of(two + 1)
-        if unit < left:
-            store_2xu32(array, at + unit, as_uint32(a), as_uint32(b))
-        if following < left:
-            store_2xu32(array, at + following, as_uint32(c), as_uint32(d))
-
-    return store_16_bit if pack else store_float32
+    return store
 
 
 @cuda.jit(device=True)
@@ -106,16 +85,8 @@ def exchange(sums):
     Before, two number i of thread q of four are columns 8 i + 2 q and the next; after, 8 q + 2 i.
     """
     for k in range(4):
-        swap(sums, 0, 1, k, 1)
-        swap(sums, 2, 3, k, 1)
-        swap(sums, 0, 2, k, 2)
-        swap(sums, 1, 3, k, 2)
-
-
-@cuda.jit(device=True)
-def swap(sums, i, j, k, mask):
-    """The j of one thread for the i of the other."""
-    sums[i, k], sums[j, k] = exchanged(sums[i, k], sums[j, k], cuda.threadIdx.x & mask, mask)
+        a, b, c, d = transposed(sums[0, k], sums[1, k], sums[2, k], sums[3, k])
+        sums[0, k], sums[1, k], sums[2, k], sums[3, k] = a, b, c, d
 
 
 @cuda.jit(device=True)

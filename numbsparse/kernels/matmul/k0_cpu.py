@@ -109,6 +109,7 @@ def _sum_rows(x, dy, dvalues, index):
             packed_dy,
             lines,
             dvalues,
+            (np.array([0, 1]), np.array([[0, 0, slab]]), 1),
             slab_at,
         ),
         phases=1 + 3 * max(1, -(-batch // slab)),
@@ -272,36 +273,49 @@ def signature_of_slab(dtype):
         types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
         dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
         types.boolean,  # add to dvalues
+        types.Tuple((types.int64[::1], types.int64[:, ::1], types.int64)),  # run_ptr, runs, stride
     )
 
 
 @cache
 def slab_kernel(dtype, rows, pieces):
-    """A core's share of the blocks for a slab of the batch, `pieces` of a line in one tile."""
+    """A core's share of the blocks for a slab of the batch, `pieces` of a line in one tile.
+
+    A run joins `length` rows of x, `stride` apart, with as many neighbours in dy: (first of x,
+    first of dy, length), as far as the slab goes. Here that is all of it; of a convolution, whose
+    block rows are those of one tap after another, each tap has several runs.
+    """
     columns = 2 * lanes(dtype)
 
     @compiled(signature_of_slab(dtype))
-    def kernel(core, counts, share, packed_x, packed_dy, lines, dvalues, add):
-        block_rows, block_columns = lines
-        _, batch, width = packed_x.shape
+    def kernel(core, counts, share, packed_x, packed_dy, lines, dvalues, add, taps):
+        (block_rows, block_columns), (run_ptr, runs, stride) = lines, taps
+        (x_panels, all_x, width), all_dy = packed_x.shape, packed_dy.shape[1]
         n_blocks, size, _ = dvalues.shape
+        in_blocks = x_panels * width // size
         b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
         first, last = next_share(core, counts, share, n_blocks)
         while first < last:
             block = first
             while block < last:
                 line, end = block_rows[block], run_of(block_rows, block, last, pieces)
+                tap, line = line // in_blocks, line % in_blocks
+                first_run, last_run = run_ptr[tap], run_ptr[tap + 1]
                 for v in range(0, size, width):
-                    places_of_run(block, end, block_columns, size, batch, v, b, out)
+                    places_of_run(block, end, block_columns, size, all_dy, v, b, out)
                     sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
                     for r in range(0, size, rows):
-                        a = (line * size + r) // width * width * batch + r % width
+                        a = (line * size + r) // width * width * all_x + r % width
                         if add:
                             tile = load(dvalues, targets, r * size, size, rows, columns)
                         else:
                             tile = zeros(dvalues, rows, columns)
-                        for n in range(0, batch * width, width):
-                            tile = multiply_add(tile, packed_x, a + n, 1, packed_dy, sources, n)
+                        for run in range(first_run, last_run):
+                            at, to = a + runs[run, 0] * width, runs[run, 1] * width
+                            for _ in range(min(runs[run, 2], all_dy - runs[run, 1])):
+                                tile = multiply_add(tile, packed_x, at, 1, packed_dy, sources, to)
+                                at += stride * width
+                                to += width
                         store(tile, dvalues, targets, r * size, size)
                 block = end
             fetch_add(counts, DONE, last - first)
@@ -321,20 +335,18 @@ def weight_grad_kernel(dtype):
         types.int64,  # share
         read_only(dtype, 2, "A"),  # x (in_features, batch)
         read_only(dtype, 2, "A"),  # dy (out_features, batch)
-        *of_slabs.args[3:-1],
+        *of_slabs.args[3:-2],
+        of_slabs.args[-1],  # taps
         types.int64,  # where the `slab_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, slab_at):
-        batch, slab = x.shape[1], packed_x.shape[1]
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, taps, slab_at):
         for number in range(len(progress) // 3):
-            counts, start = progress[1 + 3 * number :], number * slab
-            length = min(slab, batch - start)
-            some_x, some_dy = _shorter(packed_x, length), _shorter(packed_dy, length)
-            pack(core, counts[0], x[:, start : start + length], some_x)
-            pack(core, counts[1], dy[:, start : start + length], some_dy)
-            operands = some_x, some_dy, lines, dvalues, number > 0
+            counts = progress[1 + 3 * number :]
+            slab_of_x = _pack_slab(core, counts[0], number, x, packed_x)
+            slab_of_dy = _pack_slab(core, counts[1], number, dy, packed_dy)
+            operands = slab_of_x, slab_of_dy, lines, dvalues, number > 0, taps
             add_slab(slab_at, (core, counts[2], share, *operands))
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
                 return  # before the panels are packed again
@@ -343,7 +355,11 @@ def weight_grad_kernel(dtype):
 
 
 @inner()
-def _shorter(packed, length):
-    """The beginning of the panels' memory, as panels of another length."""
-    panels, _, width = packed.shape
-    return packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
+def _pack_slab(core, counts, number, x, packed):
+    """The slab of this number in the panels' memory; the last one is shorter."""
+    panels, slab, width = packed.shape
+    start = number * slab
+    length = min(slab, x.shape[1] - start)
+    some = packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
+    pack(core, counts, x[:, start : start + length], some)
+    return some

@@ -106,6 +106,11 @@ def aligned_in_place(x: DeviceArray) -> DeviceArray:
     return aligned(x.T).T if batch_is_contiguous(x) else aligned(x)
 
 
+def is_gapless(x: DeviceArray) -> bool:
+    """Whether x.T has no gaps, and it and every eighth of its rows begin at 16 bytes."""
+    return x.strides == (x.itemsize, x.shape[0] * x.itemsize) and x.address % BYTES == 0
+
+
 def aligned_values(values: DeviceArray) -> DeviceArray:
     """Contiguous values, or a copy unless they begin at a multiple of 16 bytes."""
     if values.address % BYTES == 0:

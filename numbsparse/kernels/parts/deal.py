@@ -72,6 +72,21 @@ def _take_turns(owners, order, starts):
         order[starts[owners[piece]]] = piece
 
 
+def even_pieces(lengths: np.ndarray, most: int, least: int = 0) -> tuple[np.ndarray, ...]:
+    """(line, first, length, which, of how many): lines in even pieces of up to `most`.
+
+    The first ones are the longer. A line has `least` pieces or more.
+
+    >>> even_pieces(np.array([5, 1]), 2)[:3]
+    (array([0, 0, 0, 1]), array([0, 2, 4, 0]), array([2, 2, 1, 1]))
+    """
+    pieces = np.maximum(-(-lengths // most), least)
+    line = np.repeat(np.arange(lengths.size), pieces)
+    nth, pieces = np.arange(line.size) - (np.cumsum(pieces) - pieces)[line], pieces[line]
+    short, longer = np.divmod(lengths[line], pieces)
+    return line, nth * short + np.minimum(nth, longer), short + (nth < longer), nth, pieces
+
+
 class Lengths:
     """Where the steps of each group begin; the same object for every launch with a layout."""
 

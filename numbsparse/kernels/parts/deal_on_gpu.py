@@ -56,48 +56,48 @@ def schedule_on_gpu(
     places = min(units, row_tiles * groups)
     tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
     launch(
-        tiles_kernel(), groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
+        tiles_kernel, groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
     )
     return tiles, starts
 
 
-@cache
-def tiles_kernel() -> Any:
-    @cuda.jit(device=True)
-    def steps_of(steps, group):
-        return steps[group]
+@cuda.jit(device=True)
+def steps_of(steps, group):
+    return steps[group]
 
-    @cuda.jit(device=True)
-    def start_of(unit, count, places):
-        """How many of `count` pieces the places before this one have."""
-        rounds, rest = count // places, count % places
-        more = min(unit, rest) if rounds % 2 == 0 else max(unit - (places - rest), 0)
-        return unit * rounds + more
 
-    @cuda.jit(device=True)
-    def other_way(turn, n, places):
-        """The place of the n-th piece of a round, or the piece of the n-th place."""
-        return n if turn % 2 == 0 else places - 1 - n
+@cuda.jit(device=True)
+def start_of(unit, count, places):
+    """How many of `count` pieces the places before this one have."""
+    rounds, rest = count // places, count % places
+    more = min(unit, rest) if rounds % 2 == 0 else max(unit - (places - rest), 0)
+    return unit * rounds + more
 
-    rank = ranking(steps_of)
 
-    @cuda.jit
-    def kernel(firsts, steps, row_tiles, places, tiles, starts):
-        group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
-        at, count = rank(group, groups, steps), row_tiles * groups
-        for row in range(lane, row_tiles, 32):
-            piece = at * row_tiles + row
-            turn = piece // places
-            unit = other_way(turn, piece % places, places)
-            to = start_of(unit, count, places)
-            own = start_of(unit + 1, count, places) - to
-            for other in range(own):  # which of the place's pieces come before
-                of_row = (other * places + other_way(other, unit, places)) % row_tiles
-                if of_row < row or (of_row == row and other < turn):
-                    to += 1
-            tiles[to, 0], tiles[to, 1] = group, row
-            tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
-        for unit in range(group * 32 + lane, places + 1, groups * 32):
-            starts[unit] = start_of(unit, count, places)
+@cuda.jit(device=True)
+def other_way(turn, n, places):
+    """The place of the n-th piece of a round, or the piece of the n-th place."""
+    return n if turn % 2 == 0 else places - 1 - n
 
-    return kernel
+
+rank = ranking(steps_of)
+
+
+@cuda.jit
+def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
+    group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
+    at, count = rank(group, groups, steps), row_tiles * groups
+    for row in range(lane, row_tiles, 32):
+        piece = at * row_tiles + row
+        turn = piece // places
+        unit = other_way(turn, piece % places, places)
+        to = start_of(unit, count, places)
+        own = start_of(unit + 1, count, places) - to
+        for other in range(own):  # which of the place's pieces come before
+            of_row = (other * places + other_way(other, unit, places)) % row_tiles
+            if of_row < row or (of_row == row and other < turn):
+                to += 1
+        tiles[to, 0], tiles[to, 1] = group, row
+        tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
+    for unit in range(group * 32 + lane, places + 1, groups * 32):
+        starts[unit] = start_of(unit, count, places)

@@ -11,8 +11,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.parts import fragments
 from numbsparse.kernels.parts.fragments import MMA, scaling
-from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.stored_blocks import loading
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
@@ -76,7 +77,7 @@ def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | 
     TERMS = 1 if item == 2 else 2  # words of a lane
     WORDS, BLOCKS = TERMS * HALVES * PIECES, HALVES // PIECES
     CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
-    gate_of, scaled = gating(gated)
+    GATED, scaled = gated is not None, scaling(gated, skips=True) if gated else as_it_is
     load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)
     store = words_of_lane(WORDS).store
 
@@ -91,7 +92,7 @@ def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | 
             for half in range(HALVES):
                 code, at = own[k, half // PIECES], half % PIECES * PIECE
                 block, inside = int64(code >> INSIDE_BITS), code & INSIDE
-                gate = gate_of(gates, block)
+                gate = gates[block] if GATED else float32(1)
                 for square in range(PIECES):
                     word = (square * HALVES + half) * TERMS
                     load(values, block, at, square * PIECE, inside, gate, words[k], word)
@@ -102,23 +103,9 @@ def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | 
     return pack
 
 
-@cache
-def gating(dtype: str | None) -> tuple[Any, Any]:
-    """gate_of(gates, block), and what multiplies a word by it; without a dtype, nothing is."""
-
-    @cuda.jit(device=True)
-    def gate_of(gates, block):
-        return gates[block]
-
-    @cuda.jit(device=True)
-    def none(gates, block):
-        return float32(1)
-
-    @cuda.jit(device=True)
-    def as_it_is(word, gate):
-        return word
-
-    return (none, as_it_is) if dtype is None else (gate_of, scaling(dtype, skips=True))
+@cuda.jit(device=True)
+def as_it_is(word, gate):
+    return word
 
 
 @cache
@@ -198,11 +185,7 @@ def add_tf32(precision: str, B: int, TM: int, rows: Rows, j: int) -> Any:
     own, which begins at zero (`split`)."""
     SQUARES, exact = B // 8, precision == "highest"
     W, X, SUMS, RAW = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4), (SQUARES, 2, 4)
-    split, find, load = splitting(exact), rows.find, rows.load
-
-    @cuda.jit(device=True)
-    def multiply(a, b, piece, c):
-        add_product(a[0], a[1], a[2], a[3], b[2 * piece], b[2 * piece + 1], c)
+    split, find, load, add = splitting(exact), rows.find, rows.load, fragments.adding("float32")
 
     @cuda.jit(device=True)
     def add_step(shared, lines, place, b, acc):
@@ -224,12 +207,12 @@ def add_tf32(precision: str, B: int, TM: int, rows: Rows, j: int) -> Any:
                     xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
                 if exact:
                     for n in range(SQUARES):
-                        multiply(xl[piece], wh[n], piece, c[n])
+                        add(xl[piece], wh[n, 2 * piece], wh[n, 2 * piece + 1], c[n])
                     for n in range(SQUARES):
-                        multiply(xh[piece], wl[n], piece, c[n])
+                        add(xh[piece], wl[n, 2 * piece], wl[n, 2 * piece + 1], c[n])
             for piece in range(SQUARES):
                 for n in range(SQUARES):
-                    multiply(xh[piece], wh[n], piece, c[n])
+                    add(xh[piece], wh[n, 2 * piece], wh[n, 2 * piece + 1], c[n])
             for n in range(SQUARES):
                 for i in range(4):
                     acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]

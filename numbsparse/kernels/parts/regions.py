@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse.device.waits import shown
 from numbsparse.kernels.cores import compiled, inner, threads
+from numbsparse.kernels.parts.deal import even_pieces
 from numbsparse.layout import Index
 
 # Lines among which regions are searched for. More would not find better ones: a region has few
@@ -191,11 +192,7 @@ def _apart(gains, counts, n):
 def pieces_of_rows(index: Index, most: int) -> Items:
     """Even pieces of the block rows, of at most `most` blocks, the first ones the longer."""
     lengths = np.diff(index.rows.indptr).astype(np.int64)
-    pieces = -(-lengths // most)
-    each = np.maximum(pieces, 1)
-    short, longer = (np.repeat(a, pieces) for a in (lengths // each, lengths % each))
-    nth = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    counts = short + (nth < longer)
+    counts = even_pieces(lengths, most)[2]
     return Items(np.arange(lengths.sum()), np.append(0, np.cumsum(counts)), 1 + counts)
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.parts.tiles import WIDTH, Form
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
+    bulk_load,
     cp_async_zero_fill,
     elect,
     load_2xu32,
-    load_4xu32,
     mbarrier_expect,
     tma_load_2d,
 )
@@ -29,11 +29,6 @@ ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
 def reading(blocks: int) -> Any:
     """read(plan, unit): a unit's record, two numbers for each of its blocks and two more."""
     WORDS = 2 * blocks + 2
-
-    @cuda.jit(device=True)
-    def read_four(plan, unit):
-        v = load_4xu32(plan, unit * WORDS)
-        return int32(v[0]), int32(v[1]), int32(v[2]), int32(v[3])
 
     @cuda.jit(device=True)
     def read_two(plan, at):
@@ -55,7 +50,7 @@ def reading(blocks: int) -> Any:
     def read(plan, unit):
         return read_twos(plan, unit * WORDS)
 
-    return read_four if blocks == 1 else read
+    return read
 
 
 @cache
@@ -145,6 +140,36 @@ def copying(
     return copy
 
 
+@cache
+def copying_slabs(form: Form, groups: int, depth: int, reach: Reach) -> Any:
+    """The same of features that follow each other without gaps, each of up to `8 groups` values.
+
+    They stay as they are, `pitch` values apart.
+    """
+    RUN, ITEM, LINES = form.run, 16 // form.run, WIDTH // depth
+    place_of, line_of = picking(0, LINES), picking(1, LINES)
+    WHOLE, number_type = reach.whole, int32 if reach.near else int64
+
+    @cuda.jit(device=True)
+    def copy(memory, record, features, pitch, shared, start):
+        lane, pieces = uint32(cuda.threadIdx.x) % 32, uint32(depth // RUN * pitch)  # of a line
+        for n in range(8 * groups // RUN):
+            number, k = uint32(lane + 32 * n), uint32(0)
+            for j in range(1, LINES):
+                k += uint32(number >= uint32(j * pieces))
+            if number < uint32(LINES * pieces):
+                line = number_type(line_of(record, k)) * number_type(depth * pitch)
+                at = number_type(line + number_type(number - k * pieces) * RUN)
+                left = number_type(number_type(features * pitch) - at)
+                there = place_of(record, k) >= 0 and left > 0
+                inside = RUN if WHOLE or left > RUN else left
+                nbytes = int32(inside * ITEM) if there else int32(0)
+                place = uint32(start + 4 * number)
+                cp_async_zero_fill(shared, place, memory, int64(at if there else 0), nbytes)
+
+    return copy
+
+
 @cuda.jit(device=True)
 def square_of(place, shift):
     """(column, row) among values in lines of 32 << shift, of the one at 32 * place."""
@@ -152,53 +177,61 @@ def square_of(place, shift):
 
 
 @cache
-def engine_asks(form: Form, groups: int, x_across: bool) -> Any:
+def engine_asks(form: Form, x_side: Operand) -> Any:
     """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
 
     `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`, a shift that is
-    not read here, rows of x).
+    not read here, rows of x). A slab has all rows.
     """
-    TILE, X_WORDS, X_TILES = WIDTH * form.row, x_words(form, groups), groups // 4 if x_across else 1
+    TILE, X_WORDS, SLAB = WIDTH * form.row, x_words(form, x_side), x_side.slab > 0
+    x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
     A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
     def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
-            mbarrier_expect(bars, bar, uint32(A_ROW * (w_view[4] + WIDTH)))
+            rows = x_view[0] if SLAB else w_view[4]
+            mbarrier_expect(bars, bar, uint32(A_ROW * (rows + WIDTH)))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
-            first = int32(record[1] * WIDTH)
-            for u in range(X_TILES):
-                others = int32(top + u * WIDTH)
-                column, row = (others, first) if x_across else (first, others)
-                tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
+            if SLAB:
+                at, nbytes = int64(record[1]) * (WIDTH * rows), uint32(A_ROW * rows)
+                bulk_load(shared, start, x, at, nbytes, bars, bar)
+            else:
+                first = int32(record[1] * WIDTH)
+                for u in range(X_TILES):
+                    others = int32(top + u * WIDTH)
+                    column, row = (others, first) if x_across else (first, others)
+                    tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
 
     return request
 
 
 @cache
-def x_words(form: Form, groups: int) -> int:
+def x_words(form: Form, x_side: Operand) -> int:
     """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
-    return -(-8 * groups * form.row // 256) * 256
+    return -(-8 * (x_side.slab or x_side.groups) * form.row // 256) * 256
 
 
 @cache
-def lanes_ask(
-    form: Form, groups: int, x_across: bool, transposed: bool, depth: int, reach: Reach
-) -> Any:
+def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: Reach) -> Any:
     """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
-    X_WORDS, TILE = x_words(form, groups), WIDTH * form.row
-    X_TILES = groups // 4 if x_across else 1
-    copy_x = copying(form, (WIDTH, 8 * groups // X_TILES), depth, not x_across, reach)
+    X_WORDS, TILE, SLAB = x_words(form, x_side), WIDTH * form.row, x_side.slab > 0
+    x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
+    copy_x = copying(form, (WIDTH, 8 * x_side.groups // X_TILES), depth, not x_across, reach)
+    copy_slabs = copying_slabs(form, x_side.slab, depth, reach)
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
     def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         batch, features, x_batch, x_feature = x_view
         x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
-        for u in range(X_TILES):
-            first, place = top + u * WIDTH, uint32(start + u * TILE)
-            copy_x(x, record, features, x_stride, first, batch, shared, place)
+        if SLAB:
+            copy_slabs(x, record, features, batch, shared, start)
+        else:
+            for u in range(X_TILES):
+                first, place = top + u * WIDTH, uint32(start + u * TILE)
+                copy_x(x, record, features, x_stride, first, batch, shared, place)
         copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
 
     return request

@@ -117,20 +117,13 @@ def row_of_16(m, half):
     return lane_of_warp() // 4 + 16 * m + 8 * half
 
 
-def _rows_16_bit(width: int) -> Rows:
-    """A lane names a line of an 8 x 8 matrix: 16 rows, then the second piece of each."""
-    BYTES = 2 * width
-    ALIKE = LINE // BYTES  # lines whose pieces are exchanged alike
+def _rows(bytes_of_line: int, find: Any) -> Rows:
+    """A lane names a line of an 8 x 8 matrix of words: 16 rows, then the next piece of each."""
+    BYTES = bytes_of_line
 
     @cuda.jit(device=True)
     def begin(start):
         return uint32(start + cuda.threadIdx.x % 16 * BYTES)
-
-    @cuda.jit(device=True)
-    def find(lines, place):
-        lane = lane_of_warp()
-        half = place >> lane // 16 * 16 & uint32(0xFFFF)
-        return uint32(lines + (half ^ lane % 8 // ALIKE * 16))
 
     @cuda.jit(device=True)
     def load(shared, at, m, x):
@@ -138,6 +131,31 @@ def _rows_16_bit(width: int) -> Rows:
         x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
 
     return Rows(begin, find, load, row_of_16)
+
+
+def _rows_16_bit(width: int) -> Rows:
+    ALIKE = LINE // (2 * width)  # lines whose pieces are exchanged alike
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        lane = lane_of_warp()
+        half = place >> lane // 16 * 16 & uint32(0xFFFF)
+        return uint32(lines + (half ^ lane % 8 // ALIKE * 16))
+
+    return _rows(2 * width, find)
+
+
+def _rows_tf32() -> Rows:
+    """`ldmatrix` loads four neighbours of a row into the four lanes that hold it: lane 4 g + q gets
+    the q-th and the (q + 4)-th of a piece."""
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        lane = lane_of_warp()
+        half, exchange = lane // 16 * 16, lane % 8 * 16
+        return uint32(lines + (place + half ^ exchange))
+
+    return _rows(LINE, find)
 
 
 def further(item: int, width: int) -> Any:
@@ -171,29 +189,6 @@ def _transposed_16_bit(width: int) -> Rows:
         lane = lane_of_warp()
         piece = uint32((lane // 8 % 2 ^ lane % 8) * 16)
         v = ldmatrix_x4_trans(shared, at + (piece ^ uint32(32 * m)))
-        x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
-
-    return Rows(begin, find, load, row_of_16)
-
-
-def _rows_tf32() -> Rows:
-    """`ldmatrix` loads four neighbours of a row into the four lanes that hold it: lane 4 g + q gets
-    the q-th and the (q + 4)-th of a piece."""
-
-    @cuda.jit(device=True)
-    def begin(start):
-        """A lane names a row of four values: 16 rows, then their next four."""
-        return uint32(start + cuda.threadIdx.x % 16 * LINE)
-
-    @cuda.jit(device=True)
-    def find(lines, place):
-        lane = lane_of_warp()
-        half, exchange = lane // 16 * 16, lane % 8 * 16
-        return uint32(lines + (place + half ^ exchange))
-
-    @cuda.jit(device=True)
-    def load(shared, at, m, x):
-        v = ldmatrix_x4(shared, at + m * (16 * LINE))
         x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
 
     return Rows(begin, find, load, row_of_16)

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, uint32
+from numba import cuda, float32, uint32, uint64
 
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments import adding, scaling
@@ -61,8 +61,9 @@ class Operand(NamedTuple):
 
     across: bool  # whether rows of the tile are terms, not lines
     groups: int
-    together: int = 1  # neighbouring lines that a lane holds of float32
+    together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
+    slab: int = 0  # groups that there is room for where terms follow each other without gaps
 
 
 @cache
@@ -133,6 +134,45 @@ def take_float32(operand: Operand) -> Any:
 
 
 @cache
+def take_slab(form: Form, groups: int) -> Any:
+    """The same across a slab, whose terms are `pitch` values apart; a lane holds four neighbours.
+
+    So few lanes read the same bank where the pitch is next to a multiple of 32.
+    """
+    UNITS = groups // 4
+
+    @cuda.jit(device=True)
+    def halves(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        shift = uint32(16 * (pitch % 2))  # the lines of an odd term begin inside a word
+        for e in range(2):
+            even = start + (8 * s + 4 * e + q) * pitch + 2 * g
+            odd = even + pitch // 2
+            for u in range(UNITS):
+                a, b = even + 16 * u, odd + 16 * u
+                first, middle, last = tile[b], tile[b + 1], tile[b + 2]
+                for k in range(2):
+                    one = uint32(tile[a + k])
+                    low, high = (middle, last) if k else (first, middle)
+                    other = uint32((uint64(high) << uint64(32) | uint64(low)) >> uint64(shift))
+                    raw[4 * u + 2 * k, e] = one & uint32(0xFFFF) | other << uint32(16)
+                    raw[4 * u + 2 * k + 1, e] = one >> uint32(16) | other & uint32(0xFFFF0000)
+
+    @cuda.jit(device=True)
+    def singles(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for e in range(2):
+            at = start + (8 * s + 2 * q + e) * pitch + 4 * g
+            for u in range(UNITS):
+                for k in range(4):
+                    raw[4 * u + k, e] = tile[at + 32 * u + k]
+
+    return halves if form.is_16_bit else singles
+
+
+@cache
 def gating(form: Form, operand: Operand) -> Any:
     """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0."""
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
@@ -164,6 +204,7 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
+    take = take_slab(form, operand.groups) if operand.slab else take
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)
@@ -211,7 +252,7 @@ def products(form: Form, M: int, N: int) -> Any:
 def multiply(form: Form, first: Operand, second: Operand) -> Any:
     """acc += first second.T of a tile of each; acc as in `products`.
 
-    `gates` are those of what is gated, see `fragment`.
+    `gates` are those of what is gated, see `fragment`; of a slab `paired` is its pitch.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
     Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it

@@ -15,6 +15,7 @@ from numbsparse.nn.functional.arithmetic import (
 )
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
 from numbsparse.nn.functional.shape import reshape
+from numbsparse.ops.operands import on_gpu
 from numbsparse.patterns.checks import number
 
 
@@ -157,7 +158,7 @@ def softplus(x: Any) -> Tensor:
     return record(ops.softplus(x.data), (x, lambda dy, y: multiply(dy, sigmoid(x))))
 
 
-def log_sigmoid(x: Tensor) -> Tensor:
+def log_sigmoid(x: Any) -> Tensor:
     """log(1 / (1 + e^-x)) = -softplus(-x).
 
     >>> from numbsparse import Tensor
@@ -165,7 +166,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
     >>> F.log_sigmoid(Tensor([0.0, -1000.0]))
     Tensor([-6.93147181e-01, -1.00000000e+03])
     """
-    return negative(softplus(negative(x)))
+    return negative(softplus(negative(as_tensor(x))))
 
 
 def logsumexp(x: Any) -> Tensor:
@@ -221,6 +222,7 @@ def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0
     Tensor([0., 2., 0., 0., 2., 0.])
     """
     x = as_tensor(x)
+    on_gpu(x.data, "x")
     if number("rate", rate, below=1) == 0:
         return x
     return multiply(x, Tensor(ops.dropout_mask(x.shape, rate, seed, call, x.dtype, x.device)))

@@ -17,6 +17,7 @@ def add(a: Any, b: Any) -> Tensor:
     >>> F.add(Tensor([1.0, 2.0]), 1)  # or Tensor([1.0, 2.0]) + 1
     Tensor([2., 3.])
     """
+    a, b = _operand(a, "a"), _operand(b, "b")
     if is_block_sparse(a):
         return _add_block_sparse(a, b)
     return record(
@@ -33,8 +34,9 @@ def subtract(a: Any, b: Any) -> Tensor:
     >>> F.subtract(Tensor([1.0, 2.0]), Tensor([1.0, 1.0]))
     Tensor([0., 1.])
     """
+    a, b = _operand(a, "a"), _operand(b, "b")
     if is_block_sparse(a):
-        return _add_block_sparse(a, negative(as_tensor(b)))
+        return _add_block_sparse(a, negative(b) if is_block_sparse(b) else b)
     return record(
         ops.subtract(data_of(a), data_of(b)),
         *edges(
@@ -55,13 +57,13 @@ def multiply(a: Any, b: Any) -> Tensor:
     Tensor([[3., 4.],
             [6., 8.]])
     """
-    if is_block_sparse(a) and isinstance(data_of(b), BlockSparse):
-        return _multiply_block_sparse(a, as_tensor(b))
+    a, b = _operand(a, "a"), _operand(b, "b")
+    if is_block_sparse(a) and is_block_sparse(b):
+        return _multiply_block_sparse(a, b)
     if is_block_sparse(a):
         return _scale_block_sparse(a, b)
     if is_block_sparse(b):
         return _scale_block_sparse(b, a)
-    a, b = _kept(a), _kept(b)
     return record(
         ops.multiply(data_of(a), data_of(b)),
         *edges(
@@ -79,9 +81,9 @@ def divide(a: Any, b: Any) -> Tensor:
     >>> F.divide(1, Tensor([1.0, 2.0]))
     Tensor([1. , 0.5])
     """
+    a, b = _operand(a, "a"), _operand(b, "b")
     if is_block_sparse(a):
         return _scale_block_sparse(a, b, ops.divide, "/")
-    a, b = _kept(a), _kept(b)
     return record(
         ops.divide(data_of(a), data_of(b)),
         *edges(
@@ -99,9 +101,10 @@ def negative(a: Any) -> Tensor:
     >>> F.negative(Tensor([1.0, -2.0]))
     Tensor([-1.,  2.])
     """
+    a = as_tensor(a, "a")
     if is_block_sparse(a):
         return _scale_block_sparse(a, -1.0)
-    return record(ops.negative(data_of(a)), *edges((a, lambda dy, y: negative(dy))))
+    return record(ops.negative(a.data), (a, lambda dy, y: negative(dy)))
 
 
 def power(a: Any, exponent: float) -> Tensor:
@@ -114,9 +117,10 @@ def power(a: Any, exponent: float) -> Tensor:
     """
     if not isinstance(exponent, ops.NUMBERS):
         raise TypeError(f"exponent takes a number, got {type_name(exponent)}")
+    a = as_tensor(a, "a")
     less = exponent - 1 if exponent else 0  # the slope of a ** 0 is 0 * a ** 0, at a = 0 too
     slope = lambda dy: multiply(dy, multiply(power(a, less), exponent))  # noqa: E731
-    return record(ops.power(data_of(a), exponent), *edges((a, lambda dy, y: slope(dy))))
+    return record(ops.power(a.data, exponent), (a, lambda dy, y: slope(dy)))
 
 
 def exp(a: Any) -> Tensor:
@@ -127,7 +131,8 @@ def exp(a: Any) -> Tensor:
     >>> F.exp(Tensor([0.0, 1.0]))
     Tensor([1.        , 2.71828183])
     """
-    return record(ops.exp(data_of(a)), *edges((a, lambda dy, y: multiply(dy, y))))
+    a = as_tensor(a, "a")
+    return record(ops.exp(a.data), (a, lambda dy, y: multiply(dy, y)))
 
 
 def expm1(a: Any) -> Tensor:
@@ -138,7 +143,8 @@ def expm1(a: Any) -> Tensor:
     >>> F.expm1(Tensor([1e-12, 1.0]))
     Tensor([1.00000000e-12, 1.71828183e+00])
     """
-    return record(ops.expm1(data_of(a)), *edges((a, lambda dy, y: multiply(dy, add(y, 1.0)))))
+    a = as_tensor(a, "a")
+    return record(ops.expm1(a.data), (a, lambda dy, y: multiply(dy, add(y, 1.0))))
 
 
 def log(a: Any) -> Tensor:
@@ -149,7 +155,8 @@ def log(a: Any) -> Tensor:
     >>> F.log(Tensor([1.0, 10.0]))
     Tensor([0.        , 2.30258509])
     """
-    return record(ops.log(data_of(a)), *edges((a, lambda dy, y: divide(dy, a))))
+    a = as_tensor(a, "a")
+    return record(ops.log(a.data), (a, lambda dy, y: divide(dy, a)))
 
 
 def sqrt(a: Any) -> Tensor:
@@ -160,7 +167,8 @@ def sqrt(a: Any) -> Tensor:
     >>> F.sqrt(Tensor([4.0, 9.0]))
     Tensor([2., 3.])
     """
-    return record(ops.sqrt(data_of(a)), *edges((a, lambda dy, y: divide(dy, multiply(y, 2.0)))))
+    a = as_tensor(a, "a")
+    return record(ops.sqrt(a.data), (a, lambda dy, y: divide(dy, multiply(y, 2.0))))
 
 
 def cast(a: Any, dtype: Any) -> Tensor:
@@ -173,7 +181,7 @@ def cast(a: Any, dtype: Any) -> Tensor:
     >>> F.cast(Tensor([1 / 3]), "float16")
     Tensor([0.3333], dtype=float16)
     """
-    a = as_tensor(a)
+    a = as_tensor(a, "a")
     if a.dtype == (dtype := as_dtype(dtype)):
         return a
     values = ops.cast(a.values, dtype)
@@ -191,9 +199,18 @@ def edges(*pairs: tuple[Any, Vjp]) -> list[tuple[Tensor, Vjp]]:
     return [pair for pair in pairs if isinstance(pair[0], Tensor)]
 
 
-def _kept(a: Any) -> Any:
-    """What a gradient will read, as a Tensor; a number as it is."""
-    return a if isinstance(a, ops.NUMBERS) else as_tensor(a)
+def _operand(a: Any, argument: str) -> Any:
+    """An array, or a BlockSparse, as a Tensor; a number as it is."""
+    return a if isinstance(a, ops.NUMBERS) else as_tensor(a, argument)
+
+
+def as_matrix(w: Any, argument: str = "w") -> Tensor:
+    """A Tensor of a BlockSparse, or a BlockSparse as one; anything else is refused."""
+    w = as_tensor(w, argument)
+    if not is_block_sparse(w):
+        got = type_name(unread(w))
+        raise TypeError(f"{argument} takes a Tensor of a BlockSparse, got one of {got}")
+    return w
 
 
 def is_block_sparse(a: Any) -> bool:
@@ -201,9 +218,9 @@ def is_block_sparse(a: Any) -> bool:
 
 
 def _add_block_sparse(a: Tensor, b: Any) -> Tensor:
-    if not isinstance(data_of(b), BlockSparse):
+    if not is_block_sparse(b):
         raise ValueError(f"b takes a BlockSparse of the layout of a, got {type_name(data_of(b))}")
-    b = _stored_as(as_tensor(b), a.matrix, "b")
+    b = _stored_as(b, a.matrix, "b")
     total = a.matrix.with_values(ops.add(a.values, b.values))
     return record(total, (a, lambda dy, y: dy), (b, lambda dy, y: dy))
 
@@ -224,6 +241,7 @@ def _scale_block_sparse(
     a: Tensor, by: Any, function: Any = ops.multiply, sign: str = "*"
 ) -> Tensor:
     if not isinstance(by, ops.NUMBERS):
-        raise TypeError(f"a block-sparse tensor takes a number with {sign}, got {type_name(by)}")
+        got = type_name(data_of(by))
+        raise TypeError(f"a block-sparse tensor takes a number with {sign}, got {got}")
     scaled = a.matrix.with_values(function(a.matrix.values, by))
     return record(scaled, (a, lambda dy, y: _scale_block_sparse(dy, by, function, sign)))

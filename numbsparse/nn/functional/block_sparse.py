@@ -3,11 +3,9 @@
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, record
-from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
+from numbsparse.autograd import Tensor, record
 from numbsparse.nn.functional.activations import abs
-from numbsparse.nn.functional.arithmetic import cast, multiply
+from numbsparse.nn.functional.arithmetic import as_matrix, cast, multiply
 from numbsparse.nn.functional.columns import blocks_of, by_length
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
@@ -25,8 +23,8 @@ def remap(w: Any, layout: Any) -> Tensor:
     >>> w.grad.data.block_norms("l1")
     array([ 0., 16.])
     """
-    w = as_tensor(w)
-    own = w.data.layout
+    w = as_matrix(w)
+    own = w.matrix.layout
     return record(ops.remap(w.data, layout), (w, lambda dv, v: remap(dv, own)))
 
 
@@ -48,9 +46,8 @@ def block_norms(w: Any, by: str = "l2") -> Tensor:
     array([[[ 0.6, -0.8],
             [ 0. ,  0. ]]])
     """
-    w, like = as_tensor(w), as_tensor(w).data
-    if not isinstance(like, BlockSparse):
-        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type_name(like)}")
+    w = as_matrix(w)
+    like = w.matrix
     ops.checked_norm(by)
     w = cast(w, "float32") if w.dtype.itemsize == 2 else w
     values = reshape(blocks_of(w), (like.n_blocks, like.block_size**2))
@@ -92,7 +89,7 @@ def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     if len(over) == 2:
         total = sum(blocks_of(w))
     else:
-        ones = ops.full((w.shape[over[0]],), 1.0, w.dtype, w.place)
+        ones = ops.full((w.shape[over[0]],), 1.0, w.dtype, w.device)
         pair = (w, ones) if over[0] else (ones, w)
         total = matmul(*pair, precision="highest")
     return reshape(total, kept) if keepdims else total

@@ -3,9 +3,9 @@
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record, unchanged
+from numbsparse.autograd import Tensor, as_tensor, is_recording, record, unchanged
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.nn.functional.arithmetic import add, cast, divide, multiply, negative
+from numbsparse.nn.functional.arithmetic import add, as_matrix, cast, divide, multiply, negative
 from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.functional.repeated import jointly
 from numbsparse.nn.functional.shape import getitem, reshape, sum, sum_rows, take_rows
@@ -22,7 +22,7 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
-    _block_columns(w.data)
+    w, _ = _with_columns(w)
     data = w.matrix
     lengths = _lengths(ops.inside(data, tap_features), data, eps)
 
@@ -50,8 +50,8 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     array([[0., 0., 3., 4.],
            [0., 0., 3., 4.]])
     """
-    columns = _block_columns(w.data)
-    data = w.matrix
+    w, columns = _with_columns(w)
+    data, scale = w.matrix, as_tensor(scale, "scale")
     check_features(data.shape[1:], scale=scale)
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
@@ -74,8 +74,8 @@ def normalise_columns(
     array([[0.70710678, 1.41421356],
            [0.70710678, 1.41421356]])
     """
-    _block_columns(v.data)
-    data = v.matrix
+    v, _ = _with_columns(v, "v")
+    data, g = v.matrix, as_tensor(g, "g")
     check_features(data.shape[1:], g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
     inner: Any = {"tap_features": tap_features}
@@ -132,7 +132,7 @@ def _lengths(blocks: Any, like: BlockSparse, eps: float) -> Any:
 
 def _dots(a: Tensor, b: Tensor, tap_features: int | None) -> Tensor:
     """The sum over c of a[c, k] * b[c, k], (out_features,), of matrices of one layout."""
-    columns = _block_columns(a.data)
+    _, columns = _with_columns(a)
     products = multiply(blocks_of(a, tap_features), blocks_of(b, tap_features))
     of_blocks = sum(products, axis=1)  # (n_blocks, B)
     flat = reshape(sum_rows(of_blocks, columns, a.matrix.layout.shape[1]), (-1,))
@@ -143,12 +143,13 @@ def _cast(array: Any, dtype: Any) -> Any:
     return array if array.dtype == dtype else ops.cast(array, dtype)
 
 
-def _block_columns(w: Any) -> Any:
-    if not isinstance(w, BlockSparse):
-        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type(w).__name__}")
-    if w.is_transposed:
-        raise ValueError("w takes a matrix that is not a transposed view")
-    return ops.index_beside(w.layout, w.values).block_columns
+def _with_columns(w: Any, argument: str = "w") -> tuple[Tensor, Any]:
+    """A block-sparse tensor, and the block column of each of its blocks."""
+    w = as_matrix(w, argument)
+    own = w.matrix
+    if own.is_transposed:
+        raise ValueError(f"{argument} takes a matrix that is not a transposed view")
+    return w, ops.index_beside(own.layout, own.values).block_columns
 
 
 def _padded(x: Tensor, length: int) -> Tensor:

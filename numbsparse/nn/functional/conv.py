@@ -212,7 +212,7 @@ def _space(x: Any) -> tuple[int, ...]:
 
 def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:
     y = ops.conv(data_of(x), data_of(w), window, *how)
-    x, w = as_tensor(x), as_tensor(w)
+    x, w = as_tensor(x), as_tensor(w, "w")
     features, kept = x.shape[-1], unread(w)
     return record(
         y,
@@ -223,7 +223,7 @@ def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:
 
 def _transpose(x: Any, w: Any, window: Any, out_features: Any, how: Any) -> Tensor:
     y = ops.conv_transpose(data_of(x), data_of(w), window, len(x.shape) - 2, out_features, *how)
-    x, w = as_tensor(x), as_tensor(w)
+    x, w = as_tensor(x), as_tensor(w, "w")
     kept = unread(w)
     return record(
         y,
@@ -234,7 +234,7 @@ def _transpose(x: Any, w: Any, window: Any, out_features: Any, how: Any) -> Tens
 
 def _weight_grad(x: Any, dy: Any, like: Any, window: Any, how: Any) -> Tensor:
     dw = ops.conv_weight_grad(data_of(x), data_of(dy), like, window, *how)
-    x, dy = as_tensor(x), as_tensor(dy)
+    x, dy = as_tensor(x), as_tensor(dy, "dy")
     features = x.shape[-1]
     return record(
         dw,

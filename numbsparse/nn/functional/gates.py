@@ -5,8 +5,8 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
+from numbsparse.nn.functional.arithmetic import as_matrix
 from numbsparse.nn.functional.shape import reshape, take_rows, transpose
 
 AsStored = tuple[Tensor, Tensor, Any]
@@ -29,14 +29,13 @@ def scale_blocks(w: Any, gate: Any, *, tap_features: int | None = None) -> Tenso
     >>> gate.grad
     Tensor([ 0., 16.])
     """
-    return scaled(as_tensor(w), as_stored(as_tensor(w), as_tensor(gate)), tap_features)
+    w, gate = as_tensor(w, "w"), as_tensor(gate, "gate")
+    return scaled(w, as_stored(w, gate), tap_features)
 
 
 def as_stored(w: Tensor, gate: Tensor) -> AsStored:
     """(w, its gates, what these leave of it), all in the order in which w is stored."""
-    own = unread(w)
-    if not isinstance(own, BlockSparse):
-        raise TypeError(f"w takes a Tensor of a BlockSparse, got one of {type_name(own)}")
+    own = unread(as_matrix(w))
     numbers = ops.gate_numbers(own, gate.data)
     if own.is_transposed:
         is_matrix = isinstance(unread(gate), BlockSparse)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record
 from numbsparse.block_sparse import BlockSparse
@@ -39,8 +41,8 @@ def linear(
 def check_features(shape: tuple[int, ...], **of_features: Any) -> None:
     """Refuse what has not one number for each feature, which would broadcast; None is taken."""
     for name, a in of_features.items():
-        if a is not None and a.shape != shape:
-            raise ValueError(f"{name} takes the shape {shape} here, got {a.shape}")
+        if a is not None and (got := np.shape(a)) != shape:
+            raise ValueError(f"{name} takes the shape {shape} here, got {got}")
 
 
 def embedding(table: Tensor, indices: Any) -> Tensor:
@@ -54,8 +56,8 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
             [0., 1.],
             [2., 3.]])
     """
-    indices = ops.operand(data_of(indices), "indices")
-    kept = Tensor(indices)
+    table, indices = as_tensor(table, "table"), ops.operand(data_of(indices), "indices")
+    kept = as_tensor(indices, "indices")
     return record(
         ops.take_rows(table.data, indices),
         (table, once(lambda dy, y: ops.sum_rows(dy, kept.data, table.shape[0]))),

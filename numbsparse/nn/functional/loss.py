@@ -28,7 +28,7 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     >>> round(F.cross_entropy(logits, np.array([0, 1])).item(), 4)  # (log 2 + log(1 + e^-5)) / 2
     0.3499
     """
-    logits, targets = as_tensor(logits), ops.operand(data_of(targets), "targets")
+    logits, targets = as_tensor(logits, "logits"), ops.operand(data_of(targets), "targets")
     if logits.ndim == 0:
         raise ValueError("logits takes the shape (..., classes), got ()")
     *outer, classes = logits.shape
@@ -39,7 +39,7 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
             f"got {targets.shape}{one_hot if targets.shape == logits.shape else ''}"
         )
     rows = reshape(logits, (prod(outer), classes))
-    kept = Tensor(ops.reshape(targets, (prod(outer),)))
+    kept = as_tensor(ops.reshape(targets, (prod(outer),)), "targets")
     losses, probabilities = ops.cross_entropy(rows.data, kept.data)
     per_row = record(
         losses,
@@ -57,7 +57,7 @@ def mse_loss(prediction: Tensor, target: Any) -> Tensor:
     >>> F.mse_loss(Tensor([1.0, 2.0]), Tensor([0.0, 4.0])).item()
     2.5
     """
-    prediction = as_tensor(prediction)
+    prediction = as_tensor(prediction, "prediction")
     if not isinstance(target, ops.NUMBERS):
         target = target if isinstance(target, Tensor) else ops.operand(target, "target")
         if target.shape != prediction.shape:

@@ -15,9 +15,7 @@ def _reflected(function: Any) -> Any:
 
 
 def _reshape(self: Tensor, *sizes: Any) -> Tensor:
-    return shape.reshape(
-        self, sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
-    )
+    return shape.reshape(self, sizes[0] if len(sizes) == 1 else sizes)
 
 
 def _iterate(self: Tensor) -> Iterator[Tensor]:

@@ -28,7 +28,7 @@ def matmul(
         raise ValueError("out takes no Tensor operands: what is differentiated is not overwritten")
     how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
     if gate is not None:
-        return _gated(x, w, as_tensor(gate), how)
+        return _gated(x, w, as_tensor(gate, "gate"), how)
     if isinstance(data_of(x), BlockSparse):
         return _sparse_times_dense(x, w, how)
     return _dense_times_sparse(x, w, how)
@@ -47,7 +47,7 @@ def sddmm(
     product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, **how)
     if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
         return product
-    a, b = as_tensor(a), as_tensor(b)
+    a, b = as_tensor(a, "a"), as_tensor(b, "b")
     # s = (a @ b) at the kept blocks, so da = ds @ b.T and db = a.T @ ds.
     return record(
         product,
@@ -99,7 +99,7 @@ def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any)
 
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
     """x (..., in_features) times w (in_features, out_features)."""
-    x, w = as_tensor(x), as_tensor(w)
+    x, w = as_tensor(x), as_tensor(w, "w")
     if len(x.shape) != 2 and x.shape:  # a number is refused later
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
         y = _dense_times_sparse(rows, w, how)
@@ -114,7 +114,7 @@ def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
 
 def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
     """w (out_features, in_features) times x (in_features) or (in_features, batch)."""
-    x, w = as_tensor(x), as_tensor(w)
+    x, w = as_tensor(x), as_tensor(w, "w")
     if len(x.shape) == 1:
         return reshape(_sparse_times_dense(w, reshape(x, (-1, 1)), how), (-1,))
     kept = unread(w)

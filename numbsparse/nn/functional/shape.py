@@ -1,8 +1,10 @@
 """Shapes: sums over axes, views, joining and parting."""
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
+import numpy as np
 from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from numbsparse import ops
@@ -11,6 +13,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.patterns.checks import integer
 
 Axis = int | tuple[int, ...] | None
+Shape = int | Sequence[int]
 
 
 def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -56,7 +59,7 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return record(ops.sum_to(x.data, shape), (x, lambda dy, y: broadcast_to(dy, x.shape)))
 
 
-def broadcast_to(x: Any, shape: tuple[int, ...]) -> Tensor:
+def broadcast_to(x: Any, shape: Shape) -> Tensor:
     """NumPy's broadcasting to a shape, as an array of its own.
 
     >>> from numbsparse import Tensor
@@ -65,13 +68,13 @@ def broadcast_to(x: Any, shape: tuple[int, ...]) -> Tensor:
     Tensor([[1., 2.],
             [1., 2.]])
     """
-    x = as_tensor(x)
+    x, shape = as_tensor(x), _sizes(shape)
     if x.shape == shape:
         return x
     return record(ops.broadcast_to(x.data, shape), (x, lambda dy, y: sum_to(dy, x.shape)))
 
 
-def reshape(x: Any, shape: Sequence[int]) -> Tensor:
+def reshape(x: Any, shape: Shape) -> Tensor:
     """The same values in another shape; one axis may be -1.
 
     >>> from numbsparse import Tensor
@@ -80,7 +83,7 @@ def reshape(x: Any, shape: Sequence[int]) -> Tensor:
     Tensor([1., 2., 3., 4.])
     """
     x = as_tensor(x)
-    return record(ops.reshape(x.data, tuple(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
+    return record(ops.reshape(x.data, _sizes(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
@@ -135,9 +138,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     >>> F.concatenate([Tensor([1.0, 2.0]), Tensor([3.0])])
     Tensor([1., 2., 3.])
     """
-    tensors = [as_tensor(tensor) for tensor in tensors]
-    if not tensors:
-        raise ValueError("tensors takes at least one Tensor")
+    tensors = _listed(tensors)
     joined = ops.concatenate([tensor.data for tensor in tensors], axis)
     axis, start, parts = axis % joined.ndim, 0, []
     for tensor in tensors:
@@ -157,9 +158,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     Tensor([[1., 2.],
             [3., 4.]])
     """
-    tensors = [as_tensor(tensor) for tensor in tensors]
-    if not tensors:
-        raise ValueError("tensors takes at least one Tensor")
+    tensors = _listed(tensors)
     stacked = ops.stack([tensor.data for tensor in tensors], axis)
     axis %= stacked.ndim
     before = (slice(None),) * axis
@@ -202,6 +201,20 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
     before = (slice(None),) * axis
     keys = [(*before, slice(i * width, (i + 1) * width)) for i in range(sections)]
     return _parts(x, keys, lambda pieces: concatenate(pieces, axis))
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    try:
+        return tuple(index(n) for n in (shape if np.iterable(shape) else (shape,)))
+    except TypeError:
+        raise TypeError(f"shape takes integers, got {shape!r}") from None
+
+
+def _listed(tensors: Sequence[Any]) -> list[Tensor]:
+    listed = [as_tensor(tensor, f"tensors[{i}]") for i, tensor in enumerate(tensors)]
+    if not listed:
+        raise ValueError("tensors takes at least one Tensor")
+    return listed
 
 
 def kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:

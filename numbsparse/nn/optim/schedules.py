@@ -5,20 +5,21 @@ from math import cos, pi
 from typing import Any
 
 from numbsparse.nn.optim.optimizer import Optimizer
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, number
 
 
-def warmup(step: int, steps: int) -> float:
+def warmup(step: float, steps: float) -> float:
     """A factor that rises linearly from 1 / steps at step 0 to 1 at step `steps - 1`.
 
     >>> import numbsparse as ns
     >>> [ns.nn.optim.warmup(step, 4) for step in range(5)]
     [0.25, 0.5, 0.75, 1.0, 1.0]
     """
+    step, steps = _checked(step, steps)
     return min(1.0, (step + 1) / max(steps, 1))
 
 
-def cosine(step: int, steps: int, floor: float = 0.0) -> float:
+def cosine(step: float, steps: float, floor: float = 0.0) -> float:
     """A factor that falls from 1 at step 0 to `floor` at step `steps`, along half a cosine.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
@@ -27,20 +28,28 @@ def cosine(step: int, steps: int, floor: float = 0.0) -> float:
     >>> [round(ns.nn.optim.cosine(step, 4), 2) for step in range(5)]
     [1.0, 0.85, 0.5, 0.15, 0.0]
     """
+    step, steps = _checked(step, steps)
     done = min(1.0, step / max(steps, 1))
+    floor = number("floor", floor)
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))
 
 
-def warmup_cosine(step: int, steps: int, warmup_steps: int, floor: float = 0.0) -> float:
+def warmup_cosine(step: float, steps: float, warmup_steps: float, floor: float = 0.0) -> float:
     """`warmup` for the first steps, then `cosine` over the rest: a factor for the learning rate.
 
     >>> from numbsparse.nn import optim
     >>> [round(optim.warmup_cosine(step, 6, 2), 2) for step in range(6)]
     [0.5, 1.0, 1.0, 0.85, 0.5, 0.15]
     """
+    number("warmup_steps", warmup_steps)
+    step, steps = _checked(step, steps)
     if step < warmup_steps:
         return warmup(step, warmup_steps)
-    return cosine(step - warmup_steps, steps - warmup_steps, floor)
+    return cosine(step - warmup_steps, max(steps - warmup_steps, 0), floor)
+
+
+def _checked(step: float, steps: float) -> tuple[float, float]:
+    return number("step", step), number("steps", steps)
 
 
 Factor = Callable[[int], float]
@@ -74,24 +83,30 @@ class LambdaLR:
     def __init__(self, optimizer: Optimizer, factor: Factor | list[Factor]):
         if not isinstance(optimizer, Optimizer):
             raise TypeError(f"optimizer takes an Optimizer, got {type(optimizer).__name__}")
-        self.optimizer, self.factor, self.steps = optimizer, factor, 0
-        self._set()
+        self.optimizer, self.factor = optimizer, factor
+        self._set(0)
 
     def step(self) -> None:
         """Count a step, and set the learning rates of the next."""
-        self.steps += 1
-        self._set()
+        self._set(self.steps + 1)
 
-    def _set(self) -> None:
+    def _set(self, steps: int) -> None:
         groups, factors = self.optimizer.param_groups, self.factor
         if not isinstance(factors, list | tuple):
             factors = [factors] * len(groups)
-        if len(factors) != len(groups) or not all(map(callable, factors)):
+        if not all(map(callable, factors)):
             raise TypeError(
-                f"factor takes a function, or a list of {len(groups)}, got {self.factor!r}"
+                "factor takes a function of the step's number, or a list of one for each group, "
+                f"got {self.factor!r}"
             )
-        for group, factor in zip(groups, factors, strict=True):
-            group["lr"] = group["initial_lr"] * factor(self.steps)
+        if len(factors) != len(groups):
+            raise ValueError(
+                f"factor takes a function for each of {len(groups)} groups, got {len(factors)}"
+            )
+        numbers = [number(f"factor({steps})", factor(steps)) for factor in factors]
+        for group, times in zip(groups, numbers, strict=True):
+            group["lr"] = group["initial_lr"] * times
+        self.steps = steps
 
     def state_dict(self) -> dict[str, Any]:
         """How many steps were counted."""
@@ -101,5 +116,4 @@ class LambdaLR:
         """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
         if not isinstance(state, Mapping) or set(state) != {"steps"}:
             raise ValueError(f"state takes steps, got {state!r}")
-        self.steps = integer("state['steps']", state["steps"], least=0)
-        self._set()
+        self._set(integer("state['steps']", state["steps"], least=0))

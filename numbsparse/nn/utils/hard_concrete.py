@@ -16,7 +16,7 @@ from numbsparse.nn.functional.gates import numbers_of
 from numbsparse.nn.linear import Linear, ones_for
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.utils.weights import Changing, weights_of
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import any_generator, number
 
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the paper's temperature and stretch
 FRESH = 2.0  # log alpha at first: a gate of 0.96 in evaluation
@@ -130,7 +130,7 @@ class HardConcrete(Changing):
                 f"density {density} leaves Linear layers no block: use {least:.3g} or more, one "
                 "block for each, or a Module without some of them"
             )
-        self.model, rng = model, np.random.default_rng(seed)
+        self.model, rng = model, any_generator(seed)
         self._layers = [layer for _, layer in found]
         for layer in self._layers:
             layer.gate = HardConcreteGate(layer.weight.data, int(rng.integers(2**31)))

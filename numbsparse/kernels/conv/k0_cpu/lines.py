@@ -6,7 +6,7 @@ from math import prod
 import numpy as np
 from numba import from_dtype, types
 
-from numbsparse.kernels.conv.k0_cpu.rows import pack_rows, strips_of
+from numbsparse.kernels.conv.k0_cpu.rows import SQUARE, pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
 from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
@@ -24,27 +24,27 @@ from numbsparse.kernels.simd import (
 
 def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    sizes, out_sizes = window.big, window.small
     backward = product == "input_grad"
-    if backward:
-        sizes, out_sizes = out_sizes, sizes
+    passes = window.passes(product)
+    sizes, out_sizes = passes[0].sizes, passes[0].out_sizes
     batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
     y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
     rows, vectors = tile_shape(size)
-    for of in window.passes(product):
+    for of in passes:
         if not batch:
             return
         walk = planned(index, line_walk, window.taps, product, of)[:4]
-        how = strips_of(of, batch, sizes, vectors * lanes(dtype), lanes(dtype))
+        how = strips_of(of, batch, vectors * lanes(dtype), lanes(dtype))
         out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
         out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
-        of_group = sizes[0] * sizes[1] * how.strips * x.shape[2] * how.lanes
+        features = -(-x.shape[2] // SQUARE) * SQUARE
+        of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
         groups = -(-batch // how.images)
         slab = max(1, SLAB // of_group)
         for group in range(0, groups, slab):
             count = min(slab, groups - group)
-            packed = _room(count, sizes[0] * sizes[1], how, x.shape[2], values.dtype)
+            packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
             chunks = -(-how.width * how.images // how.columns)
             tiles = count * out_rows.size * how.strips * chunks
             lines = (len(walk[0]) - 1) * (size // rows)
@@ -52,7 +52,7 @@ def multiply_lines(x, values, y, index, window, product):
                 line_kernel(dtype, rows, how.columns // lanes(dtype)),
                 (
                     images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
-                    (how.images, how.width, of.counts[2], group * how.images),
+                    (how.images, how.width, how.plane, of.counts[2], group * how.images),
                     (of.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
                     out_rows.reshape(-1), (of.step[2], of.first[2]), y,
                 ),
@@ -86,7 +86,7 @@ def line_kernel(dtype, rows, vectors):
         read_only(dtype, 3),  # values (n_blocks, B, B)
         pair,  # sum_stride, out_stride: in a block, to the next step and to the next output
         types.UniTuple(fixed, 4),  # indptr (lines + 1,), taps, others, blocks (entries,)
-        types.UniTuple(types.int64, 4),  # images, width, count, first image
+        types.UniTuple(types.int64, 5),  # images, width, plane, count, first image
         pair,  # scale, start
         *(integers, integers),  # residues, tap_lane
         types.int64[:, ::1],  # tap_row (taps, out rows)
@@ -102,13 +102,12 @@ def line_kernel(dtype, rows, vectors):
     ):  # fmt: skip
         sum_stride, out_stride = strides
         indptr, taps, others, blocks = walk
-        images, width, count, first_image = shape
-        groups, in_rows, strips, features, lanes = packed.shape
-        size = values.shape[1]
-        line = np.empty((4, features), y.dtype)
+        images, width, plane, count, first_image = shape
+        groups, in_rows, strips, rounded, lanes = packed.shape
+        features, size = x.shape[3], values.shape[1]
         pack_rows(
-            core, progress[0], x, images, strips, width, sampled[0], sampled[1], residues,
-            first_image, packed, line,
+            core, progress[0], x, images, strips, width, plane, sampled[0], sampled[1], residues,
+            first_image, packed,
         )  # fmt: skip
         tiles_in_line = size // rows
         lines = (len(indptr) - 1) * tiles_in_line
@@ -132,7 +131,7 @@ def line_kernel(dtype, rows, vectors):
                         continue
                     other = others[position] * size
                     a = blocks[position] * size * size + r * out_stride
-                    b = ((group * in_rows + row) * strips + strip) * features + other
+                    b = ((group * in_rows + row) * strips + strip) * rounded + other
                     b = b * lanes + tap_lane[tap] + chunk
                     following = blocks[min(position + 1, len(blocks) - 1)]
                     next_a = following * size * size + r * out_stride

@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import Pass
 from numbsparse.kernels.cores import DONE, inner, next_share, wait
 from numbsparse.kernels.simd import fetch_add, load, store_transposed
 
 MOST_WIDTH = 128  # outputs of a strip
 MOST_IMAGES = 32
+SQUARE = 4  # lanes and features that are transposed at once
 NARROW = 1.25  # how much longer a product of one vector takes, for each of its lanes
 
 
@@ -25,7 +26,8 @@ class Strips(NamedTuple):
     width: int  # outputs of a strip, each of every image
     strips: int  # in a row
     columns: int  # lanes of a tile
-    lanes: int  # of a strip, packed
+    plane: int  # pixels of each residue
+    lanes: int  # of a strip, packed, in whole squares
     residues: np.ndarray  # (residues,) int64
     start: int  # the first pixel of a strip, in sampled pixels from the first output's
     tap_lane: np.ndarray  # (taps,) int64: the lane that holds what output 0 sees
@@ -33,7 +35,7 @@ class Strips(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def strips_of(of: Pass, batch: int, sizes: Three, wide: int, narrow: int) -> Strips:
+def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     """`wide` and `narrow`: the lanes that a tile may have."""
     scale, count = of.scale[2], of.counts[2]
     seen = [divmod(offset[2], scale) for offset in of.offsets]
@@ -55,60 +57,56 @@ def strips_of(of: Pass, batch: int, sizes: Three, wide: int, narrow: int) -> Str
         width,
         -(-count // width),
         columns,
-        len(residues) * plane * images,
+        plane,
+        -(-len(residues) * plane * images // SQUARE) * SQUARE,
         np.array(residues),
         start,
         np.array(tap_lane, np.int64),
-        _rows(of, sizes),
+        _rows(of),
     )
 
 
-def _rows(of: Pass, sizes: Three) -> np.ndarray:
+def _rows(of: Pass) -> np.ndarray:
     """(taps, rows of outputs): the row of the image that each row of outputs sees, or -1."""
     places = np.indices(of.counts[:2]).reshape(2, -1).T * of.scale[:2]
     rows = np.full((len(of.taps), len(places)), -1)
     for k, offset in enumerate(of.offsets):
         at = places + offset[:2]
-        inside = ((at >= 0) & (at < sizes[:2])).all(axis=1)
-        rows[k] = np.where(inside, at @ (sizes[1], 1), -1)
+        inside = ((at >= 0) & (at < of.sizes[:2])).all(axis=1)
+        rows[k] = np.where(inside, at @ (of.sizes[1], 1), -1)
     return rows
 
 
 @inner()
-def pack_rows(core, counts, x, images, strips, width, scale, start, residues, first, packed, line):
+def pack_rows(core, counts, x, images, strips, width, plane, scale, start, residues, first, packed):
     """packed[group, row, strip] = (features, lanes) of the images from `first` on.
 
-    x is (batch, rows, pixels, features); `line` has space for four lanes. Returns when all is
-    packed, by whichever core.
+    x is (batch, rows, pixels, features); those that are packed end with a square. Returns when all
+    is packed, by whichever core.
     """
-    groups, rows, _, features, lanes = packed.shape
-    batch, _, pixels, _ = x.shape
-    plane = lanes // (len(residues) * images)
-    squares = features - features % 4
+    groups, rows, _, rounded, lanes = packed.shape
+    batch, _, pixels, features = x.shape
+    line = np.zeros((SQUARE, rounded), packed.dtype)
     work = groups * rows * strips
     item, end = next_share(core, counts, 1, work)
     while item < end:
         group, row, strip = item // (rows * strips), item // strips % rows, item % strips
-        begin = item * features * lanes
-        flat = packed.reshape(-1)
-        for lane in range(0, lanes, 4):
-            last = min(lane + 4, lanes)
-            for v in range(lane, last):
-                n = first + group * images + v % images
-                p = v // images
-                pixel = (strip * width + p % plane + start) * scale + residues[p // plane]
-                if n < batch and 0 <= pixel < pixels:
+        begin = item * rounded * lanes
+        for lane in range(0, lanes, SQUARE):
+            for v in range(SQUARE):
+                n = first + group * images + (lane + v) % images
+                residue, p = (lane + v) // images // plane, (lane + v) // images % plane
+                pixel = np.int64(-1)
+                if n < batch and residue < len(residues):
+                    pixel = (strip * width + p + start) * scale + residues[residue]
+                if 0 <= pixel < pixels:
                     for c in range(features):  # as rows, they would compile twice as long
-                        line[v - lane, c] = x[n, row, pixel, c]
+                        line[v, c] = x[n, row, pixel, c]
                 else:
-                    line[v - lane, :] = 0
-            if last - lane == 4:
-                for c in range(0, squares, 4):
-                    square = load(line, (c,), 0, features, 4, 4)
-                    store_transposed(square, packed, begin + c * lanes + lane, lanes)
-            for c in range(squares if last - lane == 4 else 0, features):
-                for v in range(lane, last):
-                    flat[begin + c * lanes + v] = line[v - lane, c]
+                    line[v, :] = 0
+            for c in range(0, rounded, SQUARE):
+                square = load(line, (c,), 0, rounded, SQUARE, SQUARE)
+                store_transposed(square, packed, begin + c * lanes + lane, lanes)
         fetch_add(counts, DONE, 1)
         item, end = next_share(core, counts, 1, work)
     wait(counts, work)

@@ -40,6 +40,7 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
+    bulk_wait_read,
     elect,
     fence_tensor_map,
     first_multiple,
@@ -140,7 +141,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     for of in window.passes(product):
         shape = shape_for(of, batch, itemsize, size, lines)
         places = shape.RESIDENT * multiprocessors()
-        how, view = cut_for(of, batch, shape, itemsize), window.view(product, of)
+        how = cut_for(of, batch, shape, itemsize)
         cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
         *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
         tiling = how.tiling(itemsize * size)
@@ -148,8 +149,8 @@ def multiply_lines(product, x, values, index, window, y, precision):
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
             adds = product_of_float32(arithmetic, size)
-        x_map = pixel_map(x, view.sizes, how.images, how.box, size, of.scale)
-        out = output_of(y, view, how.tile, size)
+        x_map = pixel_map(x, of.sizes, how.images, how.box, size, of.scale)
+        out = output_of(y, of.view, how.tile, size)
         fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(
             line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
@@ -161,12 +162,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
 
 @cache
 def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
-    WARPGROUPS, UNITS, BM = shape.WARPGROUPS, shape.UNITS, shape.ROWS
+    WARPGROUPS, BM = shape.WARPGROUPS, shape.ROWS
     X_STAGES, W_STAGES, W_TAPS = shape.rings
-    COUNT, BARS = UNITS * B // 2, 2 * (X_STAGES + W_STAGES)
+    SUMS, BARS, OF_MAPS = adds.SUMS, 2 * (X_STAGES + W_STAGES), adds.NBYTES == 2
     ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
-    announce_w, announce_y = adds.announce
-    begin, start, store, end = adds.begin, adds.start, adds.store, adds.end
+    begin, start, store = adds.begin, adds.start, adds.store
     fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
 
     @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
@@ -186,12 +186,13 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
         if warp == 4 * WARPGROUPS:
             if fresh != 0:
                 fence_tensor_map(x_map)
-                announce_w(w)
+                if OF_MAPS:
+                    fence_tensor_map(w)
             fetch(x_map, w, first, last_item, tiling, units, schedule, ring, bars)
             return
-        sums = cuda.local.array(COUNT, float32)
-        if fresh != 0:
-            announce_y(y)
+        sums = cuda.local.array(SUMS, float32)
+        if OF_MAPS and fresh != 0:
+            fence_tensor_map(y)
         rows = begin(y, places, warp, t % 32, tiling.box)
         box = uint32(tiling.rows * (B // MEASURE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
@@ -201,7 +202,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
             acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
             image, top = tile_of(schedule.items[item, 0], tiling)
             store(acc, sums, y, places, warp, ring, buffer, image, top, int32(line * B))
-        end()
+        bulk_wait_read()
 
     return kernel
 

@@ -15,12 +15,13 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.conv.boxes import in_box, plus, target_of, unpacked
+from numbsparse.kernels.conv.boxes import in_box, moved, plus, row_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
-from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import KINDS, Sums, panel_writer
+from numbsparse.kernels.parts.store_tile import store_tile
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_commit,
@@ -28,9 +29,7 @@ from numbsparse.kernels.ptx import (
     bulk_wait_read,
     elect,
     fence_proxy_async,
-    fence_tensor_map,
     load_4xf32,
-    store_4xf32,
     sync_warp,
     tma_load_2d,
     tma_store_5d,
@@ -49,31 +48,29 @@ class LineProduct(NamedTuple):
     """Of warpgroups that have UNITS pieces of 64 outputs.
 
     item, NBYTES : what shared memory holds
+    SUMS : the shape of a thread's accumulators in memory
     MEASURE : items that are one in the places that `add` takes
     SLOT : items of a block of w
     BUFFER : items of shared memory that a warp stores y from
-    announce : (announce_w(w), announce_y(y)), where these are tensor maps
     fetch_block : fetch_block(w, block, ring, start, bars, full)
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
         None where they are `sums`
     store : store(acc, sums, y, places, warp, ring, buffer, image, top, column)
-    end : end(), after the last one
     """
 
     item: Any
     NBYTES: int
+    SUMS: Any
     MEASURE: int
     SLOT: int
     BUFFER: int
-    announce: tuple[Any, Any]
     fetch_block: Any
     begin: Any
     start: Any
     add: Any
     store: Any
-    end: Any
 
 
 def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) -> DeviceArray:
@@ -120,11 +117,7 @@ def product_of_16_bit(
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
     start_from = zeros(COUNT)
-    store_unit = _store_unit(Sums(KINDS[dtype], B, 1, UNITS, PIXELS))
-
-    @cuda.jit(device=True)
-    def announce(a_map):
-        fence_tensor_map(a_map)
+    write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
 
     @cuda.jit(device=True)
     def fetch_block(w_map, block, ring, start, bars, full):
@@ -155,57 +148,30 @@ def product_of_16_bit(
     @cuda.jit(device=True)
     def store(acc, sums, y_map, places, warp, ring, buffer, image, top, column):
         to_local(acc, sums)
-        own = uint32(warp // 4 * OWN)
+        own, at = uint32(warp // 4 * OWN), buffer + warp * BUFFER
         for u in range(UNITS):
             packed = places[own + u * PIXELS + warp % 4 * ROWS]
-            at = buffer + warp * BUFFER
-            store_unit(sums, u, ring, at, y_map, packed, image, top, column)
+            bulk_wait_read()
+            sync_warp()
+            write(sums, u, 0, ring, at)
+            fence_proxy_async()
+            sync_warp()
+            if elect() != 0 and packed >= 0:
+                n, q = unpacked(packed)
+                z, y, x = plus(top, q)
+                tma_store_5d(ring, at, y_map, column, x, y, z, int32(image + n))
+                bulk_commit()
 
-    @cuda.jit(device=True)
-    def end():
-        bulk_wait_read()
-
-    return LineProduct(
-        *(uint16, 2, 8, B * B, BUFFER, (announce, announce), fetch_block),
-        *(begin, start, add, store, end),
-    )
-
-
-@cache
-def _store_unit(of: Sums) -> Any:
-    """store(sums, u, ring, buffer, y_map, packed, image, top, column): 16 pixels of a warp.
-
-    buffer : item of `ring`; of this warp only
-    packed : the place of the first output, as `spread` gives it, in the tile of `image` and `top`
-    """
-    write = panel_writer(of, UNIT=2)
-
-    @cuda.jit(device=True)
-    def store(sums, u, ring, buffer, y_map, packed, image, top, column):
-        bulk_wait_read()
-        sync_warp()
-        write(sums, u, 0, ring, buffer)
-        fence_proxy_async()
-        sync_warp()
-        if elect() != 0 and packed >= 0:
-            n, q = unpacked(packed)
-            z, y, x = plus(top, q)
-            tma_store_5d(ring, buffer, y_map, column, x, y, z, int32(image + n))
-            bulk_commit()
-
-    return store
+    return LineProduct(*(uint16, 2, COUNT, 8, B * B, BUFFER, fetch_block, begin, start, add, store))
 
 
 @cache
 def product_of_float32(precision: str, B: int) -> LineProduct:
     SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
     SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
-    split = splitting(exact)
-    multiply, column_in = wgmma_split(B, TB, exact, 1, True), coordinates(TB)
-
-    @cuda.jit(device=True)
-    def nothing(images):
-        pass
+    split, clear_sums = splitting(exact), clear(1, TB)
+    multiply = wgmma_split(B, TB, exact, 1, True)
+    store_sums = store_tile(precision, 1, TB, True, row_at)
 
     @cuda.jit(device=True)
     def fetch_block(images, block, ring, start, bars, full):
@@ -224,8 +190,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def start(sums):
-        for i in range(REGISTERS):
-            sums[i] = 0
+        clear_sums(sums)
 
     @cuda.jit(device=True)
     def add(_, ring, x_place, shift, w_place, own):
@@ -245,27 +210,18 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def store(_, sums, y, places, warp, ring, buffer, image, top, column):
-        lane = uint32(cuda.threadIdx.x) % 32
-        own, q = first_row(warp, lane), lane % 4
-        for h in range(2):
-            packed = places[own + 8 * h]
-            n, place = unpacked(packed)
-            row = target_of(image + n, y.batch, plus(top, place), y.view)
-            if packed >= 0 and row >= 0:
-                for e in range(2):
-                    i = 2 * h + e
-                    for u in range(TB):
-                        at = int64(row) * y.features + column + column_in(u, 2 * q + e)
-                        if TB % 4:
-                            y.values[at] = sums[4 * u + i]
-                        elif u % 4 == 0:
-                            a, b, c = sums[4 * u + 4 + i], sums[4 * u + 8 + i], sums[4 * u + 12 + i]
-                            store_4xf32(y.values, at, sums[4 * u + i], a, b, c)
+        own = first_row(warp, uint32(cuda.threadIdx.x) % 32)
+        where = y.batch, y.view, places, own, image, top
+        store_sums(sums, y.values, where, int64(column), y.features)
 
-    @cuda.jit(device=True)
-    def end():
-        pass
+    return LineProduct(*(float32, 4, (1, TB, 4), 1, SLOT, 0, fetch_block, begin, start, add, store))
 
-    return LineProduct(
-        float32, 4, 1, SLOT, 0, (nothing, nothing), fetch_block, begin, start, add, store, end
-    )
+
+@cuda.jit(device=True)
+def row_at(where, u, g):
+    """The row of y that is half u of a thread, -1 where there is none; see `store_tile`."""
+    batch, view, places, own, image, top = where
+    packed = places[own + 8 * u]
+    n, place = unpacked(packed)
+    row = row_of(image + n, batch, moved(plus(top, place), view.step, view.first), view.out_sizes)
+    return int64(row) if packed >= 0 else int64(-1)

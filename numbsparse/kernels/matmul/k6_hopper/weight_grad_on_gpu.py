@@ -20,7 +20,7 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.coordinates import LINES, summing
+from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
@@ -82,7 +82,7 @@ def tables_of(
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
-    launch(number_kernel(), 1, LINES, starts, numbers, places, pieces, found, cut)
+    launch(number_kernel, 1, LINES, starts, numbers, places, pieces, found, cut)
     launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
 
     most += places if pieces > 1 else 0
@@ -184,26 +184,20 @@ def items_kernel(tile: Tile) -> Any:
     return kernel
 
 
-@cache
-def number_kernel() -> Any:
+@cuda.jit
+def number_kernel(starts, numbers, places, most_pieces, found, cut):
     """found[i] = where the i-th item is; and the numbers of what is cut."""
-    sum_up, N = summing(), LINES
-
-    @cuda.jit
-    def kernel(starts, numbers, places, most_pieces, found, cut):
-        items = sum_up(numbers, found.size)
-        cuda.syncthreads()
-        for group in range(cuda.threadIdx.x, starts.size, N):
-            for item in range(numbers[group], numbers[group + 1]):
-                found[item] = starts[group] + item - numbers[group]
-        if cuda.threadIdx.x == 0:
-            rest = items % places
-            pieces = min(places // max(rest, 1), most_pieces)
-            if rest == 0 or pieces < 2:
-                rest = pieces = 0
-            cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
-
-    return kernel
+    items = sum_up(numbers, found.size)
+    cuda.syncthreads()
+    for group in range(cuda.threadIdx.x, starts.size, LINES):
+        for item in range(numbers[group], numbers[group + 1]):
+            found[item] = starts[group] + item - numbers[group]
+    if cuda.threadIdx.x == 0:
+        rest = items % places
+        pieces = min(places // max(rest, 1), most_pieces)
+        if rest == 0 or pieces < 2:
+            rest = pieces = 0
+        cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
 
 
 @cache

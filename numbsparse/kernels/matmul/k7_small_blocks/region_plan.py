@@ -245,20 +245,26 @@ def _deal_slots(
 
 def region_for(
     index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, ...],
-    places: int, row: float, sums: float, group: float,
+    places: int, row: float, sums: float, group: float, wider: Region | None = None,
 ) -> tuple[Region, int]:  # fmt: skip
     """The region that takes least time, and into how many pieces of the batch those are cut that
     are left when all places have as many.
 
-    That is the first one; or, where it leaves places free, a smaller one, which reads more of x
-    and dy and has less to add up, maybe of a cluster.
+    That is the first one; or, where that saves a round, the `wider` one, of a few more slots; or,
+    where the first one leaves places free, a smaller one, which reads more of x and dy and has less
+    to add up, maybe of a cluster.
 
     row, sums : microseconds of a row in the first one, and of its sums to be written and read
         again; a row of another takes as many in proportion, or what x and dy take
     group : microseconds of a row of 128 bytes of these
     """
     sizes = [planned(index, size_of, B, widths, regions[0])]
-    if sizes[0][0] < places:
+    n, *rest = sizes[0]
+    if wider:
+        fewer = ceil(n * (regions[0].WARPS * regions[0].SLOTS) / (wider.WARPS * wider.SLOTS))
+        if ceil(fewer / places) < ceil(n / places):
+            return _fastest((wider,), ((fewer, *rest),), batch, places, row, sums, group)
+    if n < places:
         sizes += [planned(index, size_of, B, widths, small) for small in regions[1:]]
     return _fastest(regions, tuple(sizes), batch, places, row, sums, group)
 

@@ -76,6 +76,8 @@ REGIONS_16_BIT = {
     8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
     16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
 }
+# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
+WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
 REGIONS_FLOAT32 = {
     8: (
         (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
@@ -125,7 +127,8 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one, A_GROUP[transposed]
     regions = large, *((large,) if SIMULATED else map(fitted, SMALLER[item, B]))
-    region, pieces = region_for(index, B, widths, batch, regions, places, *times)
+    wider = WIDER.get(large)
+    region, pieces = region_for(index, B, widths, batch, regions, places, *times, wider)
     rows, tops, offsets = region.DEPTH, (), None
     if type(x) is Images:
         tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.taps

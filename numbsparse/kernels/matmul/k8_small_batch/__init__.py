@@ -7,6 +7,9 @@ the GPU idle. Each warp has a ring of its own for the tiles that it multiplies n
 `tiles`). On a card with a copy engine and 225 KiB of shared memory the engine fills it; elsewhere,
 for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
 faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
+Features of an odd batch begin anywhere, but those of a block, one after another, are a piece of
+memory that begins at a multiple of 16 bytes, a slab. Of up to 64 rows it is copied as it is, and
+lanes read their values from there one by one.
 Batches beyond 64 rows are cut into tiles of as many, which share the multiprocessors and read w
 once each; in `weight_grad` they are sums of more steps, which several warps share where blocks are
 few.
@@ -33,9 +36,9 @@ and up).
 
 from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k8_small_batch.blocks import multiply_blocks
-from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature
+from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature, in_reach
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned_in_place, aligned_values
+from numbsparse.kernels.parts.aligned import aligned_values
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.tiles import Form
 
@@ -72,7 +75,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
-        operands = by_feature(aligned_in_place(x), *values.shape[:2]), values, y
+        operands = by_feature(in_reach(x), *values.shape[:2]), values, y
         more = () if gates is None else (gates,)
         again(index, along_lines, operands, transposed, _form(values, precision), more=more)
 

@@ -9,7 +9,13 @@ from numbsparse.kernels.card import copy_engine, shared_memory
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
-from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_bits
+from numbsparse.kernels.parts.aligned import (
+    BYTES,
+    aligned_in_place,
+    is_aligned,
+    is_gapless,
+    of_bits,
+)
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.plans import planned
@@ -42,6 +48,16 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     """Whether the copy engine can load whole tiles of x and w."""
     size = values.shape[1]
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
+
+
+def in_reach(x: DeviceArray) -> DeviceArray:
+    """x, or a copy unless it or x.T is aligned, or a slab of all its rows is read at once."""
+    return x if is_slab(x) else aligned_in_place(x)
+
+
+def is_slab(x: DeviceArray) -> bool:
+    """Whether the features of a block, all rows of each, are read as one piece of memory."""
+    return x.shape[0] <= 2 * WIDTH and is_gapless(x) and not (is_aligned(x) or is_aligned(x.T))
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
@@ -83,9 +99,9 @@ def along_lines(
     w_view = size, shift_of(length), paired, (size * size // WIDTH).bit_length() - 1, rows
     maps = work[0]
     if engine:
-        x_box = WIDTH if x_across else rows, WIDTH
+        x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values, paired, length)
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
-        maps = tensor_maps(x_tiles, squares_of(values, paired, length))
+        maps = tensor_maps(w_tiles if is_slab(x) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     walk = (index.rows if transposed else index.columns) if form.split else ()
     after = (gates, walk, *work, *_output(y, lines.sums))
@@ -111,9 +127,13 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
     x_side = Operand(x_across, groups, together_of(form, x_across))
+    if is_slab(x):
+        x_side = Operand(True, groups, 4, slab=4 if batch <= WIDTH else 8)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
-    sums = Sums(form, x_side, w_side, stored(y, form, depth))
+    order = stored(y, form, depth)
+    order = ANY if x_side.slab and order == FEATURES else order  # no two rows of a lane are a word
+    sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
     tiles = -(-batch // lines.rows)
@@ -162,7 +182,9 @@ def source_of(engine: bool, *operands: DeviceArray) -> Source:
     if engine:
         return Source(engine, 0, overlap)
     near = all(x.span.size < NEAR for x in operands)
-    whole = all(_in_pieces(x, 1) and (is_aligned(x) or _in_pieces(x, 0)) for x in operands)
+    whole = all(
+        _in_pieces(x, 1) and (is_aligned(x) or is_slab(x) or _in_pieces(x, 0)) for x in operands
+    )
     return Source(engine, 0, overlap, Reach(near, whole))
 
 

@@ -56,7 +56,7 @@ class Lines(NamedTuple):
     @property
     def stage_words(self) -> int:
         form = self.sums.form
-        return x_words(form, self.sums.x.groups) + WIDTH * form.row
+        return x_words(form, self.sums.x) + WIDTH * form.row
 
     @property
     def slot_words(self) -> int:
@@ -83,6 +83,7 @@ def line_kernel(lines: Lines) -> Any:
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
+    SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
@@ -108,6 +109,9 @@ def line_kernel(lines: Lines) -> Any:
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
             own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
+        x_top, pitch = uint32(0), uint32(0)
+        if SLAB:
+            x_top, pitch = uint32(top), uint32(x_view[0])
         if FAR:
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -169,7 +173,7 @@ def line_kernel(lines: Lines) -> Any:
                     )  # fmt: skip
                     record = read(plan, unit + 2)
                 if wanted(own_gates):
-                    consume(shared, start, uint32(w_view[2]), own_gates, acc)
+                    consume(shared, start, x_top, pitch, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
@@ -209,15 +213,16 @@ def requesting(lines: Lines) -> Any:
     """Fill a stage with what a unit's record names."""
     (form, x, w, _), depth, source, *_ = lines
     if source.engine:
-        return engine_asks(form, x.groups, x.across)
-    return lanes_ask(form, x.groups, x.across, not w.across, depth, source.reach)
+        return engine_asks(form, x)
+    return lanes_ask(form, x, not w.across, depth, source.reach)
 
 
 @cache
 def consuming(sums: Sums) -> Any:
-    """acc += the products of the tiles of a stage."""
+    """acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top` on."""
     form, x, *_ = sums
-    TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x.groups), sums.x_first
+    TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
+    NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
     # starts from zero, because tensor cores cut off what they add.
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
@@ -227,29 +232,30 @@ def consuming(sums: Sums) -> Any:
     clear, add = pieces.clear(M, N), pieces.add(M, N)
 
     @cuda.jit(device=True)
-    def multiplied(shared, x_start, w_start, paired, gates, acc):
+    def multiplied(shared, x_start, pitch, w_start, paired, gates, acc):
         if X_FIRST:
-            product(shared, x_start, uint32(0), w_start, paired, gates, acc)
+            product(shared, x_start, pitch, w_start, paired, gates, acc)
         else:
-            product(shared, w_start, paired, x_start, uint32(0), gates, acc)
+            product(shared, w_start, paired, x_start, pitch, gates, acc)
 
     @cuda.jit(device=True)
-    def of_a_tile(shared, x_start, w_start, paired, gates, acc):
+    def of_a_tile(shared, x_start, pitch, w_start, paired, gates, acc):
         unit = cuda.local.array(SUMS, float32)
         clear(unit)
-        multiplied(shared, x_start, w_start, paired, gates, unit)
+        multiplied(shared, x_start, pitch, w_start, paired, gates, unit)
         add(acc, unit)
 
     @cuda.jit(device=True)
-    def of_float32(shared, start, paired, gates, acc):
-        w_start = uint32(start + W_START)
-        of_a_tile(shared, start, w_start, paired, gates, acc)
+    def of_float32(shared, start, top, pitch, paired, gates, acc):
+        x_start, w_start = uint32(start + top), uint32(start + W_START)
+        of_a_tile(shared, x_start, pitch, w_start, paired, gates, acc)
         if TILES == 2:
-            of_a_tile(shared, uint32(start + TILE), w_start, paired, gates, acc[M:])
+            of_a_tile(shared, uint32(x_start + NEXT), pitch, w_start, paired, gates, acc[M:])
 
     @cuda.jit(device=True)
-    def of_16_bit(shared, start, paired, gates, acc):
-        multiplied(shared, start, uint32(start + W_START), paired, gates, acc)
+    def of_16_bit(shared, start, top, pitch, paired, gates, acc):
+        x_start = uint32(start + top // 2)
+        multiplied(shared, x_start, pitch, uint32(start + W_START), paired, gates, acc)
 
     return of_16_bit if form.is_16_bit else of_float32
 

@@ -1,0 +1,175 @@
+"""The factors of the times of convolutions: drawn, checked, timed and fitted by a command."""
+
+import json
+from itertools import islice
+from itertools import product as every
+
+import numpy as np
+import pytest
+
+from numbsparse import __main__ as command_line
+from numbsparse import device
+from numbsparse.bench import convolutions, timing
+from numbsparse.bench import measure as measuring
+from numbsparse.bench import times as bench
+from numbsparse.bench.problem import Problem, matrices
+from numbsparse.kernels import conv
+from numbsparse.kernels.conv import costs
+from numbsparse.kernels.matmul import PRODUCTS
+
+on_device = pytest.mark.skipif(not device.is_available(), reason="of a GPU or its simulator")
+RUNGS = [name for name, place in conv.RUNGS.items() if place == "cuda"]
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """A file in the place of the library's own, in which any rung takes what its number says."""
+    kinds = [
+        (product, size, of) for product in PRODUCTS for size in (8, 16, 32, 64) for of in (16, 32)
+    ]
+
+    def write(microseconds):
+        file = tmp_path / "costs.json"
+        factors = {
+            costs.case_of(name, product, size, f"float{bits}", "highest"): [us, 0, 0, 0, 0]
+            for name, us in microseconds.items()
+            for product, size, bits in kinds
+        }
+        file.write_text(json.dumps({"factors": factors}))
+        monkeypatch.setattr(costs, "FILE", file)
+        forget()
+        return file
+
+    def forget():
+        for cached in (costs.measured, costs._multipliers, conv.ranked):
+            cached.cache_clear()
+
+    yield write
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_factors_are_found_again_in_made_up_times(seed):
+    rng = np.random.default_rng(seed)
+    factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
+    times = counts @ factors[:, None]
+    np.testing.assert_allclose(convolutions.fitted(counts, times), factors, rtol=0.05)
+    noise = 2 ** rng.normal(0, 0.1, times.shape)
+    found = convolutions.fitted(counts, times * noise)
+    assert (found > 0).all()
+    ratios = counts @ found / times[:, 0]
+    assert abs(np.log2(ratios)).max() < 0.25  # no time counts for more than another
+
+
+def test_few_times_leave_factors_near_equal_shares():
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
+    (ratio,) = counts @ (found := convolutions.fitted(counts, np.array([[50.0]]))) / 50
+    assert ratio == pytest.approx(1)
+    np.testing.assert_allclose(counts[0] * found, 10, rtol=0.01)
+
+
+def test_half_the_time_is_as_far_off_as_twice_the_time():
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
+    found = convolutions.fitted(counts, np.array([[25.0], [100.0]] * 5))
+    np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
+
+
+def test_a_factor_stays_positive_where_more_takes_less_time():
+    """It would vanish, and what it counts cost nothing at sizes that were not timed."""
+    counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
+    launch, each = convolutions.fitted(counts, 20 - 0.5 * counts[:, 1:])
+    assert launch == pytest.approx(15, rel=0.1)
+    assert 1e-4 < each < 0.05
+
+
+def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
+    some, again, others = (
+        [str(of) for of in islice(convolutions.drawn(np.random.default_rng(seed)), 72)]
+        for seed in (1, 1, 2)
+    )
+    assert some == again != others
+    assert [text.split()[0] for text in some] == [*PRODUCTS] * 24
+    kinds = [" ".join(text.split()[1:4]) for text in some[:: len(PRODUCTS)]]
+    assert len(set(kinds[:12])) == 12
+    assert kinds[12:] == kinds[:12]
+    assert len({text.split(", ", 1)[1] for text in some}) > 12  # taps, strides, images
+    for of in islice(convolutions.drawn(np.random.default_rng(3)), 180):
+        assert of.problem.layout.n_blocks
+        assert max(of.problem.x.size, of.problem.dy.size) <= convolutions.MOST
+
+
+@on_device
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("fastest", ["k4_wgmma", "k2_unfolded/k8_small_batch", "k3_tensor_core"])
+def test_the_choice_that_is_weighed_is_that_of_a_call(measured, product, fastest):
+    """By times of the file; and if the fastest does not serve, of those that do."""
+    names = [*RUNGS[1:], *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)]
+    measured({name: 1.0 if name == fastest else 2.0 + i for i, name in enumerate(names)})
+    problem = matrices(64, 16, 0.5, 2, "float16", side=4, taps=3, stride=2)
+    drawn = convolutions.Convolution(problem, product)
+    rungs = drawn.named()
+    assert "k1_naive" not in rungs
+    window = problem.window, problem.in_features, problem.out_features
+    case = product, 16, problem.x.dtype, "cuda", 2, "highest", *window
+    own = min(rungs, key=drawn.expected)
+    assert conv.chosen(RUNGS, problem.layout.n_blocks, *case) is conv.rung(own.partition("/")[0])
+    assert own == fastest or fastest not in rungs
+
+
+def test_sizes_are_those_of_the_product_that_is_made():
+    problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
+    problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
+    n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
+    sizes = lambda product, name: convolutions.Convolution(problem, product).sizes(name)  # noqa: E731
+    assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
+    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
+    assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n)
+
+
+@on_device
+def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys):
+    """At a tiny size, whose times are made up; a rung that fails is told of, and has no factors."""
+    tiny = matrices(16, 8, 0.5, 1, "float32", side=2, taps=3, stride=2)
+    points = [convolutions.Convolution(tiny, product) for product in PRODUCTS]
+    monkeypatch.setattr(convolutions, "drawn", lambda rng: iter(points))
+    monkeypatch.setattr(convolutions, "SIZES", (8,))
+    monkeypatch.setattr(convolutions, "NUMBERS", (("float32", "highest"),))
+    monkeypatch.setattr(convolutions, "FITTED", 1)
+    took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
+    monkeypatch.setattr(convolutions.Convolution, "named", lambda _: [*took, "k9_none"])
+    monkeypatch.setattr(conv.rung("k2_unfolded"), "multipliers", None)  # who multiplies is named
+    monkeypatch.setattr(bench, "require_times", lambda: None)
+    monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
+    monkeypatch.setattr(measuring, "seconds_of", lambda graphs, _: {of: took[of] for of in graphs})
+    file = measured({"k1_naive": 9.0, "k2_unfolded/k3_registers": 8.0})
+    command_line.main(["times", "--conv", "--json", str(file), "--points", "1"])
+    made = json.loads(file.read_text(encoding="utf-8"))
+    assert made["command"].startswith("python -m numbsparse times --conv --json")
+    assert made["machine"]
+    cases = {
+        costs.case_of(of, product, 8, "float32", "highest") for of in took for product in PRODUCTS
+    }
+    assert made["factors"].keys() == cases
+    for of, (name, seconds) in every(points, took.items()):
+        assert of.expected(name) == pytest.approx(seconds * 1e6, rel=0.1)
+    printed = capsys.readouterr().out
+    assert printed.count("not right") == 2 * 3
+    assert "k9_none" in printed
+    assert "median 1.33, worst 1.33" in printed.split("3 products")[1]  # by the factors before
+    assert "median 1.00, worst 1.00" in printed.split("3 products")[2]  # by those that were fitted
+
+
+def test_the_committed_factors_are_whole():
+    content = json.loads(costs.FILE.read_text(encoding="utf-8"))
+    assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
+    for size, numbers, product in every(convolutions.SIZES, convolutions.NUMBERS, PRODUCTS):
+        of = product, size, *numbers, 1000, 128, 128, 10
+        times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
+        assert 0 < min(times) < 1e3
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="of the simulator")
+def test_a_rung_of_products_is_no_part_of_convolutions():
+    with pytest.raises(SystemExit):
+        command_line.main(["times", "--conv", "--only", "k6_hopper", "--json", "x.json"])
