@@ -12,7 +12,7 @@ from numbsparse import Layout, device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.gated import TO_SCALE, thinning
+from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
@@ -158,7 +158,7 @@ def test_records_are_thinned_by_gates(size, rng, monkeypatch):
                 assert mask >> plan.BEFORE & plan.MOST == len([k for k in kept if k < begin])
                 assert mask & plan.LAST == was & plan.LAST
                 scaled = tile.ITEM == 2 and any(own[k] != 1 for k in mine)
-                assert (mask & TO_SCALE != 0) == scaled
+                assert (mask & plan.TO_SCALE != 0) == scaled
 
 
 def number(block, tile):

@@ -43,7 +43,6 @@ from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, regis
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
@@ -126,6 +125,8 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
+        from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
+
         plan, all_values = steps_wanted(plan, tile, index, values, gates)
         form = form._replace(w_maps=4)
     images: Any = ()

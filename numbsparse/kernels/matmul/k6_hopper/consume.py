@@ -12,8 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.gated import TO_SCALE, scaler
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, TO_SCALE, Form, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
 from numbsparse.kernels.parts.split import splitting
@@ -59,7 +58,11 @@ def consumer(form: Form) -> Any:
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
     BLOCKS, FACTORS = tile.BLOCKS, tile.MASKS
-    SCALES, scale = form.gated and not FLOAT32, scaler(form, 2 * STAGES)
+    SCALES, scale = form.gated and not FLOAT32, None
+    if SCALES:
+        from numbsparse.kernels.matmul.k6_hopper.gated import scaler
+
+        scale = scaler(form, 2 * STAGES)
 
     @cuda.jit(device=True)
     def consume(plan, fresh, first, last, shared, base, bars, info, y, more):

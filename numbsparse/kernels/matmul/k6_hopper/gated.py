@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, Form, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, TO_SCALE, Form, Tile
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -27,8 +27,6 @@ from numbsparse.kernels.ptx import (
     unpack_bfloat2,
     unpack_half2,
 )
-
-TO_SCALE = 1 << 25  # in a mask: a block of the share has another gate than one
 
 
 @cache

@@ -17,6 +17,7 @@ LINE = 128  # bytes of a line of x in shared memory, at most
 POOL = 224 * 1024  # bytes of shared memory for the stages of float32
 READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
+TO_SCALE = 1 << 25  # in a mask: a block of the share has another gate than one
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
 SCALED = 1 << 30  # in a kept block: it is read where blocks are times their gates

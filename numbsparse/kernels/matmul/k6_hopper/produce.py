@@ -12,7 +12,6 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
@@ -31,7 +30,11 @@ def producer(form: Form) -> Any:
     tile = form.tile
     N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
     shape = tile.RECORD, tile.STAGES, tile.ROWS
-    thinned = (thinning(tile), showing(tile), gates_in(tile)) if form.gated else ()
+    thinned: tuple[Any, ...] = ()
+    if form.gated:
+        from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
+
+        thinned = thinning(tile), showing(tile), gates_in(tile)
     walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned)
 
     @cuda.jit(device=True)

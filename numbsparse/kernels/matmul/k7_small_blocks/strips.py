@@ -20,7 +20,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
     INSIDE_BITS,
@@ -111,6 +110,8 @@ def along_strips(
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if gates is not None:
+        from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
+
         plan = codes, words, begins, gates
         w, words, begins = packed_by_gates(values, *plan, strip, transposed)
         strip = strip._replace(GATED=True)
