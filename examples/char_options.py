@@ -49,7 +49,7 @@ def add_training(
     add("--steps", type=positive, default=steps, help="updates (%(default)s)")
     add("--lr", type=positive_number, default=lr, help="highest learning rate (%(default)s)")
     add("--clip", type=positive_number, default=1.0, help="longest gradient (%(default)s)")
-    add("--seed", type=int, default=0, help="of weights, wiring and sample (%(default)s)")
+    add("--seed", type=from_0, default=0, help="of weights, wiring and sample (%(default)s)")
     add("--mark-every", type=positive, metavar="STEPS",
         help="how often the held-out text is read (a tenth of the steps)")  # fmt: skip
     add("--held-out-batches", type=positive, default=held_out, help="of them at each mark"
@@ -93,6 +93,13 @@ def positive(word: str) -> int:
     number = int(word)
     if number < 1:
         raise argparse.ArgumentTypeError(f"takes a whole number from 1 on, got {word}")
+    return number
+
+
+def from_0(word: str) -> int:
+    number = int(word)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"takes a whole number from 0 on, got {word}")
     return number
 
 

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 import numpy as np
-from char_options import make_folder, positive, positive_number, settle
+from char_options import from_0, make_folder, positive, positive_number, settle
 from char_text import check_length, open_text
 from letter_model import Windows
 from ranks import ranks
@@ -42,7 +42,7 @@ def parser_of(description: str | None, name: str, *, steps: int, marks: int) -> 
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="bfloat16 takes a GPU")  # fmt: skip
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    add("--seed", type=int, default=0, help="the first (%(default)s)")
+    add("--seed", type=from_0, default=0, help="the first (%(default)s)")
     add("--seeds", type=positive, default=3, help="how many (%(default)s)")
     add("--out", type=Path, default=Path(f"{name}_run"), help="folder (%(default)s)")
     add("--checkpoints", action=argparse.BooleanOptionalAction, default=True,

@@ -26,7 +26,7 @@ from math import log
 from typing import Any, NamedTuple
 
 import numpy as np
-from char_options import positive, positive_number
+from char_options import from_0, positive, positive_number
 from char_text import Text, open_text
 from progress import progress_bar
 from ranks import part_of, ranks
@@ -154,8 +154,12 @@ class Model(nn.Module):
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
     """Train both; gives the bits per byte that each needs on text that it has not seen."""
-    with ranks() as group:
-        return train_both(parse(arguments), group)
+    options = parse(arguments)
+    try:
+        with ranks() as group:
+            return train_both(options, group)
+    except (ValueError, RuntimeError, OSError) as error:
+        sys.exit(f"mixture_of_experts: {error}")
 
 
 def train_both(options: Namespace, group: Group) -> dict[str, float]:
@@ -263,7 +267,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32, help="(%(default)s)")
     add("--steps", type=positive, default=300, help="updates (%(default)s)")
     add("--lr", type=positive_number, default=3e-3, help="learning rate (%(default)s)")
-    add("--seed", type=int, default=0, help="(%(default)s)")
+    add("--seed", type=from_0, default=0, help="(%(default)s)")
     options = parser.parse_args(arguments)
     if options.hidden % options.block_size:
         parser.error(f"--hidden takes multiples of the block size, got {options.hidden}")

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import pixel_checkpoint
-from char_options import make_folder, positive, positive_number, settle
+from char_options import from_0, make_folder, positive, positive_number, settle
 from pixel_images import SIZE, Images, open_images
 from pixel_model import PixelCNN, make_model
 from pixel_pictures import size_of, write_curves, write_samples
@@ -230,7 +230,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("--average", type=below_one, default=0.9995,
         help="what stays in a step of the averaged weights, which judge and draw"
         " (%(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0, help="the first (%(default)s)")
+    add("--seed", type=from_0, default=0, help="the first (%(default)s)")
     add("--mark-every", type=positive, metavar="STEPS",
         help="how often held-out images are judged (a tenth of the steps)")  # fmt: skip
     add("--held-out-batches", type=positive, default=13,

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from char_options import positive, positive_number, share
+from char_options import from_0, positive, positive_number, share
 from char_text import Text, check_length, open_text
 from progress import progress_bar
 from torch import distributed, nn
@@ -221,7 +221,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--compile", action="store_true", help="by torch.compile, on a GPU in its graphs")
     add("--block-size", type=int, choices=(4, 8, 16, 32, 64, 128), default=32,
         help="of the MLPs' layouts (%(default)s)")  # fmt: skip
-    add("--seed", type=int, default=0)
+    add("--seed", type=from_0, default=0)
     add("--json", type=Path, help="file to put the table into; what it holds of others stays")
     options = parser.parse_args(arguments)
     if options.width % HEAD:

@@ -36,10 +36,18 @@ def _from(least: Number) -> Callable[[str], Number]:
     return number
 
 
+def _output(word: str) -> Path:
+    """A file to be written, refused before the work where it cannot be."""
+    file = Path(word)
+    if file.is_dir() or not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"takes a file in a folder that exists, got {file}")
+    return file
+
+
 WHOLE, TIME = _from(0), _from(0.0)
 Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
 COUNT: Any = {"type": _from(1), "default": 1}
-FILE: Any = {"type": Path, "metavar": "FILE"}
+FILE: Any = {"type": _output, "metavar": "FILE"}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -242,7 +250,8 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", **FILE, help="write the results there too")
     command.add_argument(
         "--rung",
-        **FILE,
+        type=Path,
+        metavar="FILE",
         action="append",
         default=[],
         help="also time a kernel of your own, from a Python file as examples/07_your_own_rung.py",
@@ -300,9 +309,6 @@ def _bench(options: argparse.Namespace) -> None:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
         options.error("--json takes one place: give --place cpu or --place cuda")
-    for name, file in (("--json", options.json), ("--png", options.png)):
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
-            options.error(f"{name} takes a file in a folder that exists, got {file}")
     if "cpu" in places:
         run_cpu(Options(quick=options.quick), json_file=options.json)
     if "cuda" in places:

@@ -10,6 +10,7 @@ from numbsparse import device, edits, ops
 from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, DeviceArray
+from numbsparse.dtypes import refuse_masked
 from numbsparse.ops.precision import checked_precision
 from numbsparse.trees import mapped
 
@@ -172,6 +173,7 @@ def _sort(value: Any, arrays: list[Any]) -> Hashable:
         where = value.stored_layout, value.shape, value.is_transposed
         return kind, where, _sort(value.values, arrays)
     if isinstance(value, np.ndarray) or device.is_device_operand(value):
+        refuse_masked(value, "an argument")
         arrays.append(value)
         return "array", tuple(value.shape), str(value.dtype), _device(value)
     if isinstance(value, list | tuple):

@@ -23,6 +23,8 @@ import numpy as np
 import pytest
 from _pytest.runner import runtestprotocol
 
+gc.disable()  # until all is imported and collected: see `pytest_collection_finish`
+
 HAS_NUMBA_CUDA = find_spec("numba_cuda") is not None
 if "numba" not in sys.modules and HAS_NUMBA_CUDA:
     run_path(str(Path(__file__).parents[1] / "examples" / "gpu_or_simulator.py"))
@@ -141,9 +143,14 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: nobody looks through it for garbage again."""
+    """What was imported and collected stays: nobody looks through it for garbage again.
+
+    Nor as often as usual: compiling and simulating make many objects, most of which live.
+    """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -59,7 +59,8 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "betas": (*PAIR, (0.9, None), (0.9, 1.0), (NAN, 0.9))}),
     "clip_grad_norm": (utils.clip_grad_norm, {"parameters": P, "max_norm": 1.0}, {
         "max_norm": (*NUMBER, 0)}),
-    "prune": (utils.prune, {"model": linear(), "density": 1.0}, {"remap": (None, 3, "a")}),
+    "prune": (utils.prune, {"model": linear(), "density": 1.0}, {
+        "remap": (None, 3, "a"), "model": (*BAD, P[0], 3)}),
     "BlockSparse": (ns.BlockSparse, {"data": np.ones((1, 4, 4)), "layout": [[1]]}, {
         "shape": (*PAIR, "ab", (4, None))}),
     "from_arrays": (
@@ -82,6 +83,14 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "table": NO_FLOATS, "indices": (*WORDS, X)}),
     "cross_entropy": (F.cross_entropy, {"logits": X, "targets": [0, 1]}, {
         "logits": NO_FLOATS[:8], "targets": (*WORDS, X)}),
+    "no logits": (F.cross_entropy, {"logits": X[:1], "targets": [0]}, {
+        "logits": (X[:1, :0],)}),
+    "no rows": (lambda logits: F.cross_entropy(logits, np.zeros(len(logits), int)),
+        {"logits": X}, {"logits": (X[:0],)}),
+    "no predictions": (lambda prediction: F.mse_loss(prediction, prediction), {"prediction": X}, {
+        "prediction": (X[:0], X[:, :0])}),
+    "mean": (F.mean, {"x": X}, {"x": (X[:0], *NO_FLOATS)}),
+    "sum": (F.sum, {"x": X}, {"x": NO_FLOATS}),
     "features": (F.layer_norm, {"x": X, "gain": np.ones(8, np.float32)}, {
         "gain": (1.0, [1.0], X), "bias": (2, [1.0, 2.0])}),
     "LayerNorm x": (nn.LayerNorm(8), {"x": X}, {"x": (1.0, [1.0, 2.0], X[:, :4])}),
@@ -109,7 +118,18 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "seed": SEED, "input_layout": ([[1, 0]], [[2]], 3)}),
     "seeds of Conv1d": (nn.Conv1d, {"in_channels": 8, "out_channels": 8, "kernel_size": 3}, {
         "seed": SEED}),
-    "uniform": (nn.init.uniform, {"layout": W.layout}, {"seed": SEED}),
+    "uniform": (nn.init.uniform, {"layout": W.layout, "block_size": 4}, {
+        "seed": SEED, "gain": NUMBER, "shape": (*PAIR, (9, 8), (8, 4), (8.0, 8)),
+        "block_size": SIZE}),
+    "normal": (nn.init.normal, {"layout": W.layout}, {"seed": SEED, "gain": NUMBER}),
+    "identity": (nn.init.identity, {"layout": W.layout}, {"scale": (*BAD, NAN, True)}),
+    "orthogonal": (nn.init.orthogonal, {"layout": W.layout}, {
+        "seed": SEED, "gain": (*BAD, NAN, True)}),
+    "grad": (ns.grad, {"output": F.sum(ns.Tensor(X, requires_grad=True)), "inputs": P}, {
+        "output": (*BAD, X), "inputs": (None, 3, P[0], [X])}),
+    "add_param_group": (lambda group: optim.SGD(P, 0.1).add_param_group(group), {
+        "group": {"params": nn.Parameter(np.ones(3))}}, {"group": (*BAD, {"params": P, "b": 1})}),
+    "weight_norm": (nn.utils.weight_norm, {"module": linear()}, {"module": (*BAD, nn.ReLU())}),
     "seeds of Embedding": (nn.Embedding, {"num_embeddings": 4, "embedding_dim": 4}, {
         "seed": SEED}),
     "astype": (linear().weight.data.astype, {"dtype": "float64"}, {"dtype": DTYPE}),

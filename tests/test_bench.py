@@ -147,6 +147,12 @@ def test_gpu_bench_refuses_the_simulator():
         "bench --place cuda --kernels k1_naive,moon",
         "bench --place cpu --quick --json no-such-folder/rows.json",
         "bench --place cpu --quick --json .",
+        "plane --place cpu --minutes 0 --png no-such-folder/map.png",
+        "plane --place cpu --minutes 0 --json .",
+        "trace s01_naive --svg no-such-folder/s01.svg",
+        "machine-code s01_naive --json no-such-folder/code.json",
+        "times --json no-such-folder/times.json",
+        "profile --json no-such-folder/profile.json",
     ],
 )
 def test_refuses(arguments):

@@ -268,6 +268,10 @@ def test_pixels_of_each_residue_alone(product, case):
     assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
+def of_features(of_in, of_out, n_in, n_out):
+    return rf"multiples of \[{of_in}, {of_out}\] features in \w+, got \[{n_in}, {n_out}\]"
+
+
 FAR = ConvCase(1, (5, 9), 16, 16, 16, (3, 3), stride=(2, 5), padding=1)
 REFUSED = [
     ("forward", FAR, "float16", r"a stride of up to 4 in forward, got \(1, 2, 5\)"),
@@ -278,11 +282,12 @@ REFUSED = [
         "float32",
         "has no weight-gradient of float32",
     ),
-    ("weight_grad", ConvCase(1, (5, 4), 9, 16, 16, (3, 3)), "float16", "8 features, got 9 and 16"),
-    ("forward", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float16", "got 24 and 16"),
-    ("forward", ConvCase(1, (5, 4), 16, 18, 16, (3, 3)), "float16", "got 16 and 18"),
-    ("input_grad", ConvCase(1, (5, 4), 16, 24, 16, (3, 3)), "float32", "got 24 and 16"),
-    ("input_grad", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float32", "got 16 and 24"),
+    ("weight_grad", ConvCase(1, (5, 4), 9, 16, 16, (3, 3)), "float16", of_features(8, 8, 9, 16)),
+    ("forward", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float16", of_features(16, 8, 24, 16)),
+    ("forward", ConvCase(1, (5, 4), 16, 18, 16, (3, 3)), "float16", of_features(16, 8, 16, 18)),
+    ("input_grad", ConvCase(1, (5, 4), 16, 24, 16, (3, 3)), "float32", of_features(16, 16, 16, 24)),
+    ("input_grad", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float32", of_features(16, 16, 24, 16)),
+    ("input_grad", ConvCase(1, (5, 4), 18, 16, 16, (3, 3)), "float16", of_features(8, 16, 18, 16)),
 ]
 
 
@@ -330,13 +335,45 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
     assert of is rung(best)
 
 
+@needs_cuda
+@pytest.mark.parametrize(
+    ("size", "batch", "side", "features", "taps", "density", "best"),
+    [
+        (16, 16, 14, (256, 128), 3, 0.043, "k2_unfolded"),
+        (16, 2, 32, (64, 128), 3, 0.08, "k2_unfolded"),
+        (16, 32, 16, (64, 512), 3, 0.041, "k4_wgmma"),
+        (16, 64, 64, (64, 512), 3, 0.188, "k4_wgmma"),
+        (8, 16, 56, (256, 512), 5, 0.131, "k6_strips"),
+        (8, 1, 56, (128, 128), 3, 0.068, "k2_unfolded"),
+        (32, 64, 28, (256, 512), 3, 0.089, "k4_wgmma"),
+        (32, 32, 32, (256, 64), 3, 0.123, "k4_wgmma"),
+    ],
+)
+def test_the_best_rung_of_drawn_input_gradients_of_stride_2(
+    size, batch, side, features, taps, density, best
+):
+    """As an H200 timed them."""
+    skip_unless_served("k4_wgmma", "input_grad", ConvCase(1, (8, 8), 16, 16, 16, (3, 3)), "float16")
+    case = ConvCase(batch, (side, side), *features, size, (taps, taps), 2, taps // 2)
+    names = [name for name, place in RUNGS.items() if place == "cuda"]
+    how = "input_grad", size, as_dtype("float16"), "cuda", batch, "highest"
+    n_blocks = int(density * taps**2 * np.prod(features) / size**2)
+    assert chosen(names, n_blocks, *how, case.window, *features) is rung(best)
+
+
 def test_a_time_is_a_sum_of_what_counts(monkeypatch):
-    of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10, 4
-    counts = [4, 1000 * 2560 / 4e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
+    of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10
+    counts = [
+        1 + 3 * 0.6,
+        1000 * 2560 / 4e9,
+        2560 / 64e3,
+        2 * 32_000 / 1e6,
+        2 * (64_000 + 2560) / 1e6,
+    ]
     for place, count in enumerate(counts):
         one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
         monkeypatch.setattr(costs, "measured", lambda one=one: one)
-        assert costs.microseconds("k4_wgmma", *of) == pytest.approx(count)
+        assert costs.microseconds("k4_wgmma", *of, 4) == pytest.approx(count)
     assert costs.microseconds("k6_strips", *of) == np.inf  # not measured: the last to be taken
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64

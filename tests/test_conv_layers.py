@@ -187,6 +187,11 @@ def test_weight_norm_refuses():
     for module in (nn.LayerNorm(8), layer, nn.ReLU()):
         with pytest.raises(TypeError, match="block-sparse parameter `weight`"):
             nn.utils.weight_norm(module)
+    layer = nn.Linear(8, 8, block_size=4)
+    layer.weight.data = layer.weight.data.T
+    with pytest.raises(ValueError, match="w takes a matrix that is not a transposed view"):
+        nn.utils.weight_norm(layer)
+    assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
 
 
 def test_batch_norm(rng, put, place):

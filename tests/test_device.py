@@ -92,6 +92,12 @@ def test_objects_are_not_sent(host):
         ns.to_device(host)
 
 
+@pytest.mark.parametrize("place", [None, 0, 3, True, "cpu", "gpu", "cuda:x", "cuda:99"], ids=str)
+def test_arrays_are_sent_to_places(place):
+    with pytest.raises(ValueError, match=r"place takes .*, got"):
+        ns.to_device(np.ones(3), place)
+
+
 DTYPES = [*HALVES, "float32", "float64", "int32", "int64", "uint8", "bool"]
 
 

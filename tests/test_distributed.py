@@ -48,9 +48,27 @@ EXAMPLE = [*SMALL, "--no-compare", "--steps", "6"]
 
 
 @pytest.fixture(scope="module")
-def pair(folder):
-    """What two ranks did, one check after the other; at last one is killed."""
+def alone(folder):
+    """What one process does by itself. It comes first: what it compiles is on disk for the ranks,
+    who would each compile all of it at the same time."""
     text = ["--text", write_text(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        char_lm, mixture = imported(patch, "char_lm"), imported(patch, "mixture_of_experts")
+        grow = imported(patch, "grow")
+        patch.setattr("letter_training.ROUNDS", 1)  # of timing
+        return {
+            "trainings": {parts: programs.train(0, 3, parts=parts) for parts in (1, 2)},
+            "lstm": programs.lstm(1 << 20)[0],
+            "example": char_lm.main([*EXAMPLE, *text, "--out", str(folder / "one")]),
+            "grow": grow.main([*GROW.split(), *text, "--out", str(folder / "grown alone")]),
+            "mixture": mixture.main([*MIXTURE.split(), *text]),
+        }
+
+
+@pytest.fixture(scope="module")
+def pair(alone, folder):
+    """What two ranks did, one check after the other; at last one is killed."""
+    text = ["--text", str(folder / "text.txt")]
     grow = [*GROW.split(), *text, "--out", str(folder / "grow")]
     saving = (0, 2), {"sharded": True, "path": str(folder / "two.npz")}
     return in_turn(
@@ -116,12 +134,12 @@ def test_all_ranks_get_the_same_bits(three):
     assert len(set(values(of(three, "same bits")))) == 1
 
 
-def test_ranks_train_as_one_process(pair):
+def test_ranks_train_as_one_process(pair, alone):
     """Plain and sharded, in buckets of one gradient and of several, in whole batches and parts."""
-    alone = {parts: programs.train(0, 3, parts=parts) for parts in (1, 2)}
     for two in values(of(pair, "trainings")):
         for got, (_, how) in zip(two, WAYS, strict=False):
-            np.testing.assert_allclose(got, alone[how["parts"]], rtol=1e-9, atol=1e-12)
+            whole = alone["trainings"][how["parts"]]
+            np.testing.assert_allclose(got, whole, rtol=1e-9, atol=1e-12)
 
 
 def test_all_ranks_take_the_layouts_of_the_first(pair):
@@ -133,11 +151,11 @@ def test_all_ranks_take_the_layouts_of_the_first(pair):
         np.testing.assert_array_equal(pattern, layout)
 
 
-def test_training_resumes_on_any_number(three, folder):
-    whole, alone = programs.train(0, 3), programs.train(2, 3, load=str(folder / "two.npz"))
+def test_training_resumes_on_any_number(three, alone, folder):
+    whole, resumed = alone["trainings"][1], programs.train(2, 3, load=str(folder / "two.npz"))
     for (got,) in values(of(three, "resumed")):
         np.testing.assert_allclose(got, whole, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(alone, whole, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(resumed, whole, rtol=1e-9, atol=1e-12)
     written = programs.flat(ns.load(folder / "three.npz"))
     np.testing.assert_allclose(written, whole, rtol=1e-9, atol=1e-12)
 
@@ -179,11 +197,10 @@ def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
         assert all(end <= start for end, start in zip(ends, [*starts[1:], size], strict=True))
 
 
-def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair):
+def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair, alone):
     """But not in the first pass, which finds the order, nor where it is added to another."""
-    alone, _ = programs.lstm(1 << 20)
     for got, reductions in values(of(pair, "lstm")):
-        np.testing.assert_allclose(got, alone, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(got, alone["lstm"], rtol=1e-9, atol=1e-14)
         assert sorted(reductions[:3]) == sorted(reductions[3:6])
         assert max(reductions[6:]) < max(reductions)
         assert sum(reductions) == got.size
@@ -206,36 +223,27 @@ def test_dropout_differs_from_rank_to_rank(pair):
     assert seed == same == 7
 
 
-def test_an_example_learns_the_same_on_two_ranks(pair, folder, monkeypatch):
+def test_an_example_learns_the_same_on_two_ranks(pair, alone, folder, monkeypatch):
     """And goes on alone from what two have written."""
-    given = [*EXAMPLE, "--text", str(folder / "text.txt")]
+    assert values(of(pair, "example")) == [pytest.approx(alone["example"], rel=1e-4)] * 2
+    given = [*EXAMPLE, "--text", str(folder / "text.txt"), "--resume", "--steps", "8"]
     two, one = (["--out", str(folder / name)] for name in ("two", "one"))
-    alone = imported(monkeypatch, "char_lm")
-    assert values(of(pair, "example")) == [pytest.approx(alone.main([*given, *one]), rel=1e-4)] * 2
-    further = ["--resume", "--steps", "8"]
-    assert alone.main([*given, *two, *further]) == pytest.approx(
-        alone.main([*given, *one, *further]), rel=1e-4
-    )
+    main = imported(monkeypatch, "char_lm").main
+    assert main([*given, *two]) == pytest.approx(main([*given, *one]), rel=1e-4)
 
 
-def test_layouts_grow_the_same_on_two_ranks(pair, folder, monkeypatch):
-    grow = imported(monkeypatch, "grow")
-    monkeypatch.setattr("letter_training.ROUNDS", 1)  # of timing
-    out = ["--out", str(folder / "grown alone")]
-    alone = grow.main([*GROW.split(), "--text", str(folder / "text.txt"), *out])
+def test_layouts_grow_the_same_on_two_ranks(pair, alone):
     for runs in values(of(pair, "grow")):
-        for one, other in zip(runs, alone, strict=True):
+        for one, other in zip(runs, alone["grow"], strict=True):
             np.testing.assert_allclose(one["curve"], other["curve"], rtol=1e-4)
             assert [s["layouts"] for s in one["stages"]] == [s["layouts"] for s in other["stages"]]
 
 
-def test_experts_train_on_two_ranks(pair, folder, monkeypatch):
+def test_experts_train_on_two_ranks(pair, alone):
     """The balance is that of a rank's tokens; else it is one training."""
-    mixture = imported(monkeypatch, "mixture_of_experts")
-    alone = mixture.main([*MIXTURE.split(), "--text", str(folder / "text.txt")])
     for bits in values(of(pair, "mixture")):
-        assert bits["dense"] == pytest.approx(alone["dense"], rel=1e-4)
-        assert bits["experts"] == pytest.approx(alone["experts"], rel=1e-2)
+        assert bits["dense"] == pytest.approx(alone["mixture"]["dense"], rel=1e-4)
+        assert bits["experts"] == pytest.approx(alone["mixture"]["experts"], rel=1e-2)
 
 
 SENTENCES = {

@@ -55,3 +55,16 @@ def test_examples_name_what_they_import(name):
 
 def test_the_reasons_are_of_public_names():
     assert SHOWN_ELSEWHERE.keys() <= NAMES.keys()
+
+
+def methods():
+    """Of public classes, by name; what a layer's `forward` does is said by its class."""
+    for name, kind in NAMES.items():
+        for method, value in inspect.getmembers(kind, inspect.isfunction) * inspect.isclass(kind):
+            if method[0] != "_" and method != "forward" and value.__module__[:10] == "numbsparse":
+                yield f"{name}.{method}", value
+
+
+@pytest.mark.parametrize(("name", "method"), list(methods()))
+def test_methods_say_what_they_do(name, method):
+    assert inspect.getdoc(method), f"{name} has no docstring"

@@ -211,7 +211,7 @@ ELSEWHERE = {  # with tests of their own
     *("affine_norm", "affine_norm_grad", "affine_norm_sums", "repeated_norm"),
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
     *("scale_blocks", "gated", "ungated", "block_dots", "multiplies_gates"),
-    *("adam_step", "sgd_step", "average_step"),
+    *("adam_step", "sgd_step", "average_step", "check_average"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
     *("copy_into", "dropout_mask", "operand", "remap", "in_layout", "block_norms", "on_device"),
     *("repeated", "replayed", "started", "check_factors"),

@@ -106,7 +106,7 @@ def allowed(place, case):
     if not has_arrays(of("library"), of("numbers")):
         return False
     compiled = place == "cpu" and of("kernel") != "k0_reference"
-    if compiled and {"numbers", "size", "batch"} <= known and not is_compiled(case):
+    if compiled and {"call", "numbers", "size", "batch"} <= known and not is_compiled(case):
         return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
     if slow and case["batch"] * work_of_a_row(of("layout"), case["size"]) > SIMULATED_WORK:
@@ -117,9 +117,10 @@ def allowed(place, case):
 def is_compiled(case):
     """Whether few rows have such blocks, as in test_few_rows: each takes a second to compile."""
     dtype, batch = "float64" if case["numbers"] == "float64" else "float32", case["batch"]
-    if not 0 < batch <= few_rows.few(np.dtype(dtype)):
+    size, (product, _) = case["size"], CALLS[case["call"]]
+    if not 0 < batch <= few_rows.few(np.dtype(dtype), size, product == "input_grad"):
         return True
-    return case["size"] in FEW_ROWS[dtype, min(1 << batch.bit_length() - 1, few_rows.MOST_ROWS)]
+    return size in FEW_ROWS[dtype, min(1 << batch.bit_length() - 1, few_rows.MOST_ROWS)]
 
 
 @cache

@@ -21,7 +21,7 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
     w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))
     w = w.T if transposed else w
-    x = rng.standard_normal((40, w.shape[0])).astype(dtype)
+    x = rng.standard_normal((200, w.shape[0])).astype(dtype)
     many = ns.matmul(x, w)
     taken = []
     made = few_rows.few_product
@@ -30,7 +30,7 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
         "few_product",
         lambda *of: lambda *arrays: (taken.append(of), made(*of)(*arrays)),
     )
-    few = few_rows.few(np.dtype(dtype))
+    few = few_rows.few(np.dtype(dtype), size, transposed)
     batches = range(rows, min(2 * rows if rows < few_rows.MOST_ROWS else few + 1, few + 1))
     for batch in batches:
         for some in (x, np.asfortranarray(x), x[::-3]):
@@ -42,6 +42,23 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
         ns.matmul(w.T, np.ascontiguousarray(x[:batch].T), out=across)
         np.testing.assert_array_equal(across.T, many[:batch])
     assert len(taken) == 4 * len(batches)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_strips_of_lines_are_shared_out(rng, monkeypatch, cores):
+    """Of any number of cores, with more strips than block columns, empty ones and a ragged edge."""
+    monkeypatch.setattr(few_rows, "cores_for", lambda multiply_adds: cores)
+    monkeypatch.setattr(few_rows, "WORTH", 1 << 40)
+    for columns in (1, 5, 40):
+        pattern = ns.patterns.random(7, columns, 0.4, seed=columns)
+        pattern[3], pattern[:, columns // 2] = False, False
+        w = matrix(rng, ns.Layout(pattern), 4, np.float32, (26, 4 * columns - 3))
+        x = rng.standard_normal((40, 26)).astype(np.float32)
+        many = ns.matmul(x, w)
+        for batch in (1, 3, few_rows.few(w.dtype, 4, False)):
+            out = np.full((batch, w.shape[1]), np.nan, np.float32)
+            ns.matmul(x[:batch], w, out=out)
+            np.testing.assert_array_equal(out, many[:batch])
 
 
 def test_an_empty_batch_and_empty_lines():

@@ -293,6 +293,12 @@ def test_training_and_evaluation_by_turns_are_captured_once_each():
     assert sorted(calls) == [False, False, True, True]
 
 
+def test_a_masked_array_is_refused():
+    step = ns.graph(lambda x: ns.Tensor(x["x"]) * 2.0)
+    with pytest.raises(TypeError, match="an argument takes no masked array"):
+        step({"x": np.ma.masked_array(np.ones(3, np.float32), [0, 1, 0])})
+
+
 def test_a_captured_step_within_another_is_part_of_it():
     inner = ns.graph(lambda x: ns.Tensor(x) * 2.0)
     outer = ns.graph(lambda x: inner(x) + 1.0)

@@ -3,9 +3,12 @@
 
 import numpy as np
 import pytest
+from conftest import HALVES
+from memories_helpers import MEMORIES, check
 from ptx_helpers import on_hopper
 
-from numbsparse import device
+from numbsparse import Layout, device
+from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import PRODUCTS, rung
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
@@ -63,3 +66,21 @@ def test_tiles_fit(size, itemsize, batch):
         assert tile.SHARED_BYTES <= 227 * 1024 - 256
         fits = itemsize == 4 or device.SIMULATED or min(batch, tile.ROWS) > tile.ROWS - 64
         assert fits, "16-bit tiles have fewer rows for a small batch"
+
+
+@on_hopper
+@pytest.mark.pairs
+@pytest.mark.parametrize("rows", [range(65, 112), range(129, 240), range(257, 352)], ids=str)
+@pytest.mark.parametrize("y_memory", MEMORIES)
+@pytest.mark.parametrize("x_memory", MEMORIES[:2])
+@pytest.mark.parametrize("B", TILES)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+def test_even_tiles_write_their_own_rows(product, dtype, B, x_memory, y_memory, rows, rng):
+    """Batches that fill no tiles of ROWS: the last panel of a tile is not the next one's first."""
+    layout, batch = Layout(rng.random((2, 3)) < 0.7), int(rng.choice(rows))
+    widths = [B * n - 8 * int(rng.integers(3)) for n in layout.shape]
+    n_in, n_out = widths if product == "forward" else widths[::-1]
+    x = rng.standard_normal((batch, n_in)).astype(as_dtype(dtype))
+    values = rng.standard_normal((layout.n_blocks, B, B)).astype(x.dtype)
+    check(rung("k6_hopper"), product, x, values, layout, n_out, x_memory, y_memory)

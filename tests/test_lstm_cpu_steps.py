@@ -75,7 +75,7 @@ def test_steps_at_once(units, block_size, batch, dtype, dropout, n_cores, monkey
 
 def test_what_is_not_served():
     weight = np.zeros((1, 32, 32), np.float32)
-    for batch in (0, 1, few_rows.few(weight.dtype), 1 << 15):
+    for batch in (0, 1, few_rows.few(weight.dtype, 32, True), 1 << 15):
         assert not cpu_steps.serves(weight, batch, 32)
     assert not cpu_steps.serves(weight.astype(np.float16), 32, 32)
 

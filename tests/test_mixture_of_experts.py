@@ -62,12 +62,21 @@ def test_the_program_learns(example, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [(["--hidden", "40"], "--hidden takes multiples"), (["--width", "9"], "--width takes")],
+    [
+        (["--hidden", "40"], "--hidden takes multiples"),
+        (["--width", "9"], "--width takes"),
+        (["--seed", "-1"], "argument --seed: takes a whole number from 0 on, got -1"),
+    ],
 )
 def test_the_program_refuses(example, wrong, said, capsys):
     with pytest.raises(SystemExit):
         example.main(wrong)
     assert said in capsys.readouterr().err
+
+
+def test_what_fails_later_is_said_in_a_sentence(example):
+    with pytest.raises(SystemExit, match=r"mixture_of_experts: .* got no-such-file"):
+        example.main(["--steps", "1", "--text", "no-such-file"])
 
 
 def test_what_is_timed_in_torch_agrees(monkeypatch):

@@ -127,11 +127,11 @@ def test_refusals(home):
     for function in (ops.sum, ops.mean, ops.max):
         with pytest.raises(ValueError, match="axis 2 is out of bounds"):
             function(a, 2)
-        with pytest.raises(TypeError, match=r"a takes .* got list"):
+        with pytest.raises(TypeError, match=r"x takes .* got list"):
             function([1.0])
     for function in (ops.mean, ops.max):
         for axis in (None, 1):
-            with pytest.raises(ValueError, match="a takes values along the axis"):
+            with pytest.raises(ValueError, match="x takes values along the axis"):
                 function(empty, axis)
         assert function(empty, 0).shape == (0,)
     for shape in ((2,), (3, 3), (1, 2, 3)):

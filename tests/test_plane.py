@@ -103,7 +103,9 @@ def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
         for kernels, dtype, batch in of
     ]
     compile_ahead([*cases, cases[0]], 2, 1.0)
-    assert parts == [[of[1], of[3]], [of[0], of[2]]]
+    assert parts == [[of[3], of[1]], [of[2], of[0]]]  # each begins with its last
+    compile_ahead(cases, 1, 1.0)
+    assert parts[2] == [of[2], of[3], of[0], of[1]]
 
 
 def test_the_dense_product_is_timed_without_ours():

@@ -58,8 +58,8 @@ def convolution(index):
         ("weight_grad", walks.block_items, (4, 1, 4)),
     ):
         (of,) = window.passes(product)
-        how, product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")
-        plan(index, window.taps, *product, of, how.box, how.chunks, *more)
+        (how, chunks), product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")
+        plan(index, window.taps, *product, of, how.box, chunks, *more)
 
 
 PLANS = {

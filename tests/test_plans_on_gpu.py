@@ -14,7 +14,7 @@ from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import RUN, steps_wanted
+from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines

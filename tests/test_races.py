@@ -133,11 +133,13 @@ def test_rungs_have_no_races(name, product):
         ("k8_small_batch", 8, 9),
     ],
 )
+@pytest.mark.parametrize("order", ["batch-major", "feature-major"])
 @pytest.mark.usefixtures("no_garbage")
-def test_rungs_with_copies_have_no_races(name, B, batch, dtype, product):
+def test_rungs_with_copies_have_no_races(order, name, B, batch, dtype, product):
     """With more steps than a ring has stages."""
     case = Case(batch, in_features=5 * B, out_features=3 * B, block_size=B, density=0.7)
-    run = partial(check_rung, LADDER[name], product, case, dtype, "cuda")
+    of = {"feature_major": order == "feature-major"}
+    run = partial(check_rung, LADDER[name], product, case, dtype, "cuda", **of)
     assert races(run) == []
 
 

@@ -23,6 +23,10 @@ def two(put, dtype=np.float32):
     return [nn.Parameter(put(sparse)), nn.Parameter(put(np.ones(3, dtype)))]
 
 
+def to_gpu(a):
+    return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
+
+
 def give_gradients(parameters):
     for p in parameters:
         p.grad = ns.Tensor(ns.ops.copy(p.data) if p.ndim == 1 else p.data.copy())
@@ -147,6 +151,35 @@ def test_a_state_that_lacks_something_changes_nothing(put, missing):
     with pytest.raises(ValueError, match=f"state lacks '{missing}'"):
         optimizer.load_state_dict(state)
     assert_unchanged([optimizer], before)
+
+
+OTHERS = np.ones(3), np.ones((3, 2), np.float32)[:, 0], np.ones(3, np.float16)
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=["dtype", "order", "half"])
+def test_an_average_of_a_bad_second_parameter_changes_nothing(other):
+    parameters = two(lambda a: a)
+    average = optim.ExponentialMovingAverage(parameters, 0.5)
+    average.step()
+    parameters[0].data.values *= 2
+    parameters[LAST].data = other
+    before = average.state_dict()
+    with pytest.raises((TypeError, ValueError), match=r"parameters\[1\]: .* takes"):
+        average.step()
+    after = average.state_dict()
+    assert after["steps"] == before["steps"] == 1
+    np.testing.assert_array_equal(after["0"].data, before["0"].data)
+
+
+def test_an_average_is_of_parameters_in_one_place():
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    average = optim.ExponentialMovingAverage([*two(lambda a: a), *two(to_gpu)])
+    with pytest.raises(
+        ValueError, match=r"parameters takes Tensors of one device, got \['cpu', 'cu"
+    ):
+        average.step()
+    assert average.state_dict() == {"steps": 0}
 
 
 @pytest.mark.parametrize("state", [{}, None, 3, {"steps": "1", "0": np.ones(3)}], ids=repr)

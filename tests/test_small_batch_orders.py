@@ -12,7 +12,7 @@ from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
-from numbsparse.kernels.matmul.k8_small_batch import lines
+from numbsparse.kernels.parts import requests
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import ANY, FEATURES
@@ -72,7 +72,7 @@ def test_halves_that_lie_feature_by_feature(
     if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
     monkeypatch.setattr(cutting, "TOGETHER", -1)
-    monkeypatch.setattr(lines, "lanes_ask", None)  # by the copy engine, or not at all
+    monkeypatch.setattr(requests, "copying", None)  # by the copy engine, or not at all
     pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
     layout = ns.Layout(pattern if product == "forward" else pattern.T)
     dtype, features = as_dtype(dtype), 90

@@ -151,9 +151,9 @@ def test_a_grid_is_measured(written, monkeypatch):
     from numbsparse.bench import times as bench
     from numbsparse.bench import timing
 
-    monkeypatch.setattr(bench, "SIZES", (8,))
+    monkeypatch.setattr(bench, "BLOCK_SIZES", (8,))
     monkeypatch.setattr(bench, "PRODUCTS", ("forward",))
-    monkeypatch.setattr(bench, "NUMBERS", (("float32", "highest"),))
+    monkeypatch.setattr(bench, "APART", (("float32", "highest"),))
     takes = lambda seconds: lambda graphs, _: dict.fromkeys(graphs, seconds)  # noqa: E731
     monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
     monkeypatch.setattr(measuring, "seconds_of", takes(1e-6))

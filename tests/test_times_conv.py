@@ -134,7 +134,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
     points = [convolutions.Convolution(tiny, product) for product in PRODUCTS]
     monkeypatch.setattr(convolutions, "drawn", lambda rng: iter(points))
     monkeypatch.setattr(convolutions, "SIZES", (8,))
-    monkeypatch.setattr(convolutions, "NUMBERS", (("float32", "highest"),))
+    monkeypatch.setattr(convolutions, "APART", (("float32", "highest"),))
     monkeypatch.setattr(convolutions, "FITTED", 1)
     took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
     monkeypatch.setattr(convolutions.Convolution, "named", lambda _: [*took, "k9_none"])
@@ -163,7 +163,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
 def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
     assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
-    for size, numbers, product in every(convolutions.SIZES, convolutions.NUMBERS, PRODUCTS):
+    for size, numbers, product in every(convolutions.SIZES, convolutions.APART, PRODUCTS):
         of = product, size, *numbers, 1000, 128, 128, 10
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
         assert 0 < min(times) < 1e3

@@ -1,9 +1,9 @@
 """Whether the tape records, what it notes, and which gradient is being computed."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
@@ -22,8 +22,7 @@ def is_recording() -> bool:
     return RECORDING.get()
 
 
-@contextmanager
-def no_grad() -> Iterator[None]:
+def no_grad() -> "_set[bool]":
     """Within this context nothing is remembered: for evaluation, and for updating weights.
 
     >>> import numbsparse as ns
@@ -33,8 +32,7 @@ def no_grad() -> Iterator[None]:
     >>> y.requires_grad
     False
     """
-    with set_recording(False):
-        yield
+    return _set(RECORDING, False)
 
 
 @contextmanager
@@ -60,10 +58,18 @@ def set_recording(value: bool) -> AbstractContextManager[None]:
     return _set(RECORDING, value)
 
 
-@contextmanager
-def _set(variable: ContextVar[T], value: T) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+class _set(ContextDecorator, Generic[T]):
+    """Within this context a variable has that value; once, or as often as a function is called."""
+
+    def __init__(self, variable: ContextVar[T], value: T):
+        self._what = variable, value
+
+    def _recreate_cm(self) -> "_set[T]":
+        return _set(*self._what)
+
+    def __enter__(self) -> None:
+        variable, value = self._what
+        self._token = variable.set(value)
+
+    def __exit__(self, *error: Any) -> None:
+        self._what[0].reset(self._token)

@@ -32,7 +32,9 @@ class Tensor:
         Other values may take their place. What an operation needs for its gradient may not change
         before `backward`: see there.
     grad : Tensor or None
-        Where `backward` adds the gradient: the same shape, place and layout as `data`.
+        Where `backward` adds the gradient: the same shape, place and layout as `data`. It may share
+        memory with other gradients, and with what `backward` was given: to change it assign
+        another, `p.grad = p.grad * 0.5`.
 
     Examples
     --------

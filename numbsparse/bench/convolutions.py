@@ -16,14 +16,13 @@ from scipy.optimize import least_squares
 from numbsparse.bench import held_out
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
-from numbsparse.bench.problem import Problem, random
-from numbsparse.kernels import conv, matmul
+from numbsparse.bench.problem import APART, Problem, random
+from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
 from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.machine import describe
 
 SIZES = (8, 16, 32, 64)
-NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in matmul.PRECISIONS))
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
 SLOW = "k1_naive"  # nowhere the fastest
 MOST = 2**25  # numbers in an operand
@@ -78,7 +77,7 @@ class Convolution(NamedTuple):
 
 def fit(jobs: int) -> dict[str, Any]:
     """What `costs` reads: of drawn ones, that no seed of the command draws."""
-    count = FITTED * len(SIZES) * len(NUMBERS) * len(conv.PRODUCTS)
+    count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS)
     points = islice(drawn(np.random.default_rng([0, 1])), count)
     found = list(held_out.found(points, inf, jobs, count))
     print(held_out.summary(found, most=0), flush=True)
@@ -87,7 +86,7 @@ def fit(jobs: int) -> dict[str, Any]:
 
 def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
     """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
-    for size, numbers in cycle(every(SIZES, NUMBERS)):
+    for size, numbers in cycle(every(SIZES, APART)):
         unit = max(size, 32)
         n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
         side, (taps, stride) = int(2 ** rng.uniform(2, 6)), TAPS[rng.integers(len(TAPS))]
@@ -105,7 +104,7 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
         for name, seconds in each.seconds.items():
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
-            row = *costs.counts(product, size, dtype, *sizes), seconds * 1e6
+            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
             timed.setdefault(case, []).append(row)
     factors = {case: fitted(*np.split(np.array(rows), [-1], 1)) for case, rows in timed.items()}
     return {

@@ -15,16 +15,11 @@ from numbsparse import patterns
 from numbsparse.bench.contestants import FEATURE_MAJOR, chosen, named
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, TRITON
-from numbsparse.bench.problem import Problem, matrices
-from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
+from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, Problem, matrices
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 from numbsparse.ops import times
 
-SIZES = (8, 16, 32, 64, 128)
-NUMBERS = (
-    *(("float16", "highest"), ("bfloat16", "highest")),
-    *(("float32", precision) for precision in PRECISIONS),
-)
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
 MOST = 2**26  # numbers in an operand
@@ -113,7 +108,7 @@ class Found(NamedTuple):
 def drawn(rng: np.random.Generator) -> Iterator[Drawn]:
     """Products without end, all of a problem in turn."""
     while True:
-        size = int(rng.choice(SIZES))
+        size = int(rng.choice(BLOCK_SIZES))
         side = max(size, 32)
         rows, columns = (max(int(2 ** rng.uniform(9.5, 13.8)) // side, 2) for _ in range(2))
         batch, density = int(2 ** rng.uniform(0, 13)), 2 ** rng.uniform(-6.5, -1.5)

@@ -1,12 +1,10 @@
-"""What the card can do at most, and what the host's side of a call costs."""
+"""What the card can do at most."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from numbsparse.bench.host_calls import calls, chains, printed
 from numbsparse.bench.measure import Options
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import graph_of, record, seconds_of
@@ -14,19 +12,6 @@ from numbsparse.device import SIMULATED, compute_capability, empty
 from numbsparse.device.runtime import current_device
 
 MEMORY = 4e9  # bytes: many times an L2 cache
-FIRST = """
-import time
-began = time.perf_counter()
-import numpy as np, numbsparse as ns
-imported = time.perf_counter()
-n = {features} // 32
-layout = ns.Layout(ns.patterns.random(n, n, 0.1, seed=0))
-values = np.ones((layout.n_blocks, 32, 32), np.{dtype})
-w = ns.BlockSparse(values, layout).to("cuda")
-x = ns.to_device(np.ones(({batch}, {features}), np.{dtype}))
-ns.matmul(x, w).numpy()
-print(imported - began, time.perf_counter() - imported)
-"""
 
 
 def limits(options: Options) -> Iterator[Row]:
@@ -60,23 +45,3 @@ def limits(options: Options) -> Iterator[Row]:
         for dtype in kernels.KINDS:  # a block a multiprocessor: more would not find registers
             name = f"wgmma {dtype}, operands in shared memory"
             yield rate(name, "FLOP/s", kernels.warpgroup, dtype, count, rounds // 4 + 1)
-
-
-def host(options: Options) -> Iterator[Row]:
-    """Seconds of the host a call, ours and torch's; seconds to a first result."""
-    yield {"host": "a call, nothing waited for", "seconds": calls(options)}
-    if chain := chains(options):
-        yield {"host": "a product in a jitted chain of JAX", "seconds": chain}
-    shapes = (
-        [(64, 4, "float32")] if options.quick else [(12288, 32, "float32"), (8192, 8192, "float16")]
-    )
-    for features, batch, dtype in shapes:
-        with tempfile.TemporaryDirectory() as folder:
-            code = FIRST.format(features=features, batch=batch, dtype=dtype)
-            for cache in ("empty", "warm"):
-                imported, first = printed(code, NUMBSPARSE_CACHE_DIR=folder)
-                yield {
-                    "host": f"first result, {features} features, batch {batch}, {dtype}",
-                    "cache": cache,
-                    "seconds": {"import": imported, "import to result": first},
-                }

@@ -55,21 +55,19 @@ class Sequence:
         blocks = self.weights["weight_hh"].layout.n_blocks
         self.blocks = np.unique(rng.integers(0, blocks, BLOCKS))
 
-    def _made(self, precision: str) -> nn.LSTM:
-        """On the host, with numbers of its dtype."""
+    def _made(self, precision: str, *wider: type) -> nn.LSTM:
+        """On the host, with numbers of its dtype, which a wider one may hold."""
         how: Any = {"layout": self.pattern, "block_size": B, "precision": precision, **self.norm}
         lstm = nn.LSTM(INPUTS, self.hidden, seed=0, **how)
         for parameter in lstm.parameters():
-            data: Any = parameter.data
-            parameter.data = data.astype(as_dtype(self.dtype))
+            for dtype in (as_dtype(self.dtype), *wider):
+                data: Any = parameter.data
+                parameter.data = data.astype(dtype)
         return lstm
 
     def exact(self) -> tuple[np.ndarray, np.ndarray]:
         """The output and blocks of the gradient of weight_hh, by the CPU in float32."""
-        lstm = self._made("highest")
-        for parameter in lstm.parameters():
-            data: Any = parameter.data
-            parameter.data = data.astype(np.float32)
+        lstm = self._made("highest", np.float32)
         y, _ = lstm(self.x.numpy().astype(np.float32))
         y.backward(self.dy.numpy().astype(np.float32))
         gradient = lstm.layers[0].weight_hh.grad.matrix  # type: ignore[union-attr]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.lstm import WEIGHTS, B, Sequence, Trainer
-from numbsparse.bench.peers import bsr_tensor, require_torch
+from numbsparse.bench.peers import bsr_tensor
 from numbsparse.bench.timing import record_torch
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.layout import Layout
@@ -14,11 +14,12 @@ from numbsparse.layout import Layout
 
 def cudnn(sequence: Sequence) -> Trainer:
     """torch.nn.LSTM; tf32 is allowed in float32."""
-    torch = require_torch()
+    import torch
+
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     dtype, n = getattr(torch, sequence.dtype), sequence.hidden // B
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
-    before = _forget_peak()
+    nbytes = most_memory(x, dy)
     lstm = torch.nn.LSTM(x.shape[2], sequence.hidden, device="cuda", dtype=dtype)
     (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
     with torch.no_grad():
@@ -40,7 +41,6 @@ def cudnn(sequence: Sequence) -> Trainer:
         found = lstm.weight_hh_l0.grad.view(4 * n, B, n, B)[columns, :, rows]
         return found.transpose(1, 2).double().cpu().numpy()
 
-    nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
     return Trainer(run, lambda: results[0].double().cpu().numpy(), gradient, nbytes)
 
 
@@ -49,7 +49,8 @@ def triton(sequence: Sequence) -> Trainer:
 
     Activations are (features, batch), as those products take them: gates = w.T @ h.
     """
-    torch = require_torch()
+    import torch
+
     if sequence.precision == "high":
         raise NotImplementedError("torch's BSR products know one precision")
     from torch.sparse import _triton_ops
@@ -58,7 +59,7 @@ def triton(sequence: Sequence) -> Trainer:
     dtype, units = getattr(torch, sequence.dtype), sequence.hidden
     x, dy = (torch.as_tensor(a.numpy(), device="cuda") for a in (sequence.x, sequence.dy))
     steps, batch, _ = x.shape
-    before = _forget_peak()
+    nbytes = most_memory(x, dy)
     (w_ih, _), (w_hh, places) = (gate_major(sequence.weights[name]) for name in WEIGHTS[:2])
     blocks = torch.from_numpy(w_hh.values).cuda()
     forward, backward = (bsr_tensor(w_hh.layout, blocks, across) for across in (True, False))
@@ -100,7 +101,6 @@ def triton(sequence: Sequence) -> Trainer:
         own = np.argsort(w_hh.layout.index.columns.blocks)[places[sequence.blocks]]
         return dw.values()[own].transpose(1, 2).double().cpu().numpy()
 
-    nbytes = lambda: torch.cuda.max_memory_allocated() - before + _bytes(x, dy)  # noqa: E731
     outputs = lambda: hs[1:].double().cpu().numpy()  # noqa: E731
     replay = record_torch(run, 1)
 
@@ -113,16 +113,14 @@ def triton(sequence: Sequence) -> Trainer:
 PEERS: dict[str, Callable[[Sequence], Trainer]] = {"cuDNN dense": cudnn, "torch BSR": triton}
 
 
-def _forget_peak() -> int:
-    """Begin to look for the most memory; gives what is taken now."""
-    torch = require_torch()
+def most_memory(*held: Any) -> Callable[[], int]:
+    """From now on: gives the most bytes that were taken at once, with those of these tensors."""
+    import torch
+
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.memory_allocated()
-
-
-def _bytes(*tensors: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    before = torch.cuda.memory_allocated() - sum(t.numel() * t.element_size() for t in held)
+    return lambda: torch.cuda.max_memory_allocated() - before
 
 
 def gate_major(w: BlockSparse) -> tuple[BlockSparse, np.ndarray]:

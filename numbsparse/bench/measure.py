@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import groupby, islice, pairwise, zip_longest
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
 
@@ -166,12 +166,12 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
 
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
     once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
-    likely to share kernels are one process's.
+    likely to share kernels are one process's, which calls one of each kind before a second one.
     """
-    spawn, apart = get_context("spawn"), sorted(_apart(cases), key=_kin)
+    spawn, apart = get_context("spawn"), _apart(cases)
     ends = [i * len(apart) // jobs for i in range(jobs + 1)]
     processes = [
-        spawn.Process(target=_call_each, args=(apart[begin:end],), daemon=True)
+        spawn.Process(target=_call_each, args=(_in_turn(apart[begin:end]),), daemon=True)
         for begin, end in pairwise(ends)
     ]
     end = time.perf_counter() + min(patience, LONGEST)
@@ -183,22 +183,28 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
 
 
 def _kin(case: Case) -> tuple[Any, ...]:
+    """What calls have in common that likely share kernels."""
     of = case.problem
     return case.kernels, case.product, of.dtype, of.precision, of.block_size
 
 
 def _apart(cases: Iterable[Case]) -> list[Case]:
-    """Those that may have kernels of their own."""
+    """Those that may have kernels of their own, kin beside kin."""
     found: dict[Any, Case] = {}
     for case in cases:
         own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
         of = case.problem
-        numbers = of.dtype, of.precision, str(case.more)
         shape = of.batch, of.side, of.taps_along, of.stride
         if case.kernels:
-            key = case.product, case.kernels, own, *numbers, of.block_size, *shape
+            key = _kin(case), own, str(case.more), shape
             found.setdefault(key, case._replace(others=own))
-    return list(found.values())
+    return [found[key] for key in sorted(found)]
+
+
+def _in_turn(cases: list[Case]) -> list[Case]:
+    """Of each kind one, then a second one: from the end on, where they are taken from."""
+    kin = [list(each) for _, each in groupby(cases, _kin)]
+    return [case for turn in zip_longest(*kin) for case in turn if case][::-1]
 
 
 def _call_each(cases: list[Case]) -> None:
@@ -206,7 +212,7 @@ def _call_each(cases: list[Case]) -> None:
     while cases:
         case = cases.pop()
         with suppress(Exception):  # the benchmark itself will say what is wrong
-            compiled = peers(case.problem, case.product, tuple({TRITON}.intersection(case.others)))
-            for make in (contestants_of(*case[:-1]) | compiled).values():
+            others = peers(case.problem, case.product, case.others)
+            for make in (contestants_of(*case[:-1]) | others).values():
                 make(case.problem, case.product).call()
         forget_numbers()

@@ -38,13 +38,6 @@ def torch_on_gpu() -> Any:
     return torch if torch and is_available() and torch.cuda.is_available() else None
 
 
-def require_torch() -> Any:
-    """The same; ImportError where it is not there."""
-    if (torch := torch_on_gpu()) is None:
-        raise ImportError("torch with CUDA is not installed")
-    return torch
-
-
 def peers(problem: Problem, product: str, names: tuple[str, ...]) -> Makers:
     """The named peers that can take this product.
 
@@ -59,10 +52,10 @@ def peers(problem: Problem, product: str, names: tuple[str, ...]) -> Makers:
             SCIPY: (_scipy, of_w),
             TRITON: (_torch_on_cpu, of_w and torch_here() is not None),
         }
-    elif problem.side:
-        serves = {CUDNN: (_cudnn, True)}
     elif torch_on_gpu() is None:
         return {}
+    elif problem.side:
+        serves = {CUDNN: (_cudnn, True)}
     else:
         single = problem.dtype == "float32" and problem.precision == "highest"
         serves = {
@@ -149,7 +142,7 @@ def bsr_tensor(layout: Layout, blocks: Any, transposed: bool = False) -> Any:
 
 def _cudnn(problem: Problem, product: str) -> Contestant:
     """A convolution, channels last, of a layout that keeps every block; it tries kernels first."""
-    torch = require_torch()
+    torch = torch_on_gpu()
     torch.backends.cudnn.allow_tf32 = problem.precision == "high"
     torch.backends.cudnn.benchmark = True
     x, dy = (as_torch(a.device).permute(0, 3, 1, 2) for a in (problem.x, problem.dy))

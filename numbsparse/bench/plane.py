@@ -20,7 +20,7 @@ from numbsparse.bench.cards import on_each
 from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.problem import matrices
+from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.matmul import PRODUCTS
@@ -55,12 +55,9 @@ PLANES = {
             *(1, 8, 16, 32, 48, 64, 65, 96, 128, 192, 256, 384, 512, 768),
             *(1024, 2048, 4096, 8192),
         ),
-        block_sizes=(8, 16, 32, 64, 128),
+        block_sizes=BLOCK_SIZES,
         densities=(0.01, 0.02, 0.05, 0.1, 0.25, 0.5),
-        numbers=(
-            *(("float16", "highest"), ("bfloat16", "highest")),
-            *(("float32", "highest"), ("float32", "high")),
-        ),
+        numbers=NUMBERS,
         products=PRODUCTS,
         dense=CUBLAS,
         beside=(TRITON,),
@@ -235,11 +232,10 @@ def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
 
 def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
     """(point, how many times as fast as the best peer, which one) wherever both were timed."""
-    best = [
-        (point, min((t, name) for name, t in of.items()))
+    return [
+        (point, *min((times, name) for name, times in of.items()))
         for point, of in beside(place, rows).items()
     ]
-    return [(point, times, name) for point, (times, name) in best]
 
 
 def summary(place: str, rows: list[Row], most: int = 20) -> str:

@@ -22,11 +22,19 @@ from numbsparse.device import DeviceArray, empty, to_device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.conv.walks import Entries, entries
 from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.matmul import PRECISIONS
 from numbsparse.layout import Index, Layout
 
-ROWS, LINES, BLOCKS = 64, 8, 24  # parts that are checked
+ON_GPU = 64, 8, 24  # rows, lines, blocks that are checked
 ON_CPU = 256, 2**20, 2**20  # the same of a smaller product: all but the rows of a large batch
+BLOCK_SIZES = (8, 16, 32, 64, 128)  # of GPUs
+NUMBERS = (  # a dtype and a precision
+    *(("float16", "highest"), ("bfloat16", "highest")),
+    *(("float32", precision) for precision in PRECISIONS),
+)
+APART = tuple(numbers for numbers in NUMBERS if numbers[0] != "bfloat16")  # in their times
 PRODUCT_ERROR = 6  # of one float32 product, in units of 2^-23: what the rungs of tensor cores state
+Counts = tuple[int, int, int]
 PERIOD = 2**22 - 3  # of the random numbers, and no multiple of a row: no two rows are the same
 
 
@@ -137,18 +145,13 @@ class Problem:
 
     def parts(self, product: str) -> Parts:
         """What is checked of a product's result."""
+        counts = ON_CPU if self.place == "cpu" else ON_GPU
         draw = _blocks_of if product == "weight_grad" else _lines_of
-        counts = ON_CPU if self.place == "cpu" else (ROWS, LINES, BLOCKS)
-        return draw(self, product, entries(self.layout.index, self.window.taps, product), *counts)
+        return draw(self, product, entries(self.layout.index, self.window.taps, product), counts)
 
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
-        passes = self.window.passes(product)
-        sources = np.full((self.window.taps, prod(passes[0].out_sizes)), -1)
-        for of in passes:
-            for k, tap in enumerate(of.taps):
-                sources[tap, of.outputs()] = of.sources(k)
-        return sources
+        return self.window.sources(product)
 
 
 Features = int | tuple[int, int]
@@ -250,15 +253,13 @@ def fault_in(parts: Parts, picked: np.ndarray, dtype: str, precision: str) -> st
     return f"{wrong} of {exact.size} values, relative error {error_of(parts, picked):.1e}"
 
 
-def _lines_of(
-    problem: Problem, product: str, walks: Entries, n_rows: int, n_lines: int, _: int
-) -> Parts:
+def _lines_of(problem: Problem, product: str, walks: Entries, counts: Counts) -> Parts:
     """Some block columns of y (or of dx = dy @ w.T), at some rows of the batch or some pixels."""
     forward, size, rng = product == "forward", problem.block_size, np.random.default_rng(0)
     lengths = np.bincount(walks.line, minlength=walks.lines)
-    lines = _some(rng, walks.lines, n_lines, int(lengths.argmin()), int(lengths.argmax()))
+    lines = _some(rng, walks.lines, counts[1], int(lengths.argmin()), int(lengths.argmax()))
     operand, made = (problem.x, problem.dy) if forward else (problem.dy, problem.x)
-    rows = _some(rng, problem.batch * made.pixels, n_rows)
+    rows = _some(rng, problem.batch * made.pixels, counts[0])
     image, pixel = np.divmod(rows[:, None], made.pixels)
     x, sources = operand.in_blocks(size), problem.sources(product)
     exact = np.zeros((rows.size, lines.size, size))
@@ -274,7 +275,7 @@ def _lines_of(
     return Parts(rows, columns, exact.reshape(rows.size, -1), int(lengths.max()) * size)
 
 
-def _blocks_of(problem: Problem, product: str, walks: Entries, *counts: int) -> Parts:
+def _blocks_of(problem: Problem, product: str, walks: Entries, counts: Counts) -> Parts:
     """Some blocks of dw."""
     size, rng = problem.block_size, np.random.default_rng(0)
     blocks = _some(rng, problem.layout.n_blocks, counts[-1])

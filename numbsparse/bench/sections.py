@@ -12,11 +12,12 @@ from typing import Any
 from numbsparse import patterns
 from numbsparse.bench.changing import changing
 from numbsparse.bench.contestants import FEATURE_MAJOR
-from numbsparse.bench.limits import host, limits
+from numbsparse.bench.host import host
+from numbsparse.bench.limits import limits
 from numbsparse.bench.lstm import lstm
 from numbsparse.bench.measure import Case, Options
 from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
-from numbsparse.bench.problem import Problem, matrices
+from numbsparse.bench.problem import BLOCK_SIZES, Problem, matrices
 from numbsparse.bench.results import Row
 from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import PRODUCTS
@@ -24,7 +25,6 @@ from numbsparse.layout import Layout
 
 DTYPES = ("float32", "float16")  # of README's figures
 DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
-BLOCK_SIZES = (8, 16, 32, 64, 128)
 # Of convolutions: taps along each axis, dtype and precision, and the block sizes.
 KINDS = (
     (3, "float16", "highest", (8, 16, 32, 64)),

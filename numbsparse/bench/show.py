@@ -56,18 +56,12 @@ def speed_up(row: Row, name: str, rows: list[Row]) -> float | None:
     return other["seconds"][dense] / row["seconds"][name] if other else None
 
 
-def per_block(row: Row) -> float | None:
-    """Seconds of our rung for a block and a row of the batch."""
-    seconds = row["seconds"].get(row["auto"])
-    return seconds and seconds / row["flops"]
-
-
 def relative(row: Row, rows: list[Row]) -> float | None:
-    """Time a block, against the random layout that stands beside an uneven one."""
+    """Time a block of our rung, against the random layout that stands beside an uneven one."""
     wanted = {"layout": f"random for {row.get('layout')}", **{key: row[key] for key in SAME}}
-    other = first(rows, **wanted)
-    one, base = per_block(row), per_block(other) if other else None
-    return one / base if one and base else None
+    both = [each for each in (row, first(rows, **wanted)) if each]
+    times = [r["seconds"][r["auto"]] / r["flops"] for r in both if r["auto"] in r["seconds"]]
+    return times[0] / times[1] if len(times) == 2 else None
 
 
 def beside_batch_major(row: Row, name: str) -> float | None:

@@ -15,19 +15,17 @@ import numpy as np
 from numbsparse.bench import convolutions, held_out
 from numbsparse.bench.contestants import named
 from numbsparse.bench.measure import measure
-from numbsparse.bench.problem import Problem, matrices
+from numbsparse.bench.problem import APART, BLOCK_SIZES, Problem, matrices
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, RUNGS
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
 FEATURES = (1024, 2048, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
-SIZES = (8, 16, 32, 64, 128)
-NUMBERS = (("float16", "highest"), *(("float32", precision) for precision in PRECISIONS))
 SLOW = ("k1_naive",)  # nowhere the fastest
 PLAIN = "k3_registers"  # nowhere but with blocks of 8
 
@@ -80,7 +78,7 @@ def grid(
     shape = len(features), len(densities), len(batches)
     found: dict[str, dict[str, np.ndarray]] = {}
     for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
-        for size, numbers, (k, batch) in every(SIZES, NUMBERS, enumerate(batches)):
+        for size, numbers, (k, batch) in every(BLOCK_SIZES, APART, enumerate(batches)):
             problem = matrices(width, size, density, batch, *numbers)
             for product in PRODUCTS:
                 of_rung = found.setdefault(times.case_of(product, size, *numbers), {})

@@ -328,7 +328,7 @@ def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     if place == "cpu":
         raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
     if place != "cuda":
-        with places.on(place):
+        with places.on(places.id_of(place)):
             return to_device(host)
     array = empty(host.shape, host.dtype)
     memory.copy_in(array.address, host)

@@ -186,6 +186,7 @@ class DataParallel:
             self.give_up()
 
     def give_up(self) -> None:
+        """Drop what a `backward` began to reduce, as one that failed does."""
         work, self._work = self._work, None
         if work and self._beside:
             device.order(self._beside.handle, device.working_stream())

@@ -62,6 +62,11 @@ def cores_for(multiply_adds: int) -> int:
     return min(config.NUMBA_NUM_THREADS, multiply_adds // WORTH_A_CORE)
 
 
+def read_only(dtype: types.Type, axes: int, layout: str = "C") -> types.Array:
+    """The type of an array that a compiled function only reads."""
+    return types.Array(dtype, axes, layout, readonly=True)
+
+
 @inner()
 def next_share(core, counts, share, work):
     """What this core does next, (first, last): of its own stretch, then of others'; or (0, 0).

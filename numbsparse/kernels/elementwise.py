@@ -9,7 +9,7 @@ contiguous, only one axis is left and an index needs no division.
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -128,6 +128,7 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
     if len(strides) == 2 and out.size >= LARGE and _run_large(name, out, operands, shape, strides):
         return
     flat: list[Any] = []
+    numbers: list[Any] = []
     kinds, steps = "", iter(strides)
     for x in operands:
         if type(x) is DeviceArray:
@@ -135,8 +136,8 @@ def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:
             flat += x.span, next(steps)
         else:
             kinds += "n"
-            flat.append(x)
-    launch(_kernel(name, kinds), blocks(out.size), THREADS, out.span, shape, *flat)
+            numbers.append(x)
+    launch(_kernel(name, kinds), blocks(out.size), THREADS, out.span, shape, *flat, *numbers)
 
 
 def _run_large(name: str, out: DeviceArray, operands: Any, shape: Any, strides: Any) -> bool:
@@ -173,12 +174,7 @@ def blocks(size: int) -> int:
 @cuda.jit(device=True)
 def offset(i, shape, strides):
     """Where item i, in C order, of a view is in its span."""
-    place = 0
-    for axis in range(len(shape) - 1, 0, -1):
-        rest = i // shape[axis]
-        place += (i - rest * shape[axis]) * strides[axis]
-        i = rest
-    return place + i * strides[0]
+    return offsets(i, shape, strides, strides)[0]
 
 
 @cuda.jit(device=True)
@@ -253,29 +249,21 @@ def _of_arrays(function):
     return kernel
 
 
-def _of_array_and_number(function):
+def _of_array_and_number(function, number_first=False):
     @cuda.jit
     def kernel(out, shape, a, strides, number):
         i = cuda.grid(1)
         if i < out.size:
-            out[i] = rounded(function(widened(a[offset(i, shape, strides)]), number), out)
+            value = widened(a[offset(i, shape, strides)])
+            given = (number, value) if number_first else (value, number)
+            out[i] = rounded(function(*given), out)
 
     return kernel
 
 
-def _of_number_and_array(function):
-    @cuda.jit
-    def kernel(out, shape, number, b, strides):
-        i = cuda.grid(1)
-        if i < out.size:
-            out[i] = rounded(function(number, widened(b[offset(i, shape, strides)])), out)
-
-    return kernel
-
-
-_MAKERS = {
+_MAKERS: dict[str, Any] = {
     "a": _of_array,
     "aa": _of_arrays,
     "an": _of_array_and_number,
-    "na": _of_number_and_array,
+    "na": partial(_of_array_and_number, number_first=True),
 }

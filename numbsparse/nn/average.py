@@ -10,9 +10,9 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, tensors_of
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, forget_captures, live, outside_capture
+from numbsparse.device import forget_captures, live, outside_capture
 from numbsparse.nn import kept
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import integer, named, number
 
 
 class ExponentialMovingAverage:
@@ -59,13 +59,22 @@ class ExponentialMovingAverage:
         self._forms: list[kept.Form] = []
 
     def step(self) -> None:
-        """Take the parameters as they are now, all in one place, into the average."""
+        """Take the parameters as they are now, all in one place, into the average.
+
+        Raises TypeError or ValueError that names the parameter, and changes nothing, where one does
+        not fit its average.
+        """
+        if len(devices := {p.device for p in self.parameters}) > 1:
+            raise ValueError(f"parameters takes Tensors of one device, got {sorted(devices)}")
         if not self._averages:
             with outside_capture():
                 self._averages = [kept.like(p.values) for p in self.parameters]
                 self._forms = [kept.form_of(p.data) for p in self.parameters]
         self._check_forms()
-        if any(isinstance(p.values, DeviceArray) for p in self.parameters):
+        for i, (average, p) in enumerate(zip(self._averages, self.parameters, strict=True)):
+            with named(f"parameters[{i}]"):
+                ops.check_average(average, p.values)
+        if devices - {"cpu"}:
             # On the GPU, so that each replay of a captured step counts again.
             share: Any = live(self._next_share, 1, np.float32)
         else:

@@ -1,15 +1,16 @@
 """First values of block-sparse weights. A unit's fan-in counts only the kept blocks."""
 
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.block_sparse import BlockSparse
+from numbsparse.block_sparse import BlockSparse, checked_shape
 from numbsparse.dtypes import as_dtype
 from numbsparse.layout import Layout, as_layout
-from numbsparse.patterns.checks import any_generator, integer
+from numbsparse.patterns.checks import any_generator, integer, number
 
 __all__ = ["fan_in", "identity", "normal", "orthogonal", "uniform"]
 
@@ -58,7 +59,7 @@ def uniform(
     >>> w, bool(abs(w.values).max() <= 0.5)  # the second block column has 4 inputs
     (BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75), True)
     """
-    rng = any_generator(seed)
+    rng, gain = any_generator(seed), number("gain", gain)
     return _scaled(partial(rng.uniform, -gain, gain), layout, block_size, shape, dtype)
 
 
@@ -81,7 +82,7 @@ def normal(
     >>> round(float(w.values.std() * np.sqrt(1024)), 2)
     2.0
     """
-    rng = any_generator(seed)
+    rng, gain = any_generator(seed), number("gain", gain)
     return _scaled(partial(rng.normal, 0, gain), layout, block_size, shape, dtype)
 
 
@@ -110,7 +111,7 @@ def identity(
     shorter = min(layout.shape)
     on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
     values = np.zeros((layout.n_blocks, block_size, block_size), as_dtype(dtype))
-    values[on_diagonal] = scale * np.eye(block_size)
+    values[on_diagonal] = number("scale", scale, least=-inf) * np.eye(block_size)
     w = BlockSparse(values, layout, shape=shape)
     return w.with_values(ops.inside(w))
 
@@ -136,7 +137,7 @@ def orthogonal(
     """
     layout, rng = as_layout(layout), any_generator(seed)
     block_size = integer("block_size", block_size)
-    walk = layout.index.columns
+    gain, walk = number("gain", gain, least=-inf), layout.index.columns
     values = np.empty((layout.n_blocks, block_size, block_size), as_dtype(dtype))
     for column in range(layout.shape[1]):
         blocks = walk.blocks[walk.indptr[column] : walk.indptr[column + 1]]
@@ -150,8 +151,8 @@ def orthogonal(
 def _scaled(draw: Any, layout: Any, block_size: int, shape: Any, dtype: Any) -> BlockSparse:
     """Drawn values over the square root of their block column's fan-in."""
     layout, block_size = as_layout(layout), integer("block_size", block_size)
+    in_features, _ = checked_shape("shape", shape, layout.shape, block_size)
     values = draw((layout.n_blocks, block_size, block_size))
-    in_features = layout.shape[0] * block_size if shape is None else shape[0]
     inputs = np.maximum(column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
     w = BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape)

@@ -24,7 +24,7 @@ from numbsparse.ops.activations import (
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
 from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
-from numbsparse.ops.average import average_step
+from numbsparse.ops.average import average_step, check_average
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
 from numbsparse.ops.conv import conv, conv_transpose, conv_weight_grad
@@ -117,10 +117,10 @@ from numbsparse.ops.softmax import (
 
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
-    "matmul", "sddmm", "check_factors", "check_step", "checked_norm", "checked_precision",
-    "conv_window", "gate_dtype", "getitem", "index_beside", "is_half", "operand", "own_precision",
-    "repeated", "size_of_blocks", "space_of", "started", "state_dtype", "transpose",
-    "transpose_window",
+    "matmul", "sddmm", "check_average", "check_factors", "check_step", "checked_norm",
+    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "operand", "own_precision", "repeated", "size_of_blocks", "space_of", "started",
+    "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip
 
 __all__ = [n for n, of in globals().items() if n[0] != "_" and not isinstance(of, _ModuleType)]

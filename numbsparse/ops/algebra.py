@@ -343,6 +343,24 @@ _subtract = _of_pairs("-", elementwise.subtract, Layout.__or__)
 _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
+
+def _remap(w: BlockSparse, layout: Any) -> BlockSparse:
+    """The matrix in another layout: blocks of both keep their values, new ones are zero.
+
+    Of a layout that equals its own it is `w` itself. Raises ValueError for another grid.
+    """
+    return remap(w, layout)
+
+
+def _block_norms(w: BlockSparse, by: str = "l2") -> Any:
+    """The norm of each kept block, (n_blocks,), in the order of `w.data`, where w is.
+
+    l1 = sum(|w|), l2 = sqrt(sum(w**2)), max = max(|w|), of what is inside the edge of the matrix:
+    in float64 on the CPU, in float32 on a GPU. Raises ValueError for another norm.
+    """
+    return block_norms(w, by)
+
+
 # As in ops/matmul.py: the package that computes adds the operators to the matrix.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
@@ -357,9 +375,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "__eq__": _compared("=="),
     "__ne__": _compared("!="),
     "__getitem__": getitem,
-    "block_norms": lambda w, by="l2": block_norms(w, by),
+    "block_norms": _block_norms,
     "diagonal": diagonal,
-    "remap": lambda w, layout: remap(w, layout),
+    "remap": _remap,
     "sum": sum,
 }
 

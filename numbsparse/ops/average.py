@@ -23,13 +23,9 @@ def average_step(average: Any, p: Any, share: Any) -> None:
     >>> average
     array([2., 2.], dtype=float32)
     """
-    gpu = on_gpu(p, "p")
+    gpu = check_average(average, p)
     if isinstance(share, DeviceArray) != gpu:
         raise ValueError(places_differ("p", "share"))
-    check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
-    for name, array in (("average", average), ("p", p)):
-        if not (array.is_contiguous if gpu else array.flags.c_contiguous):
-            raise ValueError(f"{name} takes a C-contiguous array")
     if gpu:
         from numbsparse.kernels import average as kernels
 
@@ -38,3 +34,13 @@ def average_step(average: Any, p: Any, share: Any) -> None:
         average += share[0] * (p - average)
     else:
         average[...] = p
+
+
+def check_average(average: Any, p: Any) -> bool:
+    """Whether both are on a GPU; refuse what `average_step` would refuse of them."""
+    gpu = on_gpu(p, "p")
+    check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
+    for name, array in (("average", average), ("p", p)):
+        if not (array.is_contiguous if gpu else array.flags.c_contiguous):
+            raise ValueError(f"{name} takes a C-contiguous array")
+    return gpu

@@ -1,5 +1,6 @@
 """Runs of many LSTM steps by one kernel, where there is one that serves."""
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -123,6 +124,7 @@ def _as_operands(values: DeviceArray) -> DeviceArray:
     return home("forward_steps").transposed_blocks(values)
 
 
+@cache
 def home(name: str) -> ModuleType:
     """A file of kernels; loaded when first needed."""
     return import_module(f"numbsparse.kernels.lstm.{name}")

@@ -20,37 +20,37 @@ _add: Callable[..., Any] = np.add.reduce
 _maximum: Callable[..., Any] = np.maximum.reduce
 
 
-def sum(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The sum over the given axes; ValueError where there is no such axis.
 
     >>> sum(np.float32([[1, 2], [3, 4]]), axis=0)
     array([4., 6.], dtype=float32)
     """
-    if on_gpu(a, "a"):
-        return _on_gpu("sum", a, axis, keepdims)
-    return _on_cpu(_add, a, axis, keepdims)
+    if on_gpu(x, "x"):
+        return _on_gpu("sum", x, axis, keepdims)
+    return _on_cpu(_add, x, axis, keepdims)
 
 
-def mean(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The mean over the given axes; ValueError where there is no such axis, or no value in it."""
-    gpu = on_gpu(a, "a")
-    _check_not_empty(a, axis)
+    gpu = on_gpu(x, "x")
+    _check_not_empty(x, axis)
     if gpu:
-        return _on_gpu("mean", a, axis, keepdims)
-    total = _on_cpu(_add, a, axis, keepdims)
-    return np.divide(total, a.size / (total.size or 1), out=total)
+        return _on_gpu("mean", x, axis, keepdims)
+    total = _on_cpu(_add, x, axis, keepdims)
+    return np.divide(total, x.size / (total.size or 1), out=total)
 
 
-def max(a: Any, axis: Axis = None, keepdims: bool = False) -> Any:
+def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The largest value over the given axes, NaN where there is one.
 
     ValueError where there is no such axis, or no value in it.
     """
-    gpu = on_gpu(a, "a")
-    _check_not_empty(a, axis)
+    gpu = on_gpu(x, "x")
+    _check_not_empty(x, axis)
     if gpu:
-        return _on_gpu("max", a, axis, keepdims)
-    return _on_cpu(_maximum, a, axis, keepdims)
+        return _on_gpu("max", x, axis, keepdims)
+    return _on_cpu(_maximum, x, axis, keepdims)
 
 
 def sum_to(a: Any, shape: tuple[int, ...]) -> Any:
@@ -75,7 +75,7 @@ def sum_to(a: Any, shape: tuple[int, ...]) -> Any:
 
 def _check_not_empty(a: Any, axis: Axis) -> None:
     if a.size == 0 and any(a.shape[i] == 0 for i in _axes(a, axis)):
-        raise ValueError(f"a takes values along the axis {axis}, got the shape {a.shape}")
+        raise ValueError(f"x takes values along the axis {axis}, got the shape {a.shape}")
 
 
 def _axes(a: Any, axis: Axis) -> tuple[int, ...]:

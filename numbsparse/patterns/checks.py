@@ -1,6 +1,8 @@
 """What a pattern is, and the checks of the arguments that makers of patterns take."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -108,6 +110,16 @@ def number(
     if not least <= value <= most or value >= below:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
     return float(value)
+
+
+@contextmanager
+def named(argument: str) -> Iterator[None]:
+    """Within this context errors of what arguments are begin with what they belong to."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        error.args = (f"{argument}: {error.args[0]}",)
+        raise
 
 
 def pair(argument: str, takes: str, value: Any) -> tuple[Any, Any]:

@@ -4,7 +4,8 @@ Microseconds are a sum of what was found to count, each with a factor of the run
 product, the numbers and the block size: launches, and what waits for them; products of kept values;
 terms of the longest sum; bytes of what is read of x, through all taps where they are unfolded; and
 those of the result and w. `costs.json` has the factors, which fit convolutions that were drawn and
-timed; `python -m numbsparse times --conv` makes it. What counts is the order of the rungs.
+timed; `python -m numbsparse times --conv` makes it. Those that are there fit 362 products and are
+older than that command. What counts is the order of the rungs.
 """
 
 import json
@@ -21,6 +22,7 @@ FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
+LATER = {"k4_wgmma": 0.6, "k6_strips": 1.45}  # launches: it begins early, or its result is copied
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -39,7 +41,7 @@ def microseconds(
     factors = measured().get(case_of(rung, product, block_size, dtype, precision))
     if factors is None:
         return inf
-    found = counts(product, block_size, dtype, *sizes)
+    found = counts(rung, product, block_size, dtype, *sizes)
     return sum(factor * count for factor, count in zip(factors, found, strict=True))
 
 
@@ -51,6 +53,7 @@ def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str
 
 
 def counts(
+    rung: str,
     product: str,
     block_size: int,
     dtype: Any,
@@ -62,11 +65,12 @@ def counts(
 ) -> tuple[float, ...]:
     """What takes time, of the features that an output sees of a pixel, and has, and kept blocks.
 
-    passes : launches, in each of which other outputs see other taps
+    passes : launches, in each of which other outputs see other taps; LATER ones take as long as so
+        many of the first
     """
     kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
     return (
-        passes,
+        1 + LATER.get(rung, 1) * (passes - 1),
         outputs * kept / passes / 1e9,
         (outputs if product == "weight_grad" else kept / max(features, 1)) / 1e3,
         itemsize * outputs * seen / 1e6,

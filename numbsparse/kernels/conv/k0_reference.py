@@ -33,12 +33,16 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
 
 def joined(index, size, window, x, y):
     """Each block, what of it is inside the features, and what of x and y its tap joins by it."""
-    in_blocks, (of,) = (index.rows.indptr.size - 1) // window.taps, window.passes("weight_grad")
+    in_blocks, sources = (index.rows.indptr.size - 1) // window.taps, window.sources("weight_grad")
     for block, (row, column) in enumerate(zip(index.block_rows, index.block_columns, strict=True)):
         tap, row = divmod(int(row), in_blocks)
-        pixels = of.sources(tap)
-        (outputs,) = np.nonzero(pixels >= 0)
+        (outputs,) = np.nonzero(sources[tap] >= 0)
         first, last = np.multiply((row, column), size), (x.shape[2], y.shape[2])
         rows, columns = map(slice, first, np.minimum(first + size, last))
         inside = tuple(map(slice, np.subtract(last, first)))
-        yield block, inside, (slice(None), pixels[outputs], rows), (slice(None), outputs, columns)
+        yield (
+            block,
+            inside,
+            (slice(None), sources[tap, outputs], rows),
+            (slice(None), outputs, columns),
+        )

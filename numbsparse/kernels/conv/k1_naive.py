@@ -26,7 +26,6 @@ from numbsparse.kernels.parts.plans import planned
 DTYPES = ("float16", "bfloat16", "float32")
 THREADS, RUN = 128, 8  # of a block, and the outputs that each looks at to repair them
 
-
 unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 

@@ -18,10 +18,10 @@ by all multiprocessors.
 """
 
 from functools import cache, partial
-from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.sparse
 from numba import cuda, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
@@ -147,12 +147,8 @@ def unfolding(
 
 def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
     """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
-    passes = window.passes(product)
-    sources = np.full((prod(passes[0].out_sizes), window.taps), NONE, np.int32)
-    for of in passes:
-        for k, tap in enumerate(of.taps):
-            sources[of.outputs(), tap] = of.sources(k)
-    return (sources[:, taps.start : taps.stop].reshape(-1),)
+    sources = window.sources(product)[taps.start : taps.stop]
+    return (sources.T.reshape(-1).astype(np.int32),)
 
 
 def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
@@ -219,23 +215,18 @@ def taps_in_lines(
     tap a multiple of `together`. In a weight-gradient taps are neighbours: its blocks, `begin` to
     `end`, are counted from the first one.
     """
-    place = np.full(n_taps, -1)
-    place[list(taps)] = np.arange(len(taps))
-    tap, rows = np.divmod(index.block_rows, (index.rows.indptr.size - 1) // n_taps)
-    kept = np.flatnonzero(place[tap] >= 0)
-    sides = [rows[kept], index.block_columns[kept]]
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
+    tap, rows = np.divmod(index.block_rows, counts[0])
+    kept = np.flatnonzero(np.isin(tap, taps))
+    sides = [rows[kept], index.block_columns[kept]]
     seen, begin = int(product == "input_grad"), 0
     if product == "weight_grad" and kept.size:
         begin = int(kept[0])
     of_tap = -(-counts[seen] // together) * together
-    sides[seen], counts[seen] = place[tap[kept]] * of_tap + sides[seen], len(taps) * of_tap
-
-    def walk(lines, others, count):
-        order = np.lexsort((others, lines))
-        indptr = np.searchsorted(lines[order], np.arange(count + 1))
-        return Walk(*(a.astype(np.int32) for a in (indptr, others[order], kept[order] - begin)))
-
-    walks = walk(sides[0], sides[1], counts[0]), walk(sides[1], sides[0], counts[1])
-    lines = Sent(Index(*walks, *(a.astype(np.int32) for a in sides)))
-    return lines, begin, begin + kept.size
+    sides[seen] = np.searchsorted(taps, tap[kept]) * of_tap + sides[seen]
+    counts[seen] = len(taps) * of_tap
+    blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)
+    walks = ((a.indptr, a.indices, a.data) for a in (blocks.tocsr(), blocks.tocsc()))
+    lines, columns = (Walk(*(a.astype(np.int32) for a in arrays)) for arrays in walks)
+    of_blocks = (a.astype(np.int32) for a in sides)
+    return Sent(Index(lines, columns, *of_blocks)), begin, begin + kept.size

@@ -70,21 +70,19 @@ if SIMULATED:
     SHAPES = {size: shape._replace(WARPS=1) for size, shape in SHAPES.items()}
 
 
-of_card = reach("k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
+def refused(product: str, *_: Any) -> str | None:
+    return "has no weight-gradient" if product == "weight_grad" else None
 
 
-def unsupported(product, *case):
-    """None, or why in words: see `numbsparse.kernels.conv`."""
-    if product == "weight_grad":
-        return "k3_tensor_core has no weight-gradient"
-    return of_card(product, *case)
+unsupported = reach(
+    "k3_tensor_core", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0), refused=refused
+)
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     size, dtype, transposed = values.shape[1], x.dtype.name, product == "input_grad"
-    shape = SHAPES[size]
-    batch, features = x.shape[0], y.shape[2]
+    shape, batch, features = SHAPES[size], x.shape[0], y.shape[2]
     if not batch:
         return
     x, values, y = (a.view(np.uint16) for a in (x, values, y))
@@ -93,18 +91,18 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     y, _, wide = stored(y)
     lines = -(-features // size)
     for of in window.passes(product):
-        height, outputs = shape.height, batch * prod(of.counts)
+        height, outputs = shape.height, batch * prod(of.view.counts)
         while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * lines < ENOUGH:
             height //= 2
-        how = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
-        units = Units(*planned(index, line_units, window.taps, product, of, how.box, how.chunks))
+        how, chunks = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
+        units = Units(*planned(index, line_units, window.taps, product, of, how.box, chunks))
         tiles = prod(how.tiles)
         together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
         stage = how.rows * size + shape.taps * size * size
         launch(
             line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
             tiles * -(-lines // together), 32 * shape.WARPS,
-            x, values, batch, how.tiling(), of.view,
+            x, values, batch, how, of.view,
             units, together, y, features, stage,
             shared_bytes=STAGES * stage * values.itemsize,
         )  # fmt: skip
@@ -120,7 +118,8 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
     places_of, begin_w, add_products = line_product(dtype, B, TA, transposed)
     store, clear_sums = store_tile(dtype, TA, TB, wide, row_at), clear(TA, TB)
-    fetch_x = fetch_rows(B, THREADS, PIECE, places_of[0])
+    place_in, _ = places_of
+    fetch_x = fetch_rows(B, THREADS, PIECE, place_in)
     fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
 
     @cuda.jit
@@ -130,7 +129,7 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
         places = cuda.shared.array(ROWS, int64)  # of the tile's outputs, then of the box's pixels
         out_rows = cuda.shared.array(BM, int32)
         acc = cuda.local.array(ACC, float32)
-        base = cuda.local.array(TA, int32)
+        base, x_at = cuda.local.array(TA, int32), cuda.local.array(TA, uint32)
         lines = units.ptr.size - 1
         groups = (lines + together - 1) // together
         line = cuda.blockIdx.x % groups * together
@@ -183,7 +182,9 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
                     shift, entry = coming_shift, uint32(entry + 1)
                     if entry < last:  # under way while this tap is multiplied
                         coming_shift = units.shift[entry]
-                    add_products(ring, x_start, w_at, base, shift, across, acc)
+                    for m in range(TA):
+                        x_at[m] = x_start + place_in(uint32(base[m] + shift), across)
+                    add_products(ring, x_at, w_at, acc)
                     w_at = uint32(w_at + SLOT)
                 now = now + stage if now + stage < STAGES * stage else 0
                 line = units.line[unit]
@@ -198,27 +199,17 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
 def line_product(dtype: str, B: int, TA: int, transposed: bool) -> tuple[Any, ...]:
     """(places of pieces in a box, and in a block of w, see `banks`; begin_w; add).
 
-    add(ring, x_start, w_at, base, shift, across, acc) multiplies what a tap sees of a box, TA times
-    16 rows, by a block of w. Rows are found one by one, because those of a tile are not at equal
-    distances.
+    add(ring, at, w_at, acc) multiplies what a tap sees of a box, TA times 16 rows, by a block of w.
+    Rows are found one by one, because those of a tile are not at equal distances.
     """
     of_w, places = fragments.Side(B // PIECE, transposed), fragments.places(B // PIECE)
-    place_in, (_, load_x) = places[0], fragments.square(B // PIECE, True, True)
+    _, load_x = fragments.square(B // PIECE, True, True)
 
     @cuda.jit(device=True)
     def read_x(ring, at, i, m):
         return load_x(ring, at[m], 0, 2 * i)
 
-    begin_w, add_products = fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
-
-    @cuda.jit(device=True)
-    def add(ring, x_start, w_at, base, shift, across, acc):
-        at = cuda.local.array(TA, uint32)
-        for m in range(TA):
-            at[m] = x_start + place_in(uint32(base[m] + shift), across)
-        add_products(ring, at, w_at, acc)
-
-    return places, begin_w, add
+    return places, *fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
 
 
 @cuda.jit(device=True)

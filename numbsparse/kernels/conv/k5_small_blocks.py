@@ -19,7 +19,7 @@ from numbsparse.kernels.conv.k1_naive import repair_lines
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.plans import Sent, planned
-from numbsparse.layout import Index, Layout
+from numbsparse.layout import Index, layout_of
 
 BLOCK_SIZES = (4, 8)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -70,14 +70,10 @@ def merge(index: Index, n_taps: int, B: int) -> tuple[Any, ...]:
     tap, row = np.divmod(index.block_rows, rows // n_taps)
     in_blocks, out_blocks = -(-(rows // n_taps) // along), -(-columns // along)
     down, across = tap * in_blocks + row // along, index.block_columns // along
-    pattern = np.zeros((n_taps * in_blocks, out_blocks), bool)
-    pattern[down, across] = True
-    merged = Layout(pattern).index
-    number = np.cumsum(pattern).reshape(pattern.shape) - 1
-    cell = row % along * along + index.block_columns % along
-    homes = number[down, across] * along**2 + cell
-    cells = np.full((merged.block_rows.size, along**2), -1, np.int32)
-    cells.reshape(-1)[homes] = np.arange(homes.size)
+    places, number = np.unique(down * out_blocks + across, return_inverse=True)
+    merged = layout_of((n_taps * in_blocks, out_blocks), places).index
+    cells = np.full((places.size, along**2), -1, np.int32)
+    cells[number, row % along * along + index.block_columns % along] = np.arange(row.size)
     return Sent(merged), cells
 
 

@@ -10,10 +10,11 @@ Reads per output: those of that rung; of x from the L2 cache, where all taps and
 
 from functools import partial
 from math import prod
+from typing import Any
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
-from numbsparse.kernels.conv.window import Pass, Three, Window
+from numbsparse.kernels.conv.window import Pass, Three
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
@@ -27,55 +28,49 @@ BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16")
 FEATURES, DEPTH = 64, 32  # of a group of a region, and rows of a stage
 
-of_card = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
 
-
-def unsupported(product, block_size, dtype, place, batch=1, precision="highest", *call):
-    """None, or why in words: see `numbsparse.kernels.conv`."""
-    reason = of_card(product, block_size, dtype, place, batch, precision)
-    if reason is None and call:
-        reason = refused(product, block_size, batch, *call)
-    return reason
-
-
-def refused(
-    product: str, size: int, batch: int, window: Window, in_features: int, out_features: int
-) -> str | None:
+def refused(product: str, size: int, _: str, batch: int, *call: Any) -> str | None:
     """What the copy engine does not serve."""
+    if not call:
+        return None
+    window, in_features, out_features = call
     read = out_features if product == "input_grad" else in_features
     step, along = max(window.stride), zip(window.stride, window.small, strict=True)
     if step > 2 or (product != "input_grad" and any(s < step and n > 1 for s, n in along)):
-        return f"k6_strips takes a stride of 1 or 2, along all axes, got {window.stride}"
+        return f"takes a stride of 1 or 2, along all axes, got {window.stride}"
     if read % size:
-        return f"k6_strips takes multiples of {size} features in {product}, got {read}"
+        return f"takes multiples of {size} features in {product}, got {read}"
     offsets = tuple(by for of in window.passes(product) for by in of.offsets)
     if not fits(offsets, -(-max(in_features, out_features) // WIDTH)):
-        return f"k6_strips takes fewer features, and taps less far apart, got {window}"
+        return f"takes fewer features, and taps less far apart, got {window}"
     if product == "weight_grad" and batch:
         tile = tile_that_fits(batch, window.small, DEPTH)
         if 2 * prod(tile) < min(DEPTH, batch * prod(window.small)):
-            return f"k6_strips takes images made of boxes of {DEPTH} pixels, got {window.small}"
+            return f"takes images made of boxes of {DEPTH} pixels, got {window.small}"
     return None
+
+
+unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), refused=refused)
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     passes, (batch, _, features), B = window.passes(product), y.shape, values.shape[1]
     for of in passes:
-        part = y if len(passes) == 1 else empty((batch, prod(of.counts), features), y.dtype)
+        part = y if len(passes) == 1 else empty((batch, prod(of.view.counts), features), y.dtype)
         rows = part.reshape(-1, features)
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
         if x.size and lines.block_rows.size:
-            images = images_of(x, of.sizes, of.counts, of, WIDTH)
+            images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
             along_strips(images, values, lines, rows, product == "input_grad", precision)
         else:
             fill(rows, 0.0)
         if part is not y:
             word = "uint32" if features % 2 == 0 else "uint16"
             part, whole = (a.view(word) for a in (part, y))
-            words, along = part.shape[2], map(slice, of.first, of.out_sizes, of.step)
-            own = whole.reshape(batch, *of.out_sizes, words)[(slice(None), *along)]
-            copy(own, part.reshape(batch, *of.counts, words))
+            words, along = part.shape[2], map(slice, of.view.first, of.view.out_sizes, of.view.step)
+            own = whole.reshape(batch, *of.view.out_sizes, words)[(slice(None), *along)]
+            copy(own, part.reshape(batch, *of.view.counts, words))
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -95,5 +90,5 @@ def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, gro
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))
-    taps = [(max(of.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
+    taps = [(max(of.view.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
     return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)

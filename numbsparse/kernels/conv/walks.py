@@ -34,9 +34,6 @@ class Entries(NamedTuple):
         line, tap, other, block = (a[kept] for a in self[:4])
         return Entries(line, np.searchsorted(taps, tap), other, block, self.lines)
 
-    def indptr(self) -> np.ndarray:
-        return np.searchsorted(self.line, np.arange(self.lines + 1))
-
 
 def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
     """Of a product's lines: out-blocks for forward, in-blocks for input_grad; sorted by other, tap.
@@ -69,8 +66,9 @@ class Walk(NamedTuple):
 
 def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> Walk:
     found = entries(index, n_taps, product).of(of.taps)
-    offsets = np.array(of.offsets, np.int32).reshape(-1, 3)
-    return Walk(*_int32(found.indptr(), found.tap, found.other, found.block, offsets))
+    indptr = np.searchsorted(found.line, np.arange(found.lines + 1))
+    offsets = np.reshape(of.offsets, (-1, 3))
+    return Walk(*_int32(indptr, found.tap, found.other, found.block, offsets))
 
 
 class Units(NamedTuple):
@@ -94,14 +92,14 @@ def line_units(
     index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any, parts: int = 1
 ) -> Units:
     found = entries(index, n_taps, product, parts).of(of.taps)
-    (line, chunk, other), sizes, block, shift = _runs(found, box, chunks, "line", "chunk", "other")
+    names = "line", "chunk", "other"
+    (line, chunk, other), sizes, block, shift, origins = _runs(found, box, chunks, *names)
     empty = np.setdiff1d(np.arange(found.lines), line)
-    line, none = np.append(line, empty), np.zeros(empty.size, int)
-    order = np.argsort(line, kind="stable")
-    line = line[order]
-    other, chunk, sizes = (np.append(a, none)[order] for a in (other, chunk, sizes))
+    order = np.argsort(np.append(line, empty), kind="stable")
+    ends = zip((line, other, chunk, sizes), (empty, *[np.zeros(empty.size, int)] * 3), strict=True)
+    line, other, chunk, sizes = (np.append(*parts)[order] for parts in ends)
     ptr = np.searchsorted(line, np.arange(found.lines + 1))
-    return Units(*_int32(ptr, line, other, chunk, _starts(sizes), block, shift, _origins(chunks)))
+    return Units(*_int32(ptr, line, other, chunk, _starts(sizes), block, shift, origins))
 
 
 class Schedule(NamedTuple):
@@ -163,7 +161,8 @@ def block_items(
 ) -> Items:
     """Units of up to `together` taps, of which an item has at most `most`."""
     found = entries(index, n_taps, "input_grad", parts).of(of.taps)
-    (chunk, row, column), sizes, block, shift = _runs(found, box, chunks, "chunk", "line", "other")
+    names = "chunk", "line", "other"
+    (chunk, row, column), sizes, block, shift, origins = _runs(found, box, chunks, *names)
     heaviest = np.argsort(-sizes, kind="stable")
     items, begins = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes)[heaviest]
     where, blocks = np.empty(block.size, np.int64), np.full((block.size, together), NONE)
@@ -174,7 +173,7 @@ def block_items(
     nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
     sizes = np.minimum(counts[which] - nth * most, most)
     ptr, blocks = _starts(sizes), blocks[:n].ravel()
-    return Items(*_int32(items[which], ptr, blocks, where[:n], _origins(chunks)))
+    return Items(*_int32(items[which], ptr, blocks, where[:n], origins))
 
 
 @compiled(error_model="numpy")
@@ -203,7 +202,8 @@ def _take_units(begins, ends, shifts, kept, where, blocks, counts):
 def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ...]:
     """(keys (3, runs), entries of each, blocks, shifts) of the entries that agree in all names.
 
-    They are in the order of the names, and entries of a run in that of their shifts.
+    They are in the order of the names, and entries of a run in that of their shifts. And the
+    origins of the chunks.
     """
     n_taps = sum(len(chunk.taps) for chunk in chunks)
     chunk, shift = np.zeros(n_taps, int), np.zeros(n_taps, int)
@@ -217,11 +217,8 @@ def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ..
     changes = np.any(keys[:, 1:] != keys[:, :-1], axis=0)
     begins = np.append(0, np.flatnonzero(changes) + 1)[: order.size]
     sizes = np.diff(np.append(begins, order.size))
-    return keys[:, begins], sizes, found.block[order], shifts[order]
-
-
-def _origins(chunks: Any) -> np.ndarray:
-    return np.array([chunk.origin for chunk in chunks] or [(0, 0, 0)])
+    origins = np.array([chunk.origin for chunk in chunks] or [(0, 0, 0)])
+    return keys[:, begins], sizes, found.block[order], shifts[order], origins
 
 
 def _starts(sizes: Any) -> np.ndarray:

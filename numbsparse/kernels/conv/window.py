@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -57,6 +58,15 @@ class Window(NamedTuple):
             return (_forward(self).seeing(),)
         return tuple(of.seeing() for of in _input_grad(self))
 
+    def sources(self, product: str) -> np.ndarray:
+        """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
+        passes = self.passes(product)
+        sources = np.full((self.taps, prod(passes[0].view.out_sizes)), -1)
+        for of in passes:
+            for k, tap in enumerate(of.taps):
+                sources[tap, of.outputs()] = of.sources(k)
+        return sources
+
     def offsets(self) -> np.ndarray:
         """(taps, 3): what each tap sees from pixel 0 of the small image."""
         taps = np.indices(self.kernel).reshape(3, -1).T
@@ -64,7 +74,7 @@ class Window(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a kernel knows of a `Pass`."""
+    """What a kernel knows of a `Pass`: outputs o * step + first for o below counts."""
 
     counts: Three
     step: Three
@@ -75,47 +85,44 @@ class View(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Outputs o * step + first for o below counts; taps[k] sees o * scale + offsets[k]."""
+    """Outputs of which taps[k] sees o * scale + offsets[k]."""
 
-    counts: Three
-    step: Three
-    first: Three
-    scale: Three
-    sizes: Three
-    out_sizes: Three
+    view: View
     taps: tuple[int, ...]
     offsets: tuple[Three, ...]
 
-    @property
-    def view(self) -> View:
-        return View(*self[:6])
-
     def seeing(self) -> Pass:
         """Without the taps that see no pixel."""
-        offsets = np.reshape(self.offsets, (-1, 3))
-        first = np.maximum(-(offsets // self.scale), 0)  # that sees pixel 0, or one beyond
-        meets = (first < self.counts) & (first * self.scale + offsets < self.sizes)
+        offsets, (counts, _, _, scale, sizes, _) = np.reshape(self.offsets, (-1, 3)), self.view
+        first = np.maximum(-(offsets // scale), 0)  # that sees pixel 0, or one beyond
+        meets = (first < counts) & (first * scale + offsets < sizes)
         kept = np.flatnonzero(meets.all(axis=1))
         taps = tuple(self.taps[k] for k in kept)
         return self._replace(taps=taps, offsets=_threes(offsets[kept]))
 
+    def rows(self) -> Pass:
+        """The same of rows of pixels: of images that are one pixel wide."""
+        view = ((*axes[:2], n) for axes, n in zip(self.view, (1, 1, 0, 1, 1, 1), strict=True))
+        return Pass(View(*view), self.taps, tuple((z, y, 0) for z, y, _ in self.offsets))
+
     def outputs(self) -> np.ndarray:
         """The pixel of each output, (outputs,)."""
-        places = np.indices(self.counts).reshape(3, -1).T * self.step + self.first
-        return np.ravel_multi_index(tuple(places.T), self.out_sizes)
+        counts, step, first, _, _, out_sizes = self.view
+        places = np.indices(counts).reshape(3, -1).T * step + first
+        return np.ravel_multi_index(tuple(places.T), out_sizes)
 
     def sources(self, k: int) -> np.ndarray:
         """The pixel that each output sees through taps[k], (outputs,), or -1 outside the image."""
-        places = np.indices(self.counts).reshape(3, -1).T * self.scale + self.offsets[k]
-        inside = ((places >= 0) & (places < self.sizes)).all(axis=1)
-        _, height, width = self.sizes
+        counts, _, _, scale, (depth, height, width), _ = self.view
+        places = np.indices(counts).reshape(3, -1).T * scale + self.offsets[k]
+        inside = ((places >= 0) & (places < (depth, height, width))).all(axis=1)
         return np.where(inside, places @ (height * width, width, 1), -1)
 
 
 def _forward(window: Window) -> Pass:
-    sizes, taps = (window.big, window.small), tuple(range(window.taps))
-    offsets = _threes(window.offsets())
-    return Pass(window.small, (1, 1, 1), (0, 0, 0), window.stride, *sizes, taps, offsets)
+    whole = window.small, (1, 1, 1), (0, 0, 0), window.stride
+    taps, offsets = tuple(range(window.taps)), _threes(window.offsets())
+    return Pass(View(*whole, window.big, window.small), taps, offsets)
 
 
 def _input_grad(window: Window) -> Iterator[Pass]:
@@ -124,8 +131,8 @@ def _input_grad(window: Window) -> Iterator[Pass]:
         (counts,) = _threes(-(np.subtract([first], window.big) // window.stride))
         steps, rest = np.divmod(first - window.offsets(), window.stride)
         taps = np.flatnonzero((rest == 0).all(axis=1))
-        sizes, offsets = (window.small, window.big), _threes(steps[taps])
-        yield Pass(counts, window.stride, first, (1, 1, 1), *sizes, tuple(taps.tolist()), offsets)
+        view = View(counts, window.stride, first, (1, 1, 1), window.small, window.big)
+        yield Pass(view, tuple(taps.tolist()), _threes(steps[taps]))
 
 
 def _threes(rows: Any) -> tuple[Three, ...]:
@@ -140,37 +147,15 @@ class Chunk(NamedTuple):
     origin: Three
 
 
-class Tiling(NamedTuple):
-    """What a kernel knows of a `Cut`, and the scale; `rows` of a stage hold a box."""
-
-    images: int
-    tile: Three
-    box: Three
-    rows: int
-    tiles: Four
-    scale: Three
-
-
 class Cut(NamedTuple):
-    """A pass in tiles of `tile` outputs of `images` images, and the chunks of its taps."""
+    """A pass in tiles of `tile` outputs of `images` images, for kernels: their `tiling`."""
 
     images: int
     tile: Three
     box: Three  # of one size for every chunk
+    rows: int  # of a stage that holds a box
     tiles: Four  # along the batch and each axis
-    chunks: tuple[Chunk, ...]
     scale: Three
-
-    @property
-    def rows(self) -> int:
-        """Rows of a stage that holds a box."""
-        return -(-self.images * prod(self.box) // ALIGNED) * ALIGNED
-
-    def tiling(self, line: int = 128) -> Tiling:
-        """With boxes that end where the pattern of swizzled lines of `line` bytes repeats."""
-        together = max(1024 // line, ALIGNED)
-        rows = -(-self.rows // together) * together
-        return Tiling(self.images, self.tile, self.box, rows, self.tiles, self.scale)
 
     @property
     def group(self) -> int:
@@ -179,16 +164,7 @@ class Cut(NamedTuple):
 
     def is_filled(self, of: Pass, batch: int, rows: int) -> bool:
         """Whether most rows of such tiles, `rows` in each, are outputs."""
-        return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.counts)
-
-    def fills(self, of: Pass, rows: int) -> bool:
-        """Whether all `rows` of every tile are outputs.
-
-        In a weight-gradient the others are zeros times pixels of the image, NaN if these are not
-        finite.
-        """
-        along = zip(of.counts, self.tile, strict=True)
-        return self.images * prod(self.tile) == rows and all(n % t == 0 for n, t in along)
+        return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.view.counts)
 
 
 Shapes = Iterator[tuple[int, Three]]
@@ -196,27 +172,26 @@ Shapes = Iterator[tuple[int, Three]]
 
 def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
     """(images, tile) of up to `rows` outputs: sides are powers of two, or whole images."""
-    sides = [
-        sorted({min(n, 1 << k) for k in range(rows.bit_length())}) for n in (*of.counts, batch)
-    ]
-    for z in sides[0]:
-        for y in sides[1]:
-            for x in sides[2]:
-                if z * y * x <= rows:
-                    yield min(batch, rows // (z * y * x)), (z, y, x)
+    return _shapes(batch, rows, *(_powers(rows, n) for n in of.view.counts))
 
 
 def square_shapes(of: Pass, batch: int, rows: int) -> Shapes:
     """(images, tile): columns of 8 x 8 pixels; of images of one line, lines of 64."""
-    if of.counts[0] == of.counts[1] == 1:
-        for x in (PIXELS << k for k in range(rows.bit_length())):
-            if x <= rows:
-                yield min(batch, rows // x), (1, 1, x)
-        return
-    for z in {min(of.counts[0], 1 << k) for k in range(rows.bit_length())}:
-        for y in (SIDE << k for k in range(rows.bit_length())):
-            if z * y * SIDE <= rows:
-                yield min(batch, rows // (z * y * SIDE)), (z, y, SIDE)
+    depth, height, _ = of.view.counts
+    if depth == height == 1:
+        return _shapes(batch, rows, [1], [1], [PIXELS * n for n in _powers(rows, rows)])
+    columns = [SIDE * n for n in _powers(rows, rows)]
+    return _shapes(batch, rows, _powers(rows, depth), columns, [SIDE])
+
+
+def _shapes(batch: int, rows: int, *sides: list[int]) -> Shapes:
+    for z, y, x in product(*sides):
+        if z * y * x <= rows:
+            yield min(batch, rows // (z * y * x)), (z, y, x)
+
+
+def _powers(rows: int, most: int) -> list[int]:
+    return sorted({min(most, 1 << k) for k in range(rows.bit_length())})
 
 
 @lru_cache(maxsize=1024)
@@ -227,31 +202,36 @@ def cut(
     most_taps: int,
     most_rows: int,
     shapes: Callable[[Pass, int, int], Shapes] = any_shapes,
-) -> Cut:
-    """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels."""
+    line: int = 128,
+) -> tuple[Cut, tuple[Chunk, ...]]:
+    """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels.
+
+    And the chunks of its taps. A stage ends where the pattern of swizzled lines of `line` bytes
+    repeats.
+    """
+    together = max(1024 // line, ALIGNED)
     while True:
         chunks = chunks_of(of, most_taps)
-        spread = [
-            max((shift[axis] for chunk in chunks for shift in chunk.shifts), default=0)
-            for axis in range(3)
-        ]
+        shifts = [shift for chunk in chunks for shift in chunk.shifts]
+        spread = np.max(shifts or [(0, 0, 0)], axis=0).tolist()
         best = min(
             (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
             default=None,
         )
         if best is not None and best[0] < np.inf:
             _, images, tile = best
-            box = tuple(t + s for t, s in zip(tile, spread, strict=True))
-            along = tuple(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
-            tiles = (-(-batch // images), *along)
-            return Cut(images, tile, box, tiles, chunks, of.scale)  # type: ignore[arg-type]
+            box: Any = tuple(t + s for t, s in zip(tile, spread, strict=True))
+            along = tuple(-(-n // t) for n, t in zip(of.view.counts, tile, strict=True))
+            stage = -(-images * prod(box) // together) * together
+            tiles: Any = -(-batch // images), *along
+            return Cut(images, tile, box, stage, tiles, of.view.scale), chunks
         most_taps = (most_taps + 1) // 2
 
 
 def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
     """The taps of a pass, at most `most` together."""
     groups: dict[Three, list[tuple[Three, int]]] = {}
-    shifts, rests = map(_threes, np.divmod(np.reshape(of.offsets, (-1, 3)), of.scale))
+    shifts, rests = map(_threes, np.divmod(np.reshape(of.offsets, (-1, 3)), of.view.scale))
     for k, (shift, rest) in enumerate(zip(shifts, rests, strict=True)):
         groups.setdefault(rest, []).append((shift, k))
     chunks = []
@@ -260,7 +240,7 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
         for start in range(0, len(taps), most):
             some, numbers = zip(*taps[start : start + most], strict=True)
             low = np.min(some, axis=0)
-            (origin,) = _threes(np.array([low * of.scale + rest]))
+            (origin,) = _threes(np.array([low * of.view.scale + rest]))
             chunks.append(Chunk(numbers, _threes(some - low), origin))
     return tuple(chunks)
 
@@ -268,9 +248,11 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:
     """Of all tiles, in rows: those multiplied, counted for every tap, and those loaded, once."""
     images, tile = shape
-    tiles = -(-batch // images) * prod(-(-n // t) for n, t in zip(of.counts, tile, strict=True))
+    tiles = -(-batch // images) * prod(
+        -(-n // t) for n, t in zip(of.view.counts, tile, strict=True)
+    )
     box = images * prod(t + s for t, s in zip(tile, spread, strict=True))
-    longest = max((t + s) * by for t, s, by in zip(tile, spread, of.scale, strict=True))
+    longest = max((t + s) * by for t, s, by in zip(tile, spread, of.view.scale, strict=True))
     if box > most_rows or longest > LONGEST:
         return np.inf, images, tile
     uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together use fewer banks

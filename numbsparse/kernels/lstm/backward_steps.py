@@ -77,9 +77,17 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
+    finish_rows = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
     WORDS = DOWN * eights(kind).WORDS
     OF_GATES = GATES * WORDS
-    run = multiplying(ring, multiply, 1, None, load, ending(kind, dropped), AHEAD)
+
+    @cuda.jit(device=True)
+    def finish(sums, loaded, given, where):
+        exchange(sums[0])
+        finish_rows(sums, loaded, given, where)
+        add_biases(loaded[5], given.dbias, where)
+
+    run = multiplying(ring, multiply, 1, None, load, finish, AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -90,20 +98,6 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
         run(sums, (z, slope, share, before, of_c, biases), *args)
 
     return streaming(ring, multiply_steps)
-
-
-@cache
-def ending(kind: str, dropped: bool) -> Any:
-    """The gradients of gates, c and bias, from the sums of a line."""
-    finish = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
-
-    @cuda.jit(device=True)
-    def end(sums, loaded, given, where):
-        exchange(sums[0])
-        finish(sums, loaded, given, where)
-        add_biases(loaded[5], given.dbias, where)
-
-    return end
 
 
 OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c

@@ -12,14 +12,21 @@ import numpy as np
 from numba import from_dtype, types
 
 from numbsparse.kernels.at_address import address_of, call_of
-from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
+from numbsparse.kernels.cores import (
+    DONE,
+    compiled,
+    inner,
+    next_share,
+    on_cores,
+    read_only,
+    wait_or_part,
+)
 from numbsparse.kernels.lstm.cell import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
 from numbsparse.kernels.matmul.few_rows import few
 from numbsparse.kernels.matmul.k0_cpu import (
     OUTER_CACHE,
     SLAB,
-    read_only,
     signature_of_tiles,
     tile_shape,
     tiles_kernel,
@@ -33,7 +40,8 @@ FLOATS = (np.float32, np.float64)
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
     """Whether it pays: floats, more rows than `few_rows` is for, and gates that fit the cache."""
-    return values.dtype in FLOATS and few(values.dtype) < batch <= SLAB // (GATES * units)
+    least = few(values.dtype, values.shape[1], True)
+    return values.dtype in FLOATS and least < batch <= SLAB // (GATES * units)
 
 
 def forward(first, last, gates, bias, kept, hs, cs, values, index):
@@ -62,7 +70,8 @@ def backward(first, last, gates, kept, cs, dy, dgates, dc, dbias, values, index)
 def _run(kernel, ends, arrays, values, walk, shape):
     """`shape` (batch, features) is that of the operand that is packed in each step."""
     (batch, features), dtype = shape, from_dtype(values.dtype)
-    rows, most = tile_shape(values.shape[1])
+    size = values.shape[1]
+    most = tile_shape(size)[1]
     panels = -(-batch // (most * lanes(dtype)))
     columns = -(-batch // (panels * lanes(dtype))) * lanes(dtype)  # of all panels alike
     packed = empty_panels(panels, features, columns, values.dtype)
@@ -72,7 +81,7 @@ def _run(kernel, ends, arrays, values, walk, shape):
             ends,
             arrays,
             (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
-            address_of(tiles_kernel(dtype, rows, columns)),
+            address_of(tiles_kernel(dtype, size, columns)),
         ),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
@@ -149,8 +158,7 @@ def steps_kernel(dtype, back, arrays, operand, gates):
     @compiled(signature)
     def kernel(core, progress, share, ends, arrays, recurrent, tiles_at):
         (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
-        strides, batch = (1, values.shape[1]) if back else (values.shape[1], 1), len(out)
-        operands = packed, values, strides, walk, out, by_line
+        operands, batch = (packed, values, back, walk, out, by_line), len(out)
         for step in range(abs(last - first)):
             t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]

@@ -28,7 +28,7 @@ from numbsparse.kernels.lstm.units import (
     TWOS,
     loading_two,
     row_of,
-    storing_two,
+    storing_twos,
     unit_of,
 )
 from numbsparse.kernels.parts.one_by_one import one_by_one
@@ -81,7 +81,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
     start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
-    finish = one_by_one(lambda k: finishing(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
+    finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
     run = multiplying(ring, multiply, GATES, start, load, finish, True)
 
     @cuda.jit(device=True)
@@ -137,23 +137,22 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """Gates, c and h of a two to their places."""
-    store, store_floats = storing_two(kind), storing_two("tf32")
-    compute = one_by_one(lambda k: computing(two, 2 * down + k, dropped), 2)
-    A = 2 * down
+    """Gates, c and h of four units, two and two neighbours, to their places."""
+    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+    compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         (state, share), (line, first_row, top, batch, units, width) = loaded, where
-        n, unit = top + row_of(down), unit_of(two)
+        n = top + row_of(down)
         compute(sums, state, share)
-        if n < batch and line * B + unit < units:
-            at = (first_row + n) * width + line * COLUMNS + unit
-            for gate in range(GATES):
-                store(given.gates, at + gate * B, sums[gate, two, A], sums[gate, two, A + 1])
-            at = (first_row + n + batch) * units + line * B + unit
-            store_floats(given.c, at, state[two, A], state[two, A + 1])
-            store(given.hs, at, share[two, A], share[two, A + 1])
+        left = units - line * B if n < batch else int64(0)
+        at = (first_row + n) * width + line * COLUMNS
+        for gate in range(GATES):
+            store(given.gates, at + gate * B, left, sums[gate])
+        at = (first_row + n + batch) * units + line * B
+        store_floats(given.c, at, left, state)
+        store(given.hs, at, left, share)
 
     return finish
 

@@ -1,6 +1,7 @@
 """The gates on the CPU: block after block of a row, in loops that fill vectors."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 
@@ -58,8 +59,14 @@ def by_gate(gates, block_size):
 
 def all_kept(kept, like):
     """The update's dropout factors; ones, stored only once, where nothing is dropped."""
-    shape = (*[1] * (like.ndim - 1), like.shape[-1])
-    return np.ones(shape, like.dtype) if kept is None else kept
+    return _ones(like.ndim, like.shape[-1], like.dtype) if kept is None else kept
+
+
+@lru_cache(maxsize=16)
+def _ones(axes, units, dtype):
+    ones = np.ones((*[1] * (axes - 1), units), dtype)
+    ones.flags.writeable = False
+    return ones
 
 
 def as_read_only(array):

@@ -7,7 +7,7 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from numba import cuda, float32, uint32, uint64
+from numba import cuda, float32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
@@ -118,8 +118,7 @@ def cell_grad(i, f, g, o, kept, c_before, t, dh, dc):
 @cuda.jit(device=True)
 def first_gate(unit, block_size):
     """Where the input gate of a unit is among the gates; the others follow, a block each."""
-    block = uint64(uint32(unit) // uint32(block_size))  # not of 64 bits, which takes longer
-    return unit + block * uint64((GATES - 1) * block_size)
+    return unit + unit // uint64(block_size) * uint64((GATES - 1) * block_size)
 
 
 @cache

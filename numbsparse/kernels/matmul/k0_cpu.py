@@ -28,7 +28,15 @@ from numba import from_dtype, types
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from numbsparse.kernels.at_address import address_of, call_of
-from numbsparse.kernels.cores import DONE, compiled, inner, next_share, on_cores, wait_or_part
+from numbsparse.kernels.cores import (
+    DONE,
+    compiled,
+    inner,
+    next_share,
+    on_cores,
+    read_only,
+    wait_or_part,
+)
 from numbsparse.kernels.matmul.few_rows import few, few_product
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of, with_unit_stride
@@ -46,6 +54,7 @@ from numbsparse.kernels.simd import (
 
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+AHEAD = 32  # steps, at least, from a block's prefetch to its product
 SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 INNER_SLAB = 1 << 18  # the same for the inner cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
@@ -67,12 +76,12 @@ def in_floats(compute, a, b, out, *how):
 
 def forward(x, values, index, y, precision="highest"):
     """y[:] = x @ w."""
-    in_floats(_product, x, values, y, index.columns, False)
+    in_floats(_product, x, values, y, index, False)
 
 
 def input_grad(dy, values, index, dx, precision="highest"):
     """dx[:] = dy @ w.T."""
-    in_floats(_product, dy, values, dx, index.rows, True)
+    in_floats(_product, dy, values, dx, index, True)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
@@ -82,10 +91,9 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 
 def again(batch, values, index, transposed):
     """`forward` or `input_grad` as a function of x, values and y: see `few_product`."""
-    walk = index.rows if transposed else index.columns
-    if values.itemsize > 2 and 0 < batch <= few(values.dtype):
-        return few_product(batch, values, walk, transposed)
-    return lambda x, values, y: in_floats(_product, x, values, y, walk, transposed)
+    if values.itemsize > 2 and 0 < batch <= few(values.dtype, values.shape[1], transposed):
+        return few_product(batch, values, index, transposed)
+    return lambda x, values, y: in_floats(_product, x, values, y, index, transposed)
 
 
 def _sum_rows(x, dy, dvalues, index):
@@ -129,32 +137,34 @@ def _slab(features, nbytes):
     return max(64, INNER_SLAB // max(1, features))
 
 
-def _product(x, values, y, walk, transposed):
+def _product(x, values, y, index, transposed):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     x = with_unit_stride(x)
-    batch, features = x.shape
-    if 0 < batch <= few(values.dtype):
-        few_product(batch, values, walk, transposed)(x, np.ascontiguousarray(values), y)
-        return
-    size, dtype = values.shape[1], from_dtype(values.dtype)
-    strides = (1, size) if transposed else (size, 1)  # to a sum's next step, to the next output
+    (batch, features), size, dtype = x.shape, values.shape[1], from_dtype(values.dtype)
+    most_few = few(values.dtype, size, transposed)
+    walk = index.rows if transposed else index.columns
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * max(1, features))) * wide
     start = 0
     while start < batch:
-        count, columns = min(slab, batch - start), wide
+        left = batch - start
+        if left <= most_few:
+            last = few_product(left, values, index, transposed)
+            last(x[start:], np.ascontiguousarray(values), y[start:])
+            return
+        count, columns = min(slab, left), wide
         if count <= narrow:
             columns = narrow
-        elif 0 < count % wide <= narrow:  # the last few follow by themselves
+        elif 0 < count % wide <= max(narrow, most_few):  # the last few follow by themselves
             count -= count % wide
         packed = empty_panels(-(-count // columns), features, columns, values.dtype)
         x_slab, y_slab = x[start : start + count], y[start : start + count]
         by_line = values.nbytes > OUTER_CACHE
-        tiles_at = address_of(tiles_kernel(dtype, rows, columns))
+        tiles_at = address_of(tiles_kernel(dtype, size, columns))
         on_cores(
             product_kernel(dtype),
-            (x_slab, packed, values, strides, tuple(walk), y_slab, by_line, tiles_at),
+            (x_slab, packed, values, transposed, tuple(walk), y_slab, by_line, tiles_at),
             phases=2,
             work=len(packed) * (len(walk.indptr) - 1) * (size // rows),
             multiply_adds=values.size * len(packed) * columns,
@@ -168,10 +178,6 @@ def tile_shape(size):
     return min(rows, size), vectors
 
 
-def read_only(dtype, axes, layout="C"):
-    return types.Array(dtype, axes, layout, readonly=True)
-
-
 def signature_of_tiles(dtype):
     return types.int64(
         types.int64,  # core
@@ -179,7 +185,7 @@ def signature_of_tiles(dtype):
         types.int64,  # share
         dtype[:, :, ::1],  # packed (panels, features, columns)
         read_only(dtype, 3),  # values (n_blocks, B, B)
-        types.UniTuple(types.int64, 2),  # sum_stride, out_stride
+        types.boolean,  # blocks are transposed
         types.UniTuple(read_only(types.int32, 1), 3),  # indptr (lines + 1,), indices, blocks
         dtype[:, :],  # y (batch, features of the lines)
         types.boolean,  # line by line, or panel by panel
@@ -187,16 +193,28 @@ def signature_of_tiles(dtype):
 
 
 @cache
-def tiles_kernel(dtype, rows, columns):
+def tiles_kernel(dtype, size, columns):
     """A core's share of a product's tiles, `rows` x `columns`; gives how many there are in all."""
+    rows, ahead = tile_shape(size)[0], max(1, AHEAD // size)
+
+    @inner(inline="always")
+    def add(tile, values, packed, places, to_step, to_output, steps):
+        """The tile and a block's products; what a later block needs is prefetched."""
+        a, b, next_a, next_b = places
+        for step in range(steps):
+            prefetch(values, next_a + step * max(to_step, rows), rows)
+            prefetch(packed, next_b + step * columns, columns)
+            start = (b + step * columns,)
+            tile = multiply_add(tile, values, a + step * to_step, to_output, packed, start, 0)
+        return tile
 
     @compiled(signature_of_tiles(dtype))
-    def kernel(core, counts, share, packed, values, strides, walk, y, by_line):
-        sum_stride, out_stride = strides
+    def kernel(core, counts, share, packed, values, transposed, walk, y, by_line):
+        strides = (1, size) if transposed else (size, 1)  # to the next step, to the next output
         indptr, indices, blocks = walk
         batch, n_outputs = y.shape
         panels, features, _ = packed.shape
-        lines, size = len(indptr) - 1, values.shape[1]
+        lines = len(indptr) - 1
         tiles_in_line = size // rows
         n_stride, k_stride = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
         corner = np.empty((columns, rows), y.dtype)
@@ -211,17 +229,19 @@ def tiles_kernel(dtype, rows, columns):
                 tile = zeros(packed, rows, columns)
                 for position in range(indptr[line], indptr[line + 1]):
                     other = indices[position] * size
-                    a = blocks[position] * size * size + r * out_stride
+                    a = blocks[position] * size * size + r * strides[1]
                     b = (panel * features + other) * columns
-                    following = min(position + 1, len(blocks) - 1)
-                    next_a = blocks[following] * size * size + r * out_stride
+                    following = min(position + ahead, len(blocks) - 1)
+                    next_a = blocks[following] * size * size + r * strides[1]
                     next_b = (panel * features + indices[following] * size) * columns
-                    for step in range(min(size, features - other)):
-                        prefetch(values, next_a + step * max(sum_stride, rows), rows)
-                        prefetch(packed, next_b + step * columns, columns)
-                        tile = multiply_add(tile, values, a, out_stride, packed, (b,), 0)
-                        a += sum_stride
-                        b += columns
+                    steps = min(size, features - other)
+                    places = a, b, next_a, next_b
+                    if steps < size:  # the last features
+                        tile = add(tile, values, packed, places, strides[0], strides[1], steps)
+                    elif transposed:
+                        tile = add(tile, values, packed, places, 1, size, size)
+                    else:
+                        tile = add(tile, values, packed, places, size, 1, size)
                 n, k = panel * columns, line * size + r
                 inside = n + columns <= batch and k + rows <= n_outputs
                 if inside and k_stride == 1:
@@ -255,9 +275,9 @@ def product_kernel(dtype):
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, strides, walk, y, by_line, tiles_at):
+    def kernel(core, progress, share, x, packed, values, transposed, walk, y, by_line, tiles_at):
         pack(core, progress[0], x, packed)
-        operands = packed, values, strides, walk, y, by_line
+        operands = packed, values, transposed, walk, y, by_line
         multiply(tiles_at, (core, progress[1], share, *operands))
 
     return kernel

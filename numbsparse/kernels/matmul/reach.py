@@ -18,10 +18,11 @@ def reach(
     largest_batch: int | None = None,
     capability: tuple[int, int] = (7, 0),
     later: bool = True,
+    refused: Callable[..., str | None] | None = None,
 ) -> Callable[..., str | None]:
     """unsupported(product, block_size, dtype, place, batch, precision): None, or why, in words.
 
-    Such a rung serves all calls alike: what else is said of one makes no difference to it.
+    What else is said of a call makes no difference to a rung, unless it says what it refused.
 
     Parameters
     ----------
@@ -30,6 +31,8 @@ def reach(
     below : what to say of smaller blocks
     largest_batch : None: any
     capability : the least compute capability; with `later` False, the only one
+    refused : of product, block size, dtype, batch, and what else is said of a call: why the rung
+        does not serve it, in words after its name; or None
     """
 
     def unsupported(
@@ -58,6 +61,7 @@ def reach(
             if here < capability or (here != capability and not later):
                 needed, got = (".".join(map(str, version)) for version in (capability, here))
                 return f"{rung} needs compute capability {needed}, this GPU is {got}"
-        return None
+        reason = refused and refused(product, block_size, str(dtype), batch, *call)
+        return reason and f"{rung} {reason}"
 
     return unsupported

@@ -54,22 +54,9 @@ def give(times, heap, cost):
 
 def in_turn(owners: np.ndarray, places: int) -> tuple[np.ndarray, np.ndarray]:
     """(pieces place by place, each place's in their order; where each place begins)."""
-    order, starts = np.empty(owners.size, np.int64), np.zeros(places + 1, np.int64)
-    _take_turns(owners.astype(np.int64, copy=False), order, starts)
-    return order, starts.astype(np.int32)
-
-
-@compiled(error_model="numpy")
-def _take_turns(owners, order, starts):
-    for piece in range(owners.size):
-        starts[owners[piece]] += 1
-    begin = 0
-    for place in range(starts.size):
-        begin += starts[place]
-        starts[place] = begin
-    for piece in range(owners.size - 1, -1, -1):
-        starts[owners[piece]] -= 1
-        order[starts[owners[piece]]] = piece
+    order = np.argsort(owners.astype(np.min_scalar_type(places)), kind="stable")  # by digits
+    counts = np.bincount(owners, minlength=places)
+    return order, np.append(0, np.cumsum(counts)).astype(np.int32)
 
 
 def even_pieces(lengths: np.ndarray, most: int, least: int = 0) -> tuple[np.ndarray, ...]:

@@ -21,8 +21,9 @@ def grouped(walk: Walk, n_inputs: int, size: int) -> np.ndarray:
     neighbours = np.append(groups, np.full(-n_lines % size, -1)).reshape(-1, size).astype(np.int32)
     if size == 1 or n_lines > MATCHED:
         return neighbours
-    own = np.zeros((n_lines + 1, -(-n_inputs // 64)), np.uint64)  # the last one of line -1: none
-    _set_bits(walk.indptr, walk.indices, own)
+    kept = np.zeros((n_lines + 1, -(-n_inputs // 64) * 64), bool)  # the last one of line -1: none
+    kept[np.repeat(np.arange(n_lines), np.diff(walk.indptr)), walk.indices] = True
+    own = np.packbits(kept, axis=1, bitorder="little").view(np.uint64)
     meets = own[:-1]
     while groups.shape[1] < size:
         if len(groups) % 2:
@@ -59,21 +60,9 @@ def lowest_of(word):
     return bits_set((word ^ rest) - np.uint64(1)), rest
 
 
-@compiled(error_model="numpy")
-def _set_bits(indptr, inputs, bits):
-    for line in range(indptr.size - 1):
-        for k in range(indptr[line], indptr[line + 1]):
-            bits[line, inputs[k] >> 6] |= bit_of(inputs[k] & 63)
-
-
-@compiled(error_model="numpy")
-def _count(meets):
+def _count(meets: np.ndarray) -> np.ndarray:
     """The inputs of each line."""
-    inputs = np.zeros(len(meets), np.int64)
-    for line in range(len(meets)):
-        for w in range(meets.shape[1]):
-            inputs[line] += bits_set(meets[line, w])
-    return inputs
+    return np.bitwise_count(meets).sum(1, dtype=np.int64)
 
 
 @compiled(error_model="numpy")

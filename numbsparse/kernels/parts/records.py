@@ -18,7 +18,6 @@ from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx, syn
 def walking(
     RECORD: int,
     STAGES: int,
-    ROWS: int,
     request: Any,
     FETCHERS: int = 1,
     CLUSTER: int = 1,
@@ -26,7 +25,7 @@ def walking(
     show: Any = None,
     MORE: int = 0,
 ) -> Any:
-    """walk(fetcher, records, tiles, first, last, bars, more, *args).
+    """walk(fetcher, records, tiles, rows, first, last, bars, more, *args), `rows` those of a tile.
 
     Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
     thin(record, more) says so, once it has changed their record and the MORE numbers behind it:
@@ -36,10 +35,10 @@ def walking(
     THINS, ALL = thin is not None, RECORD + MORE
 
     @cuda.jit(device=True)
-    def tile_at(tiles, i):
+    def tile_at(tiles, rows, i):
         """First row, first step and end of a tile."""
         rank = uint32(cuda.blockIdx.x) % CLUSTER
-        return int32((tiles[i, 1] * CLUSTER + rank) * ROWS), tiles[i, 2], tiles[i, 3]
+        return int32((tiles[i, 1] * CLUSTER + rank) * rows), tiles[i, 2], tiles[i, 3]
 
     @cuda.jit(device=True)
     def pass_on(held, k, step, turn, row, bars, *args):
@@ -71,18 +70,18 @@ def walking(
         return count
 
     @cuda.jit(device=True)
-    def walk(fetcher, records, tiles, first, last, bars, more, *args):
+    def walk(fetcher, records, tiles, rows, first, last, bars, more, *args):
         lane = uint32(cuda.threadIdx.x) % 32
         held = cuda.local.array(ALL, uint32)
         coming = cuda.local.array(RECORD, uint32)
         step = cuda.local.array(RECORD, uint32)
-        row, at, end = tile_at(tiles, first)
-        next_row, next_at, next_end = tile_at(tiles, min(first + 1, last - 1))
+        row, at, end = tile_at(tiles, rows, first)
+        next_row, next_at, next_end = tile_at(tiles, rows, min(first + 1, last - 1))
         for e in range(RECORD):
             held[e] = uint32(records[at + lane, e])
         done = uint32(0)  # steps, by whichever fetcher
         for i in range(first, last):
-            then_row, then_at, then_end = tile_at(tiles, min(i + 2, last - 1))
+            then_row, then_at, then_end = tile_at(tiles, rows, min(i + 2, last - 1))
             while at < end:
                 n = uint32(min(32, end - at))
                 at += 32

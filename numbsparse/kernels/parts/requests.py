@@ -8,10 +8,12 @@ tile is then gathered from the blocks and lines that a record names, in pairs of
 """
 
 from functools import cache
+from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
+from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -141,19 +143,19 @@ def copying(
 
 
 @cache
-def copying_slabs(form: Form, groups: int, depth: int, reach: Reach) -> Any:
-    """The same of features that follow each other without gaps, each of up to `8 groups` values.
+def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) -> Any:
+    """The same of features that follow each other without gaps, up to (features, others).
 
     They stay as they are, `pitch` values apart.
     """
-    RUN, ITEM, LINES = form.run, 16 // form.run, WIDTH // depth
+    RUN, ITEM, LINES, REQUESTS = form.run, 16 // form.run, shape[0] // depth, prod(shape) // 32
     place_of, line_of = picking(0, LINES), picking(1, LINES)
     WHOLE, number_type = reach.whole, int32 if reach.near else int64
 
     @cuda.jit(device=True)
     def copy(memory, record, features, pitch, shared, start):
         lane, pieces = uint32(cuda.threadIdx.x) % 32, uint32(depth // RUN * pitch)  # of a line
-        for n in range(8 * groups // RUN):
+        for n in range(-(-REQUESTS // RUN)):
             number, k = uint32(lane + 32 * n), uint32(0)
             for j in range(1, LINES):
                 k += uint32(number >= uint32(j * pieces))
@@ -176,62 +178,89 @@ def square_of(place, shift):
     return int32((place & ((1 << shift) - 1)) * WIDTH), int32(place >> shift)
 
 
-@cache
-def engine_asks(form: Form, x_side: Operand) -> Any:
-    """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
+class Part(NamedTuple):
+    """What a stage has of a matrix of activations: tiles of rows of the batch, or a slab."""
 
-    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`, a shift that is
-    not read here, rows of x). A slab has all rows.
+    by_feature: bool  # whether features are contiguous
+    shape: tuple[int, int]  # of a tile: features, others
+    depth: int  # features of a line
+    tiles: int
+    slab: int  # rows, in eights, that there is room for; 0 for tiles
+
+
+@cache
+def fetching(form: Form, part: Part, source: Source) -> Any:
+    """fetch(record, memory, view, top, a_map, shared, start, bars, bar): rows from `top` on.
+
+    By the lanes, or, of the line that the record names first, by the copy engine; beyond the batch
+    there is 0. A slab has all rows.
     """
-    TILE, X_WORDS, SLAB = WIDTH * form.row, x_words(form, x_side), x_side.slab > 0
-    x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
-    A_ROW = 4 * form.row  # bytes
+    by_feature, (features_of_tile, _), depth, TILES, slab = part
+    TILE, SLAB, A_ROW = WIDTH * form.row, slab > 0, 4 * form.row  # words; and bytes
+    if not source.engine:
+        copy_tile = copying(form, part.shape, depth, by_feature, source.reach)
+        copy_slab = copying_slabs(form, (features_of_tile, 8 * slab), depth, source.reach)
 
     @cuda.jit(device=True)
-    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def by_the_engine(record, memory, view, top, a_map, shared, start, bars, bar):
+        if SLAB:
+            at, nbytes = int64(record[1]) * (WIDTH * view[0]), uint32(A_ROW * view[0])
+            bulk_load(shared, start, memory, at, nbytes, bars, bar)
+        else:
+            first = int32(record[1] * WIDTH)
+            for u in range(TILES):
+                rows = int32(top + u * WIDTH)
+                column, row = (first, rows) if by_feature else (rows, first)
+                tma_load_2d(shared, start + u * TILE, a_map, column, row, bars, bar)
+
+    @cuda.jit(device=True)
+    def by_the_lanes(record, memory, view, top, a_map, shared, start, bars, bar):
+        batch, features, of_batch, of_feature = view
+        stride = of_batch if by_feature else of_feature
+        if SLAB:
+            copy_slab(memory, record, features, batch, shared, start)
+        else:
+            for u in range(TILES):
+                first, place = top + u * WIDTH, uint32(start + u * TILE)
+                copy_tile(memory, record, features, stride, first, batch, shared, place)
+
+    return by_the_engine if source.engine else by_the_lanes
+
+
+@cache
+def asking(form: Form, x_side: Operand, transposed: bool, depth: int, source: Source) -> Any:
+    """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
+
+    By the lanes of as many blocks as make 32 terms; what is not there is 0. `w_view` is (size of a
+    block, shift as in `square_of`, `paired` as in `tiles`, a shift that is not read here, rows of
+    x).
+    """
+    X_WORDS, SLAB, A_ROW = x_words(form, x_side), x_side.slab > 0, 4 * form.row  # of it, bytes
+    tiles = x_side.groups // 4 if x_side.across else 1
+    shape = WIDTH, 8 * x_side.groups // tiles
+    fetch = fetching(form, Part(not x_side.across, shape, depth, tiles, x_side.slab), source)
+    if not source.engine:
+        copy_w = copying(form, (WIDTH, depth), depth, transposed, source.reach, of_values=True)
+
+    @cuda.jit(device=True)
+    def by_the_engine(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
         if elect() != 0:
             rows = x_view[0] if SLAB else w_view[4]
             mbarrier_expect(bars, bar, uint32(A_ROW * (rows + WIDTH)))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
-            if SLAB:
-                at, nbytes = int64(record[1]) * (WIDTH * rows), uint32(A_ROW * rows)
-                bulk_load(shared, start, x, at, nbytes, bars, bar)
-            else:
-                first = int32(record[1] * WIDTH)
-                for u in range(X_TILES):
-                    others = int32(top + u * WIDTH)
-                    column, row = (others, first) if x_across else (first, others)
-                    tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
+            fetch(record, x, x_view, top, maps[0], shared, start, bars, bar)
 
-    return request
+    @cuda.jit(device=True)
+    def by_the_lanes(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+        w_start = uint32(start + X_WORDS)
+        fetch(record, x, x_view, top, (), shared, start, bars, bar)
+        copy_w(values, record, x_view[1], w_view[0], int64(0), depth, shared, w_start)
+
+    return by_the_engine if source.engine else by_the_lanes
 
 
 @cache
 def x_words(form: Form, x_side: Operand) -> int:
     """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
     return -(-8 * (x_side.slab or x_side.groups) * form.row // 256) * 256
-
-
-@cache
-def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: Reach) -> Any:
-    """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
-    X_WORDS, TILE, SLAB = x_words(form, x_side), WIDTH * form.row, x_side.slab > 0
-    x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
-    copy_x = copying(form, (WIDTH, 8 * x_side.groups // X_TILES), depth, not x_across, reach)
-    copy_slabs = copying_slabs(form, x_side.slab, depth, reach)
-    copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
-
-    @cuda.jit(device=True)
-    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
-        batch, features, x_batch, x_feature = x_view
-        x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
-        if SLAB:
-            copy_slabs(x, record, features, batch, shared, start)
-        else:
-            for u in range(X_TILES):
-                first, place = top + u * WIDTH, uint32(start + u * TILE)
-                copy_x(x, record, features, x_stride, first, batch, shared, place)
-        copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
-
-    return request

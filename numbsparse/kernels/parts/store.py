@@ -255,20 +255,22 @@ def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
 
 
 @cache
-def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
-    """store(sums, columns, row, shared, buffer, y_map): as `storer`, by the copy engine.
+def box_storer(of: Sums, order: str, BUFFERS: int, ENDS: bool = False) -> Any:
+    """store(sums, columns, row, end, shared, buffer, y_map): as `storer`, by the copy engine.
 
     A warp has BUFFERS panels of its own from byte `buffer` of shared memory on. It goes on, to the
     next tile if that was the last panel, while the copy engine still reads them: so the
-    multiprocessor writes y while it fetches x.
+    multiprocessor writes y while it fetches x. Where a tile ENDS before its last panel, panels from
+    row `end` on are not stored.
     """
     TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
     PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
     write, by_features = panel_writer(of, order), order == FEATURES
 
     @cuda.jit(device=True)
-    def store(sums, columns, row, shared, buffer, y_map):
+    def store(sums, columns, row, end, shared, buffer, y_map):
         for m in range(TILES):
+            inside = not ENDS or row + APART * m < end
             for c in range(COLUMNS):
                 for p in range(PANELS):
                     number = (m * COLUMNS + c) * PANELS + p
@@ -279,7 +281,7 @@ def box_storer(of: Sums, order: str, BUFFERS: int) -> Any:
                     write(sums, m, number % (COLUMNS * PANELS) * STRIPS, shared, place)
                     fence_proxy_async()
                     sync_warp()
-                    if elect() != 0 and columns[c] >= 0:
+                    if elect() != 0 and columns[c] >= 0 and inside:
                         n, k = int32(row + APART * m), int32(columns[c] * B + p * WIDTH)
                         if by_features:
                             tma_store_2d(shared, place, y_map, n, k)

@@ -84,6 +84,7 @@ def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
     Lane 4 g + q has columns 8 q to 8 q + 7 of rows row_in(0, g) and row_in(1, g): sums[n, 2 u + e]
     is column 8 q + 4 e + n of the u-th. `neighbours` says whether the two rows are neighbours.
     """
+    PAIRS = order == FEATURES and neighbours
 
     @cuda.jit(device=True)
     def by_rows(sums, row, column, y):
@@ -107,27 +108,19 @@ def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
                 store_4xf32(values, at + 8, other[0], other[1], other[2], other[3])
 
     @cuda.jit(device=True)
-    def by_pairs(sums, row, column, y):
-        values, _, stride, batch, features = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        n = row + row_in(0, lane // 4)
-        for e in range(8):
-            k = column + 8 * (lane % 4) + e
-            if n < batch and k < features:
-                low, high = sums[e % 4, e // 4], sums[e % 4, e // 4 + 2]
-                store_2xu32(values, k * stride + n, as_uint32(low), as_uint32(high))
-
-    @cuda.jit(device=True)
     def by_items(sums, row, column, y):
+        """Or two rows at once, where they are neighbours in memory."""
         values, row_stride, column_stride, batch, features = y
         lane = uint32(cuda.threadIdx.x) % 32
-        for u in range(2):
+        for u in range(1 if PAIRS else 2):
             n = row + row_in(u, lane // 4)
             for e in range(8):
                 k = column + 8 * (lane % 4) + e
                 if n < batch and k < features:
-                    values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
+                    if PAIRS:
+                        low, high = sums[e % 4, e // 4], sums[e % 4, e // 4 + 2]
+                        store_2xu32(values, k * column_stride + n, as_uint32(low), as_uint32(high))
+                    else:
+                        values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
 
-    if order == ROWS:
-        return by_rows
-    return by_pairs if order == FEATURES and neighbours else by_items
+    return by_rows if order == ROWS else by_items

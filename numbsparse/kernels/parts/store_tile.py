@@ -103,12 +103,13 @@ def store_fours(TA: int, TB: int, row_at: Any) -> Any:
     def store(acc, y, where, left, columns):
         lane = uint32(cuda.threadIdx.x) % 32
         for m in range(TA):
-            for i in range(4):
-                row = row_at(where, 2 * m + i // 2, lane // 4)
-                for n in range(0, TB, 4):
-                    column = left + column_in(n, lane % 4 * 2 + i % 2)
-                    if row >= 0 and column < columns:
-                        a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
-                        store_4xf32(y, row * columns + column, acc[m, n, i], a, b, c)
+            for h in range(2):
+                row = row_at(where, 2 * m + h, lane // 4)
+                for i in range(2 * h, 2 * h + 2):
+                    for n in range(0, TB, 4):
+                        column = left + column_in(n, lane % 4 * 2 + i % 2)
+                        if row >= 0 and column < columns:
+                            a, b, c = acc[m, n + 1, i], acc[m, n + 2, i], acc[m, n + 3, i]
+                            store_4xf32(y, row * columns + column, acc[m, n, i], a, b, c)
 
     return store

@@ -63,7 +63,7 @@ class Operand(NamedTuple):
     groups: int
     together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
-    slab: int = 0  # groups that there is room for where terms follow each other without gaps
+    slab: int = 0  # groups that there is room for where features follow each other without gaps
 
 
 @cache
@@ -134,7 +134,39 @@ def take_float32(operand: Operand) -> Any:
 
 
 @cache
-def take_slab(form: Form, groups: int) -> Any:
+def take_along_slab(form: Form, operand: Operand) -> Any:
+    """The same along a slab, whose lines have `pitch` terms: further ones are 0."""
+    GROUPS, line_of = operand.groups, number_of(operand.together)
+
+    @cuda.jit(device=True)
+    def halves(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for j in range(GROUPS):
+            for e in range(2):
+                term = 16 * s + 8 * e + 2 * q
+                at = line_of(j, g) * pitch + term
+                word, shift = start + at // 2, uint64(16 * (at % 2))
+                two = uint64(tile[word + 1]) << uint64(32) | uint64(tile[word])
+                pair = uint32(two >> shift)
+                pair = pair if term + 1 < pitch else pair & uint32(0xFFFF)
+                raw[j, e] = pair if term < pitch else uint32(0)
+
+    @cuda.jit(device=True)
+    def singles(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for j in range(GROUPS):
+            for e in range(2):
+                term = 8 * s + 2 * q + e
+                value = tile[start + line_of(j, g) * pitch + term]
+                raw[j, e] = value if term < pitch else uint32(0)
+
+    return halves if form.is_16_bit else singles
+
+
+@cache
+def take_across_slab(form: Form, groups: int) -> Any:
     """The same across a slab, whose terms are `pitch` values apart; a lane holds four neighbours.
 
     So few lanes read the same bank where the pitch is next to a multiple of 32.
@@ -180,17 +212,13 @@ def gating(form: Form, operand: Operand) -> Any:
 
     @cuda.jit(device=True)
     def apply(gates, s, raw):
-        for e in range(2):
-            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
+        for e in range(2 if TERMS else 0):
+            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS] if TERMS else ONE
             if gate != ONE:
                 for j in range(GROUPS):
                     raw[j, e] = scaled(raw[j, e], gate)
 
-    @cuda.jit(device=True)
-    def nothing(gates, s, raw):
-        pass
-
-    return apply if TERMS else nothing
+    return apply
 
 
 @cache
@@ -204,7 +232,9 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
     take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    take = take_slab(form, operand.groups) if operand.slab else take
+    if operand.slab:
+        across = operand.across
+        take = take_across_slab(form, operand.groups) if across else take_along_slab(form, operand)
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)

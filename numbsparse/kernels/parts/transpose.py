@@ -1,11 +1,13 @@
 """A feature-major copy of batch-major 16-bit values, through tiles in shared memory."""
 
+from functools import cache
 from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
@@ -18,16 +20,16 @@ def transposed_copy(x: DeviceArray) -> DeviceArray:
     """A copy of x (rows, columns), 16-bit; its columns are contiguous, each 16 bytes aligned."""
     rows, columns = x.shape
     out = empty((columns, -(-rows // RUN) * RUN), x.dtype)[:, :rows]
-    overlap = SIMULATED or compute_capability() >= (9, 0)
-    kernel = overlapping if overlap else ordered
+    overlap = copy_engine()
     grid = -(-columns // SIDE), -(-rows // SIDE)
     strides, step = (x.strides[0] // 2, x.strides[1] // 2), out.strides[0] // 2
     args = of_bits(x.span), strides, x.shape, of_bits(out.span), step
-    launch(kernel, grid, THREADS, *args, overlap=overlap)
+    launch(transposing_kernel(overlap), grid, THREADS, *args, overlap=overlap)
     return out.T
 
 
-def _kernel(overlap: bool) -> Any:
+@cache
+def transposing_kernel(overlap: bool) -> Any:
     ROWS = THREADS // SIDE  # of a tile that are read at once
     STEPS, TILE = SIDE // ROWS, (SIDE, SIDE + 2)  # columns start in all banks
 
@@ -53,6 +55,3 @@ def _kernel(overlap: bool) -> Any:
                 out[uint64(there + k * (ROWS * stride))] = tile[fast, slow + ROWS * k]
 
     return kernel
-
-
-overlapping, ordered = _kernel(True), _kernel(False)

@@ -30,7 +30,7 @@ def relu(x: Any) -> Tensor:
     x = as_tensor(x)
     if is_block_sparse(x):
         return with_blocks(x.data, relu(blocks_of(x)))
-    return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)))
+    return record(ops.relu(x.data), (x, lambda dy, y: _relu_grad(x, dy)), reads=(x,))
 
 
 def abs(x: Any) -> Tensor:

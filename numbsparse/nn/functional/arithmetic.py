@@ -23,6 +23,7 @@ def add(a: Any, b: Any) -> Tensor:
     return record(
         ops.add(data_of(a), data_of(b)),
         *edges((a, lambda dy, y: sum_to(dy, a.shape)), (b, lambda dy, y: sum_to(dy, b.shape))),
+        reads=(),
     )
 
 
@@ -43,6 +44,7 @@ def subtract(a: Any, b: Any) -> Tensor:
             (a, lambda dy, y: sum_to(dy, a.shape)),
             (b, lambda dy, y: sum_to(negative(dy), b.shape)),
         ),
+        reads=(),
     )
 
 

@@ -29,8 +29,9 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     0.3499
     """
     logits, targets = as_tensor(logits, "logits"), ops.operand(data_of(targets), "targets")
-    if logits.ndim == 0:
-        raise ValueError("logits takes the shape (..., classes), got ()")
+    if logits.ndim == 0 or 0 in logits.shape:
+        takes = "the shape (..., classes), of one row and one class at least"
+        raise ValueError(f"logits takes {takes}, got {logits.shape}")
     *outer, classes = logits.shape
     if targets.shape != tuple(outer):
         one_hot = ": of one-hot targets take the numbers of the classes, targets.argmax(-1)"
@@ -65,5 +66,7 @@ def mse_loss(prediction: Tensor, target: Any) -> Tensor:
                 f"target takes the shape of the prediction, {prediction.shape}, or a number, "
                 f"got {target.shape}"
             )
+    if 0 in prediction.shape:
+        raise ValueError(f"prediction takes one value at least, got the shape {prediction.shape}")
     error = subtract(prediction, target)
     return mean(error * error)

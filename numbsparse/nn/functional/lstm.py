@@ -6,6 +6,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import (
     Tensor,
+    as_tensor,
     differentiable_grads,
     is_recording,
     record,
@@ -97,8 +98,9 @@ def lstm(
     >>> y.shape, c.numpy()[0]  # half of c is forgotten in each of three steps
     ((3, 2, 4), array([0.125, 0.125, 0.125, 0.125], dtype=float32))
     """
-    given = x, weight_ih, weight_hh, bias, h, c, *(() if gain is None else (gain,))
-    inputs = [a if isinstance(a, Tensor) else Tensor(a) for a in given]
+    given = {"x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias": bias, "h": h, "c": c}
+    given |= {} if gain is None else {"gain": gain}
+    inputs = [as_tensor(a, name) for name, a in given.items()]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     backward = _LSTM(inputs, how, exchange)
     trace = backward.trace
@@ -106,7 +108,7 @@ def lstm(
     # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
     # weight_hh, the largest, is the first: to reduce it over several cards takes the longest. Those
     # that are there by then follow, and at last what is still a product.
-    order = sorted(range(len(inputs)), key=lambda i: (2, 3, 5, 6, 0, 1, 4).index(i))
+    order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
     hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
     results = [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]

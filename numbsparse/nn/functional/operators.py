@@ -15,6 +15,7 @@ def _reflected(function: Any) -> Any:
 
 
 def _reshape(self: Tensor, *sizes: Any) -> Tensor:
+    """The same values in another shape, given as one argument or as several; one may be -1."""
     return shape.reshape(self, sizes[0] if len(sizes) == 1 else sizes)
 
 

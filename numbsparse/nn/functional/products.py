@@ -109,6 +109,7 @@ def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
         ops.matmul(x.data, w.data, **how),
         (x, lambda dy, y: matmul(dy, transpose(w), **how)),
         (w, lambda dy, y: sddmm(transpose(x), dy, kept, **how)),
+        reads=(x, w),
     )
 
 
@@ -122,4 +123,5 @@ def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
         ops.matmul(w.data, x.data, **how),
         (x, lambda dy, y: matmul(transpose(w), dy, **how)),
         (w, lambda dy, y: sddmm(dy, transpose(x), kept, **how)),
+        reads=(x, w),
     )

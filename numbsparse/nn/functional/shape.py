@@ -56,7 +56,7 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Undo broadcasting: sum over the axes that `shape` lacks or has as 1."""
     if x.shape == shape:
         return x
-    return record(ops.sum_to(x.data, shape), (x, lambda dy, y: broadcast_to(dy, x.shape)))
+    return record(ops.sum_to(x.data, shape), (x, lambda dy, y: broadcast_to(dy, x.shape)), reads=())
 
 
 def broadcast_to(x: Any, shape: Shape) -> Tensor:
@@ -83,7 +83,9 @@ def reshape(x: Any, shape: Shape) -> Tensor:
     Tensor([1., 2., 3., 4.])
     """
     x = as_tensor(x)
-    return record(ops.reshape(x.data, _sizes(shape)), (x, lambda dy, y: reshape(dy, x.shape)))
+    return record(
+        ops.reshape(x.data, _sizes(shape)), (x, lambda dy, y: reshape(dy, x.shape)), reads=()
+    )
 
 
 def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
@@ -97,14 +99,14 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
     """
     x = as_tensor(x)
     if isinstance(x.data, BlockSparse):
-        return record(x.data.T, (x, lambda dy, y: transpose(dy)))
+        return record(x.data.T, (x, lambda dy, y: transpose(dy)), reads=())
     if axes is None:
         axes = tuple(reversed(range(x.ndim)))
     order = normalize_axis_tuple(axes, x.ndim, "axes")
     if len(order) != x.ndim:
         raise ValueError(f"axes takes {x.ndim} axes, got {tuple(axes)}")
     back = tuple(order.index(axis) for axis in range(x.ndim))
-    return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)))
+    return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)), reads=())
 
 
 def getitem(x: Any, key: Any) -> Tensor:
@@ -250,6 +252,8 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
         return join(whole)
 
     hidden = record(x.data, (x, joined))
+    if not hidden.requires_grad:
+        return [Tensor(data) for data in datas]
     return [
         record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
         for i, data in enumerate(datas)

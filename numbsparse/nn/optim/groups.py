@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numbsparse.autograd import Tensor, listed, tensors_of
+from numbsparse.dtypes import type_name
 from numbsparse.patterns.checks import number
 
 OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
@@ -63,6 +64,8 @@ class Groups:
     def add(self, group: Mapping[str, Any]) -> None:
         """Another group."""
         takes = ["params", *self._defaults, "name"]
+        if not isinstance(group, Mapping):
+            raise TypeError(f"a group takes a dict of {', '.join(takes)}, got {type_name(group)}")
         if "params" not in group or (unknown := [key for key in group if key not in takes]):
             got = f"got {unknown[0]!r}" if "params" in group else "which lacks 'params'"
             raise ValueError(f"a group takes {', '.join(takes)}, {got}")

@@ -78,12 +78,10 @@ class GroupLasso(Changing):
         self.density, self.scope = number("density", density, most=1), checked_scope(scope)
         self.growth = number("growth", growth, least=1)
         weights = weights_of(self.model)
-        norms = norms_of(weights, "l2")
         if self.scope == "layer":
             check_density(weights, self.density)
-        self._kept(weights, norms)  # which refuses a model of several block sizes
+        rms, _ = self._measured(weights)  # which refuses a model of several block sizes
         if strength is None:
-            rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]
             strength = float(np.concatenate(rms).mean()) / 1000
         self.strength = number("strength", strength)
 
@@ -91,12 +89,8 @@ class GroupLasso(Changing):
         """Shrink the blocks once, and adapt the strength."""
         refuse_capture("GroupLasso.step")
         weights = weights_of(self.model)
-        norms = norms_of(weights, "l2")
-        rms = [n / w.data.block_size for w, n in zip(weights, norms, strict=True)]
-        others = [
-            float(of[~mask].max(initial=0))
-            for of, mask in zip(rms, self._kept(weights, norms), strict=True)
-        ]
+        rms, kept = self._measured(weights)
+        others = [float(of[~mask].max(initial=0)) for of, mask in zip(rms, kept, strict=True)]
         for weight, of, largest in zip(weights, rms, others, strict=True):
             largest = largest if self.scope == "layer" else max(others)
             if (threshold := min(self.strength, largest)) > 0:
@@ -104,8 +98,11 @@ class GroupLasso(Changing):
         if self.strength < max(others):
             self.strength *= self.growth
 
-    def _kept(self, weights: list[Any], norms: list[np.ndarray]) -> list[np.ndarray]:
-        return largest_of_all(weights, norms, self.density, self.scope)
+    def _measured(self, weights: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """The rms of the blocks of each weight, and which are among the largest."""
+        norms = norms_of(weights, "l2")
+        kept = largest_of_all(weights, norms, self.density, self.scope)
+        return [n / w.data.block_size for w, n in zip(weights, norms, strict=True)], kept
 
 
 def _scale(w: Any, by: np.ndarray) -> None:

@@ -44,19 +44,19 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     Salimans and Kingma, "Weight Normalization", 2016.
     """
     eps = number("eps", eps)
-    weight = vars(module).get("weight")
+    weight = vars(module).get("weight") if isinstance(module, Module) else None
     if not isinstance(weight, Parameter) or not isinstance(weight.data, BlockSparse):
         raise TypeError(
             f"module takes a layer with a block-sparse parameter `weight`, "
             f"got a {type(module).__name__}"
         )
+    wide = np.float32 if weight.dtype.itemsize == 2 else weight.dtype
+    own = functional.cast(Tensor(weight.data), wide)
+    lengths = functional.column_norms(own, eps, tap_features=module.tap_features)
     state: Any = module
     del state.weight
     state.weight_norm_eps = eps
     state.weight_v = weight
-    wide = np.float32 if weight.dtype.itemsize == 2 else weight.dtype
-    own = functional.cast(Tensor(weight.data), wide)
-    lengths = functional.column_norms(own, eps, tap_features=module.tap_features)
     state.weight_g = Parameter(functional.cast(lengths, weight.dtype).data)
     kind: Any = type(module)
     module.__class__ = _normalised(kind)

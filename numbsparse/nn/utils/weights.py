@@ -1,6 +1,6 @@
 """The block-sparse weights of a model, their gates, and how all follows another layout."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import integer, named, number
 
 SCOPES = ("layer", "model")
 COUNT, SHARE = partial(integer, least=0), partial(number, most=1)
@@ -73,7 +73,8 @@ def weights_of(model: Any) -> list[Weight]:
         found = [_in_module(module, name, p) for module, name, p in model._found()]
         found = [w for w in found if not _is_gate(w)]
     else:
-        listed = [] if isinstance(model, Tensor) else list(model)
+        is_list = isinstance(model, Iterable) and not isinstance(model, Tensor)
+        listed = list(model) if is_list else []
         found = [Weight(f"model[{i}]", p) for i, p in enumerate(listed)]
         for weight in found:
             if not isinstance(weight.parameter, Tensor):
@@ -278,8 +279,5 @@ def check_names(argument: str, state: Any, weights: list[Weight]) -> None:
 def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
     if not isinstance(arrays, Mapping) or set(arrays) != {"indptr", "indices"}:
         raise ValueError(f"{argument} takes indptr and indices, got {arrays!r}")
-    try:
+    with named(argument):
         return Layout.from_arrays(**arrays, shape=weight.data.layout.shape)
-    except (TypeError, ValueError) as error:
-        error.args = (f"{argument}: {error.args[0]}",)
-        raise

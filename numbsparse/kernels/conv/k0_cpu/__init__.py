@@ -23,7 +23,6 @@ from numbsparse.kernels.matmul.reach import reach
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 
-
 unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 

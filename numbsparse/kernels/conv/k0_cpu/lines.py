@@ -8,8 +8,8 @@ from numba import from_dtype, types
 
 from numbsparse.kernels.conv.k0_cpu.rows import SQUARE, pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores
-from numbsparse.kernels.matmul.k0_cpu import SLAB, read_only, tile_shape
+from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, read_only
+from numbsparse.kernels.matmul.k0_cpu import SLAB, tile_shape
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.simd import (
@@ -26,7 +26,7 @@ def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     backward = product == "input_grad"
     passes = window.passes(product)
-    sizes, out_sizes = passes[0].sizes, passes[0].out_sizes
+    sizes, out_sizes = passes[0].view.sizes, passes[0].view.out_sizes
     batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
     y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
@@ -36,8 +36,7 @@ def multiply_lines(x, values, y, index, window, product):
             return
         walk = planned(index, line_walk, window.taps, product, of)[:4]
         how = strips_of(of, batch, vectors * lanes(dtype), lanes(dtype))
-        out_rows = np.arange(of.counts[0])[:, None] * of.step[0] + of.first[0]
-        out_rows = out_rows * out_sizes[1] + np.arange(of.counts[1]) * of.step[1] + of.first[1]
+        out_rows = of.rows().outputs()
         features = -(-x.shape[2] // SQUARE) * SQUARE
         of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
         groups = -(-batch // how.images)
@@ -52,9 +51,9 @@ def multiply_lines(x, values, y, index, window, product):
                 line_kernel(dtype, rows, how.columns // lanes(dtype)),
                 (
                     images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
-                    (how.images, how.width, how.plane, of.counts[2], group * how.images),
-                    (of.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
-                    out_rows.reshape(-1), (of.step[2], of.first[2]), y,
+                    (how.images, how.width, how.plane, of.view.counts[2], group * how.images),
+                    (of.view.scale[2], how.start), how.residues, how.tap_lane, how.tap_row,
+                    out_rows, (of.view.step[2], of.view.first[2]), y,
                 ),
                 phases=2,
                 work=tiles * lines,

@@ -5,6 +5,7 @@ every `scale`-th pixel of the row from `residue` on, each of `images` images.
 """
 
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class Strips(NamedTuple):
 @lru_cache(maxsize=256)
 def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     """`wide` and `narrow`: the lanes that a tile may have."""
-    scale, count = of.scale[2], of.counts[2]
+    scale, count = of.view.scale[2], of.view.counts[2]
     seen = [divmod(offset[2], scale) for offset in of.offsets]
     start = min((shift for shift, _ in seen), default=0)
     spread = max((shift for shift, _ in seen), default=0) - start
@@ -52,6 +53,8 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     tap_lane = [
         (residues.index(residue) * plane + shift - start) * images for shift, residue in seen
     ]
+    rows = of.rows()
+    tap_row = [rows.sources(k) for k in range(len(of.taps))]
     return Strips(
         images,
         width,
@@ -62,19 +65,8 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
         np.array(residues),
         start,
         np.array(tap_lane, np.int64),
-        _rows(of),
+        np.array(tap_row, np.int64).reshape(len(of.taps), prod(of.view.counts[:2])),
     )
-
-
-def _rows(of: Pass) -> np.ndarray:
-    """(taps, rows of outputs): the row of the image that each row of outputs sees, or -1."""
-    places = np.indices(of.counts[:2]).reshape(2, -1).T * of.scale[:2]
-    rows = np.full((len(of.taps), len(places)), -1)
-    for k, offset in enumerate(of.offsets):
-        at = places + offset[:2]
-        inside = ((at >= 0) & (at < of.sizes[:2])).all(axis=1)
-        rows[k] = np.where(inside, at @ (of.sizes[1], 1), -1)
-    return rows
 
 
 @inner()

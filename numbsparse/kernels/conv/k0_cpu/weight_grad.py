@@ -49,11 +49,9 @@ def runs_of(window: Window, images: int) -> tuple[np.ndarray, np.ndarray]:
 
     A run joins `length` outputs from `out` on with the pixels from `pixel` on, `stride` apart.
     """
-    (of,), (_, _, width) = window.passes("weight_grad"), window.small
-    apart = prod(window.big), prod(window.small), 0
+    width, apart = window.small[2], (prod(window.big), prod(window.small), 0)
     every, found = np.arange(images)[:, None, None] * apart, []
-    for k in range(window.taps):
-        sources = of.sources(k).reshape(-1, width)
+    for sources in window.sources("weight_grad").reshape(window.taps, -1, width):
         inside = sources >= 0
         (rows,) = np.nonzero(inside.any(axis=1))
         first = inside[rows].argmax(axis=1)

@@ -29,7 +29,6 @@ from numbsparse.kernels.conv.boxes import rows_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
-from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
 
@@ -39,55 +38,37 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 FARTHEST = 4  # stride: of a line of 64 pixels the copy engine takes no more
 
-of_card = reach("k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-
-def unsupported(product, block_size, dtype, place, batch=1, precision="highest", *call):
-    """None, or why in words: see `numbsparse.kernels.conv`."""
-    reason = of_card(product, block_size, dtype, place, batch, precision)
-    if reason is not None:
-        return reason
-    if product == "weight_grad" and str(dtype) == "float32":
-        return "k4_wgmma has no weight-gradient of float32"
-    reason = refused(product, block_size, str(dtype), batch, *call) if call else None
-    return reason and f"k4_wgmma {reason}"
-
-
-def refused(
-    product: str,
-    size: int,
-    dtype: str,
-    batch: int,
-    window: Window,
-    in_features: int,
-    out_features: int,
-) -> str | None:
-    """What the copy engine does not serve, and what would be wasteful, in words."""
-    if product != "input_grad" and max(window.stride) > FARTHEST:
+def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str | None:
+    """What the copy engine does not serve, and what would be wasteful."""
+    if product == "weight_grad" and dtype == "float32":
+        return "has no weight-gradient of float32"
+    if not call:
+        return None
+    window, *features = call
+    whole = [8 if product == "weight_grad" else size, size if dtype == "float32" else 8]
+    if product == "input_grad":
+        whole.reverse()
+    elif max(window.stride) > FARTHEST:
         return f"takes a stride of up to {FARTHEST} in {product}, got {window.stride}"
-    if product == "weight_grad":
-        if in_features % 8 or out_features % 8:
-            return f"takes multiples of 8 features, got {in_features} and {out_features}"
-        shapes: list[Any] = [gradient.SHAPES[min(size, gradient.LARGEST)]]
-    else:
-        read, written = in_features, out_features
-        if product == "input_grad":
-            read, written = written, read
-        whole, itemsize = (size, 4) if dtype == "float32" else (8, 2)
-        if read % size or written % whole:
-            return (
-                f"takes multiples of {size} features and gives multiples of {whole} in {product}, "
-                f"got {read} and {written}"
-            )
-        if dtype == "float32" or not batch:
-            return None
-        part = lines.part_of(itemsize, size)
-        how = batch, itemsize, part, -(-written // part)
-        shapes = [lines.shape_for(of, *how) for of in window.passes(product)]
-    passes = zip(window.passes(product), shapes, strict=True)
-    if batch and not all(lines.fits(of, batch, shape) for of, shape in passes):
+    if any(n % by for n, by in zip(features, whole, strict=True)):
+        return f"takes multiples of {whole} features in {product}, got {features}"
+    if dtype == "float32" or not batch:
+        return None
+    part, passes = min(size, max(lines.SHAPES[2])), window.passes(product)
+    shapes: list[Any] = [gradient.SHAPES[part]]
+    if product != "weight_grad":
+        n_lines = -(-features[product == "forward"] // part)
+        shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]
+    each = zip(passes, shapes, strict=True)
+    if not all(lines.cut_for(of, batch, s, part)[0].is_filled(of, batch, s.ROWS) for of, s in each):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
+
+
+unsupported = reach(
+    "k4_wgmma", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False, refused=refused
+)
 
 
 def _lines(product, x, values, index, window, y, precision="highest"):

@@ -30,7 +30,6 @@ from numbsparse.kernels.conv.k4_wgmma.products import (
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
 from numbsparse.kernels.conv.window import (
     PIXELS,
-    Cut,
     Pass,
     any_shapes,
     cut,
@@ -53,14 +52,6 @@ from numbsparse.kernels.ptx import (
 )
 
 
-class Rings(NamedTuple):
-    """Stages of boxes, and stages of W_TAPS blocks of w."""
-
-    X_STAGES: int
-    W_STAGES: int
-    W_TAPS: int
-
-
 class Shape(NamedTuple):
     """How a block of threads is made: RESIDENT of them on a multiprocessor."""
 
@@ -68,7 +59,9 @@ class Shape(NamedTuple):
     UNITS: int  # of a warpgroup
     RESIDENT: int
     MOST_ROWS: int  # of a box
-    rings: Rings
+    X_STAGES: int  # of boxes
+    W_STAGES: int  # of W_TAPS blocks of w
+    W_TAPS: int
 
     @property
     def ROWS(self) -> int:
@@ -77,63 +70,52 @@ class Shape(NamedTuple):
 
     def shared_items(self, box: int, adds: LineProduct) -> int:
         """Of boxes of `box` items, blocks of w, and what warps store y from."""
-        x_stages, w_stages, w_taps = self.rings
-        return x_stages * box + w_stages * w_taps * adds.SLOT + 4 * self.WARPGROUPS * adds.BUFFER
+        w_items = self.W_STAGES * self.W_TAPS * adds.SLOT
+        return self.X_STAGES * box + w_items + 4 * self.WARPGROUPS * adds.BUFFER
 
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, Rings(3, 2, 9)),
-        32: Shape(2, 2, 2, 448, Rings(2, 2, 9)),
-        64: Shape(2, 2, 1, 448, Rings(2, 8, 1)),
+        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        32: Shape(2, 2, 2, 448, 2, 2, 9),
+        64: Shape(2, 2, 1, 448, 2, 8, 1),
     },
-    4: {16: Shape(4, 1, 1, 640, Rings(3, 8, 2)), 32: Shape(4, 1, 1, 512, Rings(2, 6, 1))},
+    4: {16: Shape(4, 1, 1, 640, 3, 8, 2), 32: Shape(4, 1, 1, 512, 2, 6, 1)},
 }
-FEW = {  # where tiles are few: smaller ones, and in longer rings more copies under way
+FEW = {  # where these all run at once: smaller tiles, and in longer rings more copies under way
     2: {
-        16: Shape(1, 2, 2, 320, Rings(6, 6, 9)),
-        32: Shape(1, 2, 1, 320, Rings(6, 4, 9)),
-        64: Shape(1, 2, 1, 256, Rings(4, 8, 1)),
+        16: Shape(1, 2, 2, 320, 6, 6, 9),
+        32: Shape(1, 2, 1, 320, 6, 4, 9),
+        64: Shape(1, 2, 1, 256, 4, 8, 1),
     },
-    4: {16: Shape(2, 1, 1, 320, Rings(6, 8, 2)), 32: Shape(2, 1, 1, 256, Rings(4, 8, 1))},
+    4: {16: Shape(2, 1, 1, 320, 6, 8, 2), 32: Shape(2, 1, 1, 256, 4, 8, 1)},
 }
-WAVES = 1  # of blocks of threads with such tiles, at most
 if SIMULATED:
-    SHAPES[2] = {size: Shape(1, 2, 1, 384, Rings(2, 2, 2)) for size in SHAPES[2]}
-    SHAPES[4] = {size: Shape(1, 1, 1, 384, Rings(2, 2, 1)) for size in SHAPES[4]}
-    FEW[2] = {size: Shape(1, 2, 1, 384, Rings(3, 4, 2)) for size in SHAPES[2]}
-    FEW[4] = {size: Shape(1, 1, 1, 384, Rings(3, 4, 1)) for size in SHAPES[4]}
-
-
-def part_of(itemsize: int, block_size: int) -> int:
-    """The features of a block that are taken at once."""
-    return min(block_size, max(SHAPES[itemsize]))
+    for itemsize, few in ((2, 2), (4, 1)):
+        SHAPES[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 2, 2, few))
+        FEW[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 3, 4, few))
 
 
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
     """The shape for a pass, of which `size` features are a line."""
     few = FEW[itemsize][size]
-    items = prod(cut_for(of, batch, few, itemsize).tiles) * lines
-    if items <= WAVES * few.RESIDENT * multiprocessors():
+    items = prod(cut_for(of, batch, few, size, itemsize)[0].tiles) * lines
+    if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
 
 
-def fits(of: Pass, batch: int, shape: Any) -> bool:
-    """Whether tiles of such a shape are mostly filled by the outputs of a pass, in 16 bits."""
-    return cut_for(of, batch, shape).is_filled(of, batch, shape.ROWS)
-
-
-def cut_for(of: Pass, batch: int, shape: Any, itemsize: int = 2) -> Cut:
-    shapes = square_shapes if itemsize == 2 else any_shapes
-    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, shapes)
+def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int = 2) -> Any:
+    """See `cut`; for boxes of `size` features."""
+    how = square_shapes if itemsize == 2 else any_shapes, itemsize * size
+    return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, *how)
 
 
 def multiply_lines(product, x, values, index, window, y, precision):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     itemsize, batch, transposed = x.itemsize, x.shape[0], product == "input_grad"
     arithmetic = precision if itemsize == 4 else x.dtype.name
-    size = part_of(itemsize, values.shape[1])
+    size = min(values.shape[1], max(SHAPES[itemsize]))
     parts, lines = values.shape[1] // size, -(-y.shape[2] // size)
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
@@ -141,21 +123,20 @@ def multiply_lines(product, x, values, index, window, y, precision):
     for of in window.passes(product):
         shape = shape_for(of, batch, itemsize, size, lines)
         places = shape.RESIDENT * multiprocessors()
-        how = cut_for(of, batch, shape, itemsize)
-        cuts = of, how.box, how.chunks, prod(how.tiles), places, parts
+        how, chunks = cut_for(of, batch, shape, size, itemsize)
+        cuts = of, how.box, chunks, prod(how.tiles), places, parts
         *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
-        tiling = how.tiling(itemsize * size)
         if itemsize == 2:
             adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
         else:
             adds = product_of_float32(arithmetic, size)
-        x_map = pixel_map(x, of.sizes, how.images, how.box, size, of.scale)
+        x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
         out = output_of(y, of.view, how.tile, size)
         fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
         launch(
             line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
-            x_map, w, out, fresh, tiling, Units(*units), Schedule(items, ptr),
-            shared_bytes=itemsize * shape.shared_items(tiling.rows * size, adds) + 1024,
+            x_map, w, out, fresh, how, Units(*units), Schedule(items, ptr),
+            shared_bytes=itemsize * shape.shared_items(how.rows * size, adds) + 1024,
             overlap=True,
         )  # fmt: skip
 
@@ -163,11 +144,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
 @cache
 def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
     WARPGROUPS, BM = shape.WARPGROUPS, shape.ROWS
-    X_STAGES, W_STAGES, W_TAPS = shape.rings
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
     SUMS, BARS, OF_MAPS = adds.SUMS, 2 * (X_STAGES + W_STAGES), adds.NBYTES == 2
-    ITEM, MEASURE, W_ITEMS = adds.item, adds.MEASURE, W_STAGES * W_TAPS * adds.SLOT
+    ITEM, PIECE, W_ITEMS = adds.item, 16 // adds.NBYTES, W_STAGES * W_TAPS * adds.SLOT
     begin, start, store = adds.begin, adds.start, adds.store
-    fetch, walk = fetcher(B, shape.rings, adds), walker(shape.rings, adds)
+    fetch, walk = fetcher(B, shape, adds), walker(shape, adds)
 
     @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
     def kernel(x_map, w, y, fresh, tiling, units, schedule):
@@ -194,7 +175,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
         if OF_MAPS and fresh != 0:
             fence_tensor_map(y)
         rows = begin(y, places, warp, t % 32, tiling.box)
-        box = uint32(tiling.rows * (B // MEASURE))
+        box = uint32(tiling.rows * (B // PIECE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
@@ -208,9 +189,9 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
 
 
 @cache
-def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
+def fetcher(B: int, shape: Shape, adds: LineProduct) -> Any:
     """Requests the box of each unit, and for the blocks of w that are multiplied by it."""
-    X_STAGES, W_STAGES, W_TAPS = rings
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
     W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
     fetch_block = adds.fetch_block
 
@@ -249,13 +230,13 @@ def fetcher(B: int, rings: Rings, adds: LineProduct) -> Any:
 
 
 @cache
-def walker(rings: Rings, adds: LineProduct) -> Any:
+def walker(shape: Shape, adds: LineProduct) -> Any:
     """Takes what `fetch` requests: multiplies the box of each unit by its blocks of w.
 
-    `box` is the size of one, in MEASURE; `at` is where a warp is in the rings.
+    `box` is the size of one, in pieces of 16 bytes; `at` is where a warp is in the rings.
     """
-    X_STAGES, W_STAGES, W_TAPS = rings
-    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT // adds.MEASURE, adds.add
+    X_STAGES, W_STAGES, W_TAPS = shape[4:]
+    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16, adds.add
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):

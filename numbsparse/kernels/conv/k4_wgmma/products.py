@@ -49,21 +49,19 @@ class LineProduct(NamedTuple):
 
     item, NBYTES : what shared memory holds
     SUMS : the shape of a thread's accumulators in memory
-    MEASURE : items that are one in the places that `add` takes
     SLOT : items of a block of w
     BUFFER : items of shared memory that a warp stores y from
     fetch_block : fetch_block(w, block, ring, start, bars, full)
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
-        None where they are `sums`
+        None where they are `sums`. Places are in pieces of 16 bytes
     store : store(acc, sums, y, places, warp, ring, buffer, image, top, column)
     """
 
     item: Any
     NBYTES: int
     SUMS: Any
-    MEASURE: int
     SLOT: int
     BUFFER: int
     fetch_block: Any
@@ -162,7 +160,7 @@ def product_of_16_bit(
                 tma_store_5d(ring, at, y_map, column, x, y, z, int32(image + n))
                 bulk_commit()
 
-    return LineProduct(*(uint16, 2, COUNT, 8, B * B, BUFFER, fetch_block, begin, start, add, store))
+    return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, fetch_block, begin, start, add, store))
 
 
 @cache
@@ -202,11 +200,11 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
             for c in range(CHUNKS):
                 byte = uint32(line + 16 * (4 * c + q))
                 byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
-                run = load_4xf32(ring, uint32(x_place + byte // 4))
+                run = load_4xf32(ring, uint32(4 * x_place + byte // 4))
                 for j in range(RUN):
                     i = (c * 2 + j // 2) * 4 + j % 2 * 2 + h
                     hi[i], lo[i] = split(run[j])
-        multiply(sums, hi, lo, ring, w_place)
+        multiply(sums, hi, lo, ring, 4 * w_place)
 
     @cuda.jit(device=True)
     def store(_, sums, y, places, warp, ring, buffer, image, top, column):
@@ -214,7 +212,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         where = y.batch, y.view, places, own, image, top
         store_sums(sums, y.values, where, int64(column), y.features)
 
-    return LineProduct(*(float32, 4, (1, TB, 4), 1, SLOT, 0, fetch_block, begin, start, add, store))
+    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
 
 
 @cuda.jit(device=True)
@@ -222,6 +220,7 @@ def row_at(where, u, g):
     """The row of y that is half u of a thread, -1 where there is none; see `store_tile`."""
     batch, view, places, own, image, top = where
     packed = places[own + 8 * u]
-    n, place = unpacked(packed)
-    row = row_of(image + n, batch, moved(plus(top, place), view.step, view.first), view.out_sizes)
+    n, q = unpacked(packed)
+    place = moved(plus(top, q), view.step, view.first)
+    row = row_of(image + n, batch, place, view.out_sizes)
     return int64(row) if packed >= 0 else int64(-1)

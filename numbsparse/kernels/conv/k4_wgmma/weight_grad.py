@@ -49,8 +49,6 @@ from numbsparse.kernels.ptx import (
     zeros,
 )
 
-LARGEST = 64  # features of a block; larger ones are taken as several
-
 
 class Shape(NamedTuple):
     """How a block of threads is made; one on a multiprocessor."""
@@ -63,7 +61,7 @@ class Shape(NamedTuple):
     ROWS: int  # pixels of a tile
 
 
-SHAPES = {
+SHAPES = {  # by the features of a block; larger ones are taken as several
     16: Shape(4, 3, 6, 4, 640, 256),
     32: Shape(4, 3, 6, 3, 448, 256),
     64: Shape(4, 2, 3, 2, 448, 256),
@@ -73,32 +71,34 @@ if SIMULATED:
 
 
 def weight_grad(x, dy, index, window, dvalues):
-    """Returns whether outputs filled all tiles: see `Cut.fills`."""
-    size, batch, dtype = min(dvalues.shape[1], LARGEST), x.shape[0], x.dtype.name
+    """Returns whether all rows of tiles are outputs, or of no image.
+
+    The others are zeros times pixels of the image, NaN if these are not finite.
+    """
+    size, batch, dtype = min(dvalues.shape[1], max(SHAPES)), x.shape[0], x.dtype.name
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
     (of,) = window.passes("weight_grad")
-    how = cut_for(of, batch, shape)
-    cuts = of, how.box, how.chunks, PIXELS // size, parts, shape.MOST_UNITS
+    how, chunks = cut_for(of, batch, shape, size)
+    cuts = of, how.box, chunks, PIXELS // size, parts, shape.MOST_UNITS
     plan = Items(*planned(index, block_items, window.taps, *cuts))
     items = plan.items.shape[0]
     pieces = pieces_of(items, prod(how.tiles), multiprocessors())
-    tiling = how.tiling(2 * size)
-    stage = (tiling.rows + shape.ROWS) * size
+    stage = (how.rows + shape.ROWS) * size
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
     shared = max(2 * shape.STAGES * stage + beyond, 4 * taps * size * size) + 1024
-    x_map = pixel_map(x, window.big, how.images, how.box, size, of.scale)
+    x_map = pixel_map(x, window.big, how.images, how.box, size, of.view.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
     fresh = max(map(unannounced, (x_map, dy_map)))
     launch(
         item_kernel(dtype, size, parts, shape, how.group),
         items * pieces, 128 * shape.WARPGROUPS + 32,
-        x_map, dy_map, fresh, tiling, plan, sums_into(dvalues, items, pieces), stage,
+        x_map, dy_map, fresh, how, plan, sums_into(dvalues, items, pieces), stage,
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
-    return how.fills(of, how.images * prod(how.tile))
+    return all(n % t == 0 for n, t in zip(of.view.counts, how.tile, strict=True))
 
 
 @cache
@@ -235,16 +235,15 @@ def gather_sums(B: int, UNITS: int) -> Any:
 def places_from(u: int, units: int) -> Any:
     """The places of both operands of the units from u on, as a tuple of two words for each."""
 
-    @cuda.jit(device=True)
-    def last(words, x_at, dy_at):
-        return uint32(words[u] + x_at), dy_at
-
-    if u + 1 == units:
-        return last
-    rest = places_from(u + 1, units)
+    rest = places_from(u + 1, units) if u + 1 < units else no_places
 
     @cuda.jit(device=True)
     def placed(words, x_at, dy_at):
         return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
 
     return placed
+
+
+@cuda.jit(device=True)
+def no_places(words, x_at, dy_at):
+    return ()

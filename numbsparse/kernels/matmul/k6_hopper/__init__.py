@@ -45,14 +45,20 @@ from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
+from numbsparse.kernels.parts.aligned import (
+    aligned,
+    aligned_either_way,
+    batch_is_contiguous,
+    is_aligned,
+)
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
+from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -75,7 +81,8 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_of_gates`
+FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
+PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles have whole ones
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
 
@@ -110,8 +117,10 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         return
     tile, edge = line_tiles(size, batch, features, x.itemsize)[number or 0], x.shape[1] % size
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
-    lines, x_transposed = aligned_either_way(x)
     is_16_bit = str(x.dtype) in KINDS
+    if is_16_bit and batch_is_contiguous(x) and not is_aligned(x.T):
+        x = transposed_copy(x.T).T  # copied anyway, and so its tiles are even
+    lines, x_transposed = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
     in_two = gates is not None and is_16_bit and batch > FEW
@@ -120,19 +129,21 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
 
     units = multiprocessors() // tile.CLUSTER  # clusters that run at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
+    rows = min(-(-even_rows(batch, row_tiles * tile.CLUSTER) // PANEL) * PANEL, tile.ROWS)
+    form = form._replace(even=is_16_bit and not x_transposed and rows < tile.ROWS)
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        from numbsparse.kernels.matmul.k6_hopper.plan_of_gates import steps_wanted
+        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
 
         plan, all_values = steps_wanted(plan, tile, index, values, gates)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
-        maps = maps_of(form, lines, all_values, edge, y)
+        maps = maps_of(form, lines, all_values, edge, y, rows if form.even else 0)
     else:
         maps = tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
@@ -148,7 +159,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         blocks,
         tile.THREADS,
         *(maps, unannounced(maps), images, plan),
-        *(output_of(y), dense, all_gates),
+        *(output_of(y), dense, all_gates, rows if form.even else ()),
         shared_bytes=nbytes,
         cluster=cluster,
         overlap=True,
@@ -156,11 +167,11 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
 
 
 def maps_of(
-    form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray
+    form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray, rows: int
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
     w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
-    boxes: list[Any] = [(x, x_box(form), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
+    boxes: list[Any] = [(x, x_box(form, rows), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
         boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
@@ -174,6 +185,7 @@ def line_kernel(form: Form) -> Any:
     """A block of threads, some warps of which multiply, some fetch.
 
     images : of w, in float32, like `dense`; 16 bits have neither
+    rows : of a tile, where tiles are even
     """
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
     LAST = X if form.order == ANY else W + form.w_maps
@@ -181,13 +193,13 @@ def line_kernel(form: Form) -> Any:
     MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
     if form.gated and IS_16_BIT:
         BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
-    MORE, FEWER = tile.REGISTERS
+    (MORE, FEWER), EVEN, ROWS = tile.REGISTERS, form.even, tile.ROWS
     produce, consume = producer(form), consumer(form)
     # Values begin at the first stage: their places need nothing added in every step.
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(**tile.options)
-    def kernel(maps, fresh, images, plan, y, dense, gates):
+    def kernel(maps, fresh, images, plan, y, dense, gates, rows):
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
@@ -214,14 +226,16 @@ def line_kernel(form: Form) -> Any:
         if warp >= WARPS:
             if FEWER:
                 fewer_registers(FEWER)
-            fetcher, source = uint32(warp - WARPS), (maps, images, gates)
+            fetcher = uint32(warp - WARPS)
             if not FEWER or fetcher == 0:
+                source = maps, images, rows if EVEN else ROWS, gates
                 produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info)
         else:
             if MORE:
                 more_registers(MORE)
             more = maps[LAST] if IS_16_BIT else dense
-            consume(plan, fresh, first, last, shared, base, bars, info, y, more)
+            tile_rows = rows if EVEN else ROWS
+            consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more)
         if CLUSTER > 1:
             cluster_sync()  # the others may still arrive at barriers here
 

@@ -40,12 +40,12 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def consumer(form: Form) -> Any:
-    """consume(plan, fresh, first, last, shared, base, bars, info, y, more).
+    """consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more).
 
     more : the map of y; of float32, what is multiplied
     """
     tile = form.tile
-    STAGES, STAGE_BYTES, ROWS = tile.STAGES, tile.STAGE_BYTES, tile.ROWS
+    STAGES, STAGE_BYTES = tile.STAGES, tile.STAGE_BYTES
     W_START, OWN_ROWS, UNIT = tile.W_START, 64 * tile.M_TILES, tile.UNIT
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
@@ -65,7 +65,7 @@ def consumer(form: Form) -> Any:
         scale = scaler(form, 2 * STAGES)
 
     @cuda.jit(device=True)
-    def consume(plan, fresh, first, last, shared, base, bars, info, y, more):
+    def consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more):
         strips, tiles = plan.strips, plan.tiles
         t = uint32(cuda.threadIdx.x)
         warpgroup, lane = shfl_idx(uint32(t // 128), 0), t % 32
@@ -82,7 +82,8 @@ def consumer(form: Form) -> Any:
         if by_boxes and fresh != 0:
             fence_tensor_map(more)
         for i in range(first, last):
-            group, row = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * ROWS + rows
+            group, top = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * tile_rows
+            row = top + rows
             for c in range(EARLY):
                 columns[c] = strips[group, share * SHARE + c]
             # A warpgroup below the last row of y only waits.
@@ -111,7 +112,8 @@ def consumer(form: Form) -> Any:
                     stage, mask_at, phase = uint32(0), uint32(mask_at - STAGES), uint32(phase ^ 1)
             for c in range(EARLY, SHARE):
                 columns[c] = strips[group, share * SHARE + c]
-            end(acc, sums, columns, row + t // 32 % 4 * 16, shared, buffer, y, more)
+            place = row + t // 32 % 4 * 16, top + tile_rows
+            end(acc, sums, columns, place, shared, buffer, y, more)
         if by_boxes:
             bulk_wait_read()
 
@@ -127,7 +129,8 @@ def products(form: Form) -> Any:
     shape = tile.M_TILES, tile.B, DEPTH // 16
     add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
-    store_boxes, store_items = box_storer(of, form.order, tile.BUFFERS), storer(of, ANY)
+    store_boxes = box_storer(of, form.order, tile.BUFFERS, form.even)
+    store_items, EVEN = storer(of, ANY), form.even
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -138,10 +141,14 @@ def products(form: Form) -> Any:
         return add(acc, ring, x_at, ring, w_at, mask)
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, row, shared, buffer, y, y_map):
+    def end(acc, sums, columns, place, shared, buffer, y, y_map):
+        row, last = place
         to_local(acc, sums)
         if boxes:
-            store_boxes(sums, columns, row, shared, buffer, y_map)
+            store_boxes(sums, columns, row, last, shared, buffer, y_map)
+        elif EVEN:
+            own = y[0], y[1], y[2], min(y[3], last), y[4]
+            store_items(sums, columns, row, own)
         else:
             store_items(sums, columns, row, y)
 
@@ -179,7 +186,8 @@ def products_of_float32(form: Form) -> Any:
         return acc
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, row, shared, buffer, y, dense):
+    def end(acc, sums, columns, place, shared, buffer, y, dense):
+        row, _ = place
         for s in range(STRIPS):
             column = columns[s * 32 // N]
             if column >= 0:

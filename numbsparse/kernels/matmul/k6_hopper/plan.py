@@ -161,6 +161,7 @@ class Form(NamedTuple):
     order: str  # of y, see `parts.store`
     gated: bool = False  # whether the kernel leaves blocks out by gates, and multiplies by them
     w_maps: int = 2  # 4 where kept blocks may be SCALED
+    even: bool = False  # tiles have fewer rows than ROWS, as many each
 
 
 TILES = {

@@ -24,26 +24,26 @@ X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end whe
 def producer(form: Form) -> Any:
     """produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info).
 
-    source : the maps; of float32, and the images of w; gates, if any
+    source : the maps; of float32, and the images of w; the rows of a tile; gates, if any
     info : the masks of all stages
     """
     tile = form.tile
     N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
-    shape = tile.RECORD, tile.STAGES, tile.ROWS
     thinned: tuple[Any, ...] = ()
     if form.gated:
         from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
 
         thinned = thinning(tile), showing(tile), gates_in(tile)
-    walk = walking(*shape, requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned)
+    how = requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned
+    walk = walking(tile.RECORD, tile.STAGES, *how)
 
     @cuda.jit(device=True)
     def produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info):
         if fresh != 0:
             for m in range(N_MAPS):
                 fence_tensor_map(source[0][m])
-        records, tiles, gates = plan.records, plan.tiles, source[2]
-        walk(fetcher, records, tiles, first, last, bars, gates, source, shared, base, info)
+        places, gates = (source[2], first, last), source[3]
+        walk(fetcher, plan.records, plan.tiles, *places, bars, gates, source, shared, base, info)
 
     return produce
 
@@ -55,6 +55,7 @@ def requesting(form: Form) -> Any:
     INPUTS, BLOCKS, UNIT, CLUSTER = tile.INPUTS, tile.BLOCKS, tile.UNIT, tile.CLUSTER
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
+    EVEN, LINE_BYTES = form.even, tile.ITEM * tile.DEPTH
     many, before, has = counting(form.gated)
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
@@ -65,7 +66,8 @@ def requesting(form: Form) -> Any:
             info[s * STAGES + stage] = step[s]
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
-        mbarrier_expect(bars, stage, many(inputs) * X_BYTES + many(blocks) * W_BYTES)
+        x_bytes = uint32(source[2] * LINE_BYTES) if EVEN else X_BYTES
+        mbarrier_expect(bars, stage, many(inputs) * x_bytes + many(blocks) * W_BYTES)
         start = uint32(base + stage * (STAGE // UNIT))
         for e in range(INPUTS):
             if has(inputs, e):
@@ -100,10 +102,11 @@ def counting(thinned: bool) -> tuple[Any, Any, Any]:
     return many, before, has
 
 
-def x_box(form: Form) -> tuple[int, int]:
-    """The box of x that one copy loads; of x.T where x is feature-major."""
-    depth, item = form.tile.DEPTH, form.tile.ITEM
-    return (depth, LINE // item) if form.x_transposed else (min(form.tile.ROWS, 256), depth)
+def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
+    """The box of x that one copy loads, of even tiles so many rows; of x.T where x is
+    feature-major."""
+    depth, item, rows = form.tile.DEPTH, form.tile.ITEM, rows or min(form.tile.ROWS, 256)
+    return (depth, LINE // item) if form.x_transposed else (rows, depth)
 
 
 @cache

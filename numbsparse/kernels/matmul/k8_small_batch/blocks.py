@@ -22,10 +22,10 @@ from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import BYTES, aligned_in_place, is_aligned
+from numbsparse.kernels.parts.aligned import BYTES, is_aligned
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.requests import ALIGNED, copying, reading
+from numbsparse.kernels.parts.requests import ALIGNED, Part, fetching, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
@@ -37,7 +37,6 @@ from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     mbarrier_expect,
     sync_warp,
-    tma_load_2d,
     wait_for_earlier_kernels,
 )
 from numbsparse.kernels.views import view_of
@@ -85,7 +84,7 @@ def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
         multiply_blocks(x, dy, index, moved, form)
         copy(dvalues, moved)
     elif n_blocks:
-        x, dy = (launch.by_feature(aligned_in_place(a), n_blocks, size, False) for a in (x, dy))
+        x, dy = (launch.by_feature(launch.in_reach(a), n_blocks, size, False) for a in (x, dy))
         again(index, along_blocks, (x, dy, dvalues), form)
 
 
@@ -93,14 +92,17 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
-    engine = size >= WIDTH and launch.has_engine()
+    slabs = [launch.slab_of(a) for a in (x, dy)]
+    whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
+    engine = size >= WIDTH and whole and launch.has_engine()
     together = launch.together_of(form, True)
-    x_side, dy_side = Operand(x_across, depth // 8), Operand(dy_across, 4, together)
+    x_side = Operand(x_across, depth // 8, slab=slabs[0])
+    dy_side = Operand(dy_across, 4, together, slab=slabs[1])
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    in_step = tiles_of(x.shape[0], form, engine)
+    in_step = tiles_of(x.shape[0], form, engine, max(slabs))
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
@@ -114,18 +116,24 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     w_view = size, launch.shift_of(length), paired
     maps = units
     if engine:
-        box = (WIDTH, WIDTH), WIDTH * x.itemsize
-        boxes = (x if x_across else x.T, *box), (dy if dy_across else dy.T, *box)
-        maps = tensor_maps(*boxes, launch.squares_of(dvalues, paired, length))
+        box, squares = (
+            ((WIDTH, WIDTH), WIDTH * x.itemsize),
+            launch.squares_of(dvalues, paired, length),
+        )
+        maps = tensor_maps(
+            squares if slabs[0] else (x if x_across else x.T, *box),
+            squares if slabs[1] else (dy if dy_across else dy.T, *box),
+            squares,
+        )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
     after = units, count, dvalues.reshape(1, -1).span
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
-def tiles_of(batch: int, form: Form, engine: bool) -> int:
+def tiles_of(batch: int, form: Form, engine: bool, slab: int) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
-    registers hold as much of it."""
-    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
+    registers hold as much of it; and as many as a slab has."""
+    return 2 if WIDTH < batch <= HELD_ROWS and (engine or slab) else 1
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
@@ -158,9 +166,10 @@ def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
 def block_kernel(blocks: Blocks) -> Any:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; views of operands as in `lines`.
 
-    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
+    `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.asking`.
     """
-    form, depth, x_side, _, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
+    SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
@@ -183,6 +192,7 @@ def block_kernel(blocks: Blocks) -> Any:
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         records = cuda.local.array(RECORDS, int32)
         warp = uint32(cuda.threadIdx.x) // 32
+        pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
@@ -221,11 +231,11 @@ def block_kernel(blocks: Blocks) -> Any:
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
             if LONG or now[LINE] != held:
-                hold(shared, uint32(start + X_START), x_hi, x_lo)
+                hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
                 held = now[LINE]
             if step == first:
                 clear(acc)
-            multiply(shared, start, x_hi, x_lo, acc)
+            multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
@@ -274,61 +284,55 @@ def requesting(blocks: Blocks) -> Any:
     Their rows of the batch are those from `top` on.
     """
     form, depth, x_side, dy_side, source, *_ = blocks
-    TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
-    X_START = TILES * TILE
-    if not source.engine:
-        copy_x = copying(form, (depth, WIDTH), depth, x_side.across, source.reach)
-        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across, source.reach)
-    X_ACROSS, DY_ACROSS = x_side.across, dy_side.across
+    TILES, LINE, ENGINE = blocks.tiles, 2 * (WIDTH // depth), source.engine
+    X_START, A_ROW = TILES * WIDTH * form.row, 4 * form.row  # words, and bytes
+    X_SLAB, DY_SLAB = x_side.slab > 0, dy_side.slab > 0
+    x_part = Part(x_side.across, (depth, WIDTH), depth, TILES, x_side.slab)
+    dy_part = Part(dy_side.across, (WIDTH, WIDTH), depth, TILES, dy_side.slab)
+    fetch_x, fetch_dy = (fetching(form, part, source) for part in (x_part, dy_part))
 
     @cuda.jit(device=True)
-    def by_the_engine(
-        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
-    ):  # fmt: skip
-        if elect() != 0:
-            mbarrier_expect(bars, bar, uint32(8 * X_START) if other else uint32(4 * X_START))
-            for u in range(TILES):
-                first, rows = int32(record[1] * WIDTH), int32(top + u * WIDTH)  # beyond all, 0
-                place = uint32(start + u * TILE)
-                column, row = (first, rows) if DY_ACROSS else (rows, first)
-                tma_load_2d(shared, place, maps[1], column, row, bars, bar)
-                if other:
-                    first = int32(record[LINE] * WIDTH)
-                    column, row = (first, rows) if X_ACROSS else (rows, first)
-                    tma_load_2d(shared, uint32(place + X_START), maps[0], column, row, bars, bar)
+    def request(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar):
+        if ENGINE:
+            if elect() != 0:
+                slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * X_START)  # bytes
+                x_bytes, dy_bytes = slab if X_SLAB else tiles, slab if DY_SLAB else tiles
+                mbarrier_expect(bars, bar, x_bytes + dy_bytes if other else dy_bytes)
+                fetch_both(
+                    record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
+                )
+        else:
+            fetch_both(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar)
 
     @cuda.jit(device=True)
-    def by_the_lanes(
-        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
-    ):  # fmt: skip
-        batch, features, of_batch, of_feature = dy_view
-        stride = of_batch if DY_ACROSS else of_feature
-        for u in range(TILES):
-            first, place = top + u * WIDTH, uint32(start + u * TILE)
-            copy_dy(dy, record, features, stride, first, batch, shared, place)
+    def fetch_both(record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar):
+        fetch_dy(record, dy, dy_view, top, maps[1] if ENGINE else (), shared, start, bars, bar)
         if other:
-            _, features, of_batch, of_feature = x_view
-            stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
-            for u in range(TILES):
-                first, place = top + u * WIDTH, uint32(start + u * TILE + X_START)
-                copy_x(x, line, features, stride, first, batch, shared, place)
+            line, place = (int32(0), record[LINE]), uint32(start + X_START)
+            fetch_x(line, x, x_view, top, maps[0] if ENGINE else (), shared, place, bars, bar)
 
-    return by_the_engine if source.engine else by_the_lanes
+    return request
+
+
+def apart_of(form: Form, operand: Operand) -> tuple[int, int]:
+    """(words, steps) from a tile of 32 rows of the batch to the next one; a slab is one tile."""
+    return (0, form.steps) if operand.slab else (WIDTH * form.row, 0)
 
 
 @cache
 def holding(blocks: Blocks) -> Any:
     """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
-    TILES, TILE = blocks.tiles, WIDTH * blocks.form.row
+    TILES, (TILE, NEXT) = blocks.tiles, apart_of(blocks.form, blocks.x)
     STEPS, apart = blocks.form.steps, TILES == 1 or not blocks.form.split
-    take = fragment(blocks.form, blocks.x, apart)
+    take, SLAB = fragment(blocks.form, blocks.x, apart), blocks.x.slab > 0
 
     @cuda.jit(device=True)
-    def hold(tile, start, hi, lo):
+    def hold(tile, start, pitch, hi, lo):
         for u in range(TILES):
             for s in range(STEPS):
                 at, n = uint32(start + u * TILE), u * STEPS + s
-                take(tile, at, uint32(s), uint32(0), (), hi[n], lo[n])
+                how = pitch if SLAB else uint32(0)
+                take(tile, at, uint32(s + u * NEXT), how, (), hi[n], lo[n])
 
     return hold
 
@@ -340,17 +344,17 @@ def multiplying(blocks: Blocks) -> Any:
     Those of split float32 start from zero at each step and are added in float32: sums are short
     here, and tensor cores cut off what they add.
     """
-    form = blocks.form
+    form, SLAB = blocks.form, blocks.dy.slab > 0
     STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
-    TILES, TILE = blocks.tiles, WIDTH * form.row
+    TILES, (TILE, NEXT) = blocks.tiles, apart_of(form, blocks.dy)
     FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
     take, add = fragment(form, blocks.dy), products(form, M, 4)
     clear, add_up, split = pieces.clear(M, 4), pieces.add(M, 4), splitting(True)
 
     @cuda.jit(device=True)
-    def step(tile, start, s, x_hi, x_lo, acc):
+    def step(tile, start, s, pitch, x_hi, x_lo, acc):
         hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
-        take(tile, start, s, uint32(0), (), hi, lo)
+        take(tile, start, s, pitch if SLAB else uint32(0), (), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
             clear(sums)
@@ -363,21 +367,22 @@ def multiplying(blocks: Blocks) -> Any:
             add(x_hi, hi, acc)
 
     @cuda.jit(device=True)
-    def split_step(tile, start, s, x, acc):
+    def split_step(tile, start, s, pitch, x, acc):
         hi, lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         for j in range(2 * M):
             for e in range(2):
                 hi[j, e], lo[j, e] = split(as_float32(x[j, e]))
-        step(tile, start, s, hi, lo, acc)
+        step(tile, start, s, pitch, hi, lo, acc)
 
     @cuda.jit(device=True)
-    def multiply(tile, start, x_hi, x_lo, acc):
+    def multiply(tile, start, pitch, x_hi, x_lo, acc):
         for u in range(TILES):
             for s in range(STEPS):
                 at, n = uint32(start + u * TILE), u * STEPS + s
+                number = uint32(s + u * NEXT)
                 if SPLIT and TILES > 1:
-                    split_step(tile, at, uint32(s), x_hi[n], acc)
+                    split_step(tile, at, number, pitch, x_hi[n], acc)
                 else:
-                    step(tile, at, uint32(s), x_hi[n], x_lo[n], acc)
+                    step(tile, at, number, pitch, x_hi[n], x_lo[n], acc)
 
     return multiply

@@ -60,6 +60,11 @@ def is_slab(x: DeviceArray) -> bool:
     return x.shape[0] <= 2 * WIDTH and is_gapless(x) and not (is_aligned(x) or is_aligned(x.T))
 
 
+def slab_of(x: DeviceArray) -> int:
+    """Rows that a slab has room for, in eights; 0 where x is none."""
+    return (4 if x.shape[0] <= WIDTH else 8) if is_slab(x) else 0
+
+
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
     """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
@@ -127,8 +132,8 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
     x_side = Operand(x_across, groups, together_of(form, x_across))
-    if is_slab(x):
-        x_side = Operand(True, groups, 4, slab=4 if batch <= WIDTH else 8)
+    if slab_of(x):
+        x_side = Operand(True, groups, 4, slab=slab_of(x))
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)

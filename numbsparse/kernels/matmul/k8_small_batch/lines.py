@@ -16,7 +16,7 @@ from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, st
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
 from numbsparse.kernels.parts.repair import any_nan
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, reading, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, asking, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
@@ -74,7 +74,7 @@ def line_kernel(lines: Lines) -> Any:
     """y = x @ w; x and y are (batch, features, stride over the batch, stride over features).
 
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
-    announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
+    announced. `w_view` as in `requests.asking`, the plan as in `plan.plan_lines`.
     gates : of each block, where `sums.w` is gated
     walk : over the lines of w, where float32 is split
     """
@@ -87,7 +87,8 @@ def line_kernel(lines: Lines) -> Any:
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
-    fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
+    fill = asking(sums.form, sums.x, not sums.w.across, depth, source)
+    wait, consume = waiting(source), consuming(sums)
     request = filling_wanted(fill, wanted, source.engine)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
@@ -206,15 +207,6 @@ def line_kernel(lines: Lines) -> Any:
             name, end = coming[NAME], coming[END]
 
     return kernel
-
-
-@cache
-def requesting(lines: Lines) -> Any:
-    """Fill a stage with what a unit's record names."""
-    (form, x, w, _), depth, source, *_ = lines
-    if source.engine:
-        return engine_asks(form, x)
-    return lanes_ask(form, x, not w.across, depth, source.reach)
 
 
 @cache

@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from numbsparse import ops
 from numbsparse.bench.measure import Options
 from numbsparse.bench.peers import torch_on_gpu
 from numbsparse.bench.problem import matrices
+from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Graph, repeated, seconds_of
 from numbsparse.device import SIMULATED
 
@@ -32,6 +34,39 @@ if jax.default_backend() == "gpu":
             took.append((time.perf_counter() - began) / 40)
         print(sorted(took)[30])
 """
+FIRST = """
+import time
+began = time.perf_counter()
+import numpy as np, numbsparse as ns
+imported = time.perf_counter()
+n = {features} // 32
+layout = ns.Layout(ns.patterns.random(n, n, 0.1, seed=0))
+values = np.ones((layout.n_blocks, 32, 32), np.{dtype})
+w = ns.BlockSparse(values, layout).to("cuda")
+x = ns.to_device(np.ones(({batch}, {features}), np.{dtype}))
+ns.matmul(x, w).numpy()
+print(imported - began, time.perf_counter() - imported)
+"""
+
+
+def host(options: Options) -> Iterator[Row]:
+    """Seconds of the host a call, ours and torch's; seconds to a first result."""
+    yield {"host": "a call, nothing waited for", "seconds": calls(options)}
+    if chain := chains(options):
+        yield {"host": "a product in a jitted chain of JAX", "seconds": chain}
+    shapes = (
+        [(64, 4, "float32")] if options.quick else [(12288, 32, "float32"), (8192, 8192, "float16")]
+    )
+    for features, batch, dtype in shapes:
+        with tempfile.TemporaryDirectory() as folder:
+            code = FIRST.format(features=features, batch=batch, dtype=dtype)
+            for cache in ("empty", "warm"):
+                imported, first = printed(code, NUMBSPARSE_CACHE_DIR=folder)
+                yield {
+                    "host": f"first result, {features} features, batch {batch}, {dtype}",
+                    "cache": cache,
+                    "seconds": {"import": imported, "import to result": first},
+                }
 
 
 def calls(options: Options) -> dict[str, float]:
