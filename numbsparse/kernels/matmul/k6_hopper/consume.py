@@ -58,7 +58,8 @@ def consumer(form: Form) -> Any:
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
     BLOCKS, FACTORS = tile.BLOCKS, tile.MASKS
-    SCALES, scale = form.gated and not FLOAT32, None
+    SCALES: bool = form.gated and not FLOAT32
+    scale: Any = None
     if SCALES:
         from numbsparse.kernels.matmul.k6_hopper.gated import scaler
 
