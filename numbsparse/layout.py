@@ -169,13 +169,10 @@ class Layout:
             )
         indptr = np.zeros(in_blocks + 1, np.int32)
         np.cumsum(np.bincount(block_rows, minlength=in_blocks), out=indptr[1:])
-        self._walk(grid, indptr, block_rows.astype(np.int32), block_columns.astype(np.int32))
-
-    def _walk(self, grid: tuple[int, int], indptr: Any, block_rows: Any, columns: Any) -> None:
-        everything = np.arange(block_rows.size, dtype=np.int32)
-        self.shape = grid
-        self._rows = Walk(*map(_read_only, (indptr, columns, everything)))
-        self._block_rows = _read_only(block_rows)
+        everything, self.shape = np.arange(block_rows.size, dtype=np.int32), grid
+        walk = indptr, block_columns.astype(np.int32), everything
+        self._rows = Walk(*map(_read_only, walk))
+        self._block_rows = _read_only(block_rows.astype(np.int32))
 
     @cached
     def index(self) -> Index:
@@ -364,16 +361,6 @@ def layout_of(shape: tuple[int, int], *flat: np.ndarray) -> Layout:
     layout._set(shape, rows, together - rows * shape[1])
     layout.__dict__["flat_indices"] = _read_only(together)
     return layout
-
-
-def edited(layout: Layout, flat: np.ndarray, positions: np.ndarray, *walk: np.ndarray) -> Layout:
-    """Another layout of such a grid: its flat indices, `positions_in` this one, and int32 indptr,
-    block rows and columns."""
-    other = Layout.__new__(Layout)
-    other._walk(layout.shape, *walk)
-    other._met = ref(layout), _read_only(positions)
-    other.__dict__["flat_indices"] = _read_only(flat)
-    return other
 
 
 def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:

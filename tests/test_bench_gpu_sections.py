@@ -45,6 +45,7 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
         ("forward", "gates:", 4),
         ("forward", "made on the GPU:", 2),
         ("forward", "a new layout:", 2),
+        ("weight_grad", "gates:", 4),
         ("weight_grad", "made on the GPU:", 2),
         ("weight_grad", "a new layout:", 2),
     ]

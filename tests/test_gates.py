@@ -9,6 +9,8 @@ import numbsparse as ns
 from numbsparse import device, nn, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import k6_hopper
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.nn import functional as F
 
 UNIT = {"float16": 2**-11, "bfloat16": 2**-8, "float32": 2**-24, "float64": 2**-53}
@@ -228,16 +230,23 @@ def test_gates_on_a_gpu_are_copied_once(monkeypatch):
         ("k7_small_blocks", "float16", 8, 3, "x @ w"),
         ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
         ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
+        ("k7_small_blocks", "float32", 8, 3, "x @ w"),
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
+        ("k6_hopper", "float32", 32, 0, "x @ w"),
     ],
 )
+@pytest.mark.parametrize("few", [None, 0])
 def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
-    kernel, dtype, size, edge, call, rng
+    kernel, dtype, size, edge, call, few, rng, monkeypatch
 ):
     """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
+    if few is not None:
+        if kernel != "k6_hopper" or dtype == "float32":
+            pytest.skip("takes no other way for a long batch")
+        monkeypatch.setattr(k6_hopper, "FEW", few)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = np.nan
     shape = 2 * size - edge, 3 * size - edge
@@ -282,6 +291,86 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     y = host(ops.matmul(ns.to_device(x), used, gate=kept, **how))
     bound = 2 ** (-9 if dtype == "float16" else -8) * (abs(np.nan_to_num(x)) @ abs(dense))
     assert (abs(y - right) <= bound).all()
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge", "transposed"),
+    [
+        ("float16", 8, 3, False),
+        ("bfloat16", 8, 0, True),
+        ("float16", 16, 0, True),
+        ("float32", 8, 1, True),
+        ("float32", 16, 0, False),
+    ],
+)
+def test_small_blocks_that_gates_leave_are_put_together_anew(dtype, size, edge, transposed, rng):
+    """Of columns with many blocks, in several stages; x is not read where none needs it."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    kept = rng.random((29, 9)) < 0.4
+    shape = kept.shape[0] * size - edge, kept.shape[1] * size
+    values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
+    w = ns.BlockSparse(values, kept, shape=shape)
+    index, gates = w.layout.index, np.float32(rng.integers(-1, 3, len(values)))
+    lines = index.block_columns if transposed else index.block_rows
+    gone = (lines < 4) | (lines >= 24)
+    gates[gone] = 0
+    dense = w.toarray().astype(np.float64) * spread(gates, w)
+    values[gates == 0] = np.nan
+    w, gate = w.to("cuda"), ns.to_device(gates)
+    used, dense = (w.T, dense.T) if transposed else (w, dense)
+    x = rng.standard_normal((20, used.shape[0])).astype(as_dtype(dtype))
+    wide = x.astype(np.float64)
+    x[:, : 4 * size] = x[:, 24 * size :] = np.nan
+    y = ns.to_device(np.full((20, used.shape[1]), np.nan, as_dtype(dtype)))
+    how = {"gate": ops.all_blocks(w, gate), "kernel": "k7_small_blocks", "out": y}
+    ops.matmul(ns.to_device(x), used, **how)
+    close(y, wide @ dense, abs(wide) @ abs(dense), {"dtype": dtype}, max(shape))
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "across", "pieces"),
+    [
+        ("float16", 32, 70, 3, False, 2),
+        ("bfloat16", 32, 100, 0, True, 1),
+        ("float16", 64, 70, 5, True, 1),
+        ("bfloat16", 64, 70, 0, False, 2),
+        ("float32", 32, 70, 3, False, 1),
+        ("float32", 64, 33, 0, True, 2),
+        ("float32", 128, 40, 4, False, 1),
+    ],
+)
+def test_a_weight_gradient_leaves_out_what_gates_do(
+    dtype, size, batch, edge, across, pieces, rng, monkeypatch
+):
+    """What is not computed is not written; x and dy that no block needs are not read."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
+    kept = rng.random((4, 5)) < 0.6
+    kept[0] = True
+    layout = ns.Layout(kept)
+    index, shape = layout.index, (4 * size - edge, 5 * size - edge)
+    gates = np.float32(rng.integers(0, 3, layout.n_blocks) * (index.block_columns != 2))
+    gates[:5] = 0, 1, 0, 1, 0  # of two neighbours the second alone
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    wide, other = x.astype(np.float64), dy.astype(np.float64)
+    right, size_of = wide.T @ other, abs(wide).T @ abs(other)
+    dy[:, 2 * size :][:, :size] = np.nan
+    given = [
+        ns.to_device(np.ascontiguousarray(a.T)).T if across else ns.to_device(a) for a in (x, dy)
+    ]
+    values = ns.to_device(np.full((layout.n_blocks, size, size), 7, as_dtype(dtype)))
+    how = layout, "k6_hopper", "highest", ns.to_device(gates)
+    got = host(ops.sddmm_into(values, given[0].T, given[1], *how)).astype(np.float64)
+    left = ns.BlockSparse(
+        np.float64(gates != 0)[:, None, None] + np.zeros((1, size, size)), layout, shape=shape
+    )
+    left = left.toarray() != 0
+    close(got * left, right * left, size_of * left, {"dtype": dtype}, batch)
+    assert (values.numpy()[gates == 0] == 7).all()
 
 
 @pytest.mark.simulator

@@ -50,10 +50,10 @@ def repairing_kernel(repair, is_line):
     @cuda.jit
     def of_lines(y, sizes, x, x_strides, features, w, w_strides, indptr, indices, blocks):
         row_stride, column_stride, batch, columns = sizes
-        dense = x, x_strides, features, w, w_strides, indptr, indices, blocks
+        dense = x, x_strides, features, w, w_strides, indptr, indices, blocks, ()
         for i in range(cuda.threadIdx.x, batch * columns, 32):
             out = y, row_stride, column_stride, batch, columns
-            repair(out, i // columns, i % columns, B, dense, ())
+            repair(out, i // columns, i % columns, B, dense)
 
     @cuda.jit
     def of_blocks(dvalues, x, dy, sizes, rows, columns, orders):

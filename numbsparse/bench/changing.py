@@ -52,7 +52,7 @@ def call_of(problem: Problem, product: str, w: BlockSparse, gate: Any = None) ->
     """A product as users call it."""
     x, dy = problem.x.device, problem.dy.device
     if product == "weight_grad":
-        return lambda: ops.sddmm(x.T, dy, w)
+        return lambda: ops.sddmm(x.T, dy, w if gate is None else gate)
     return lambda: ops.matmul(*((x, w) if product == "forward" else (dy, w.T)), gate=gate)
 
 
@@ -60,8 +60,6 @@ def with_gates(problem: Problem, product: str) -> dict[str, Callable[[], Any]]:
     """Gates that the host knows, and others: in a graph it knows none of itself."""
     w, n = problem.w, problem.layout.n_blocks
     ones, half = np.ones(n, np.float32), np.arange(n, dtype=np.float32) % 2
-    if product == "weight_grad":
-        return {}
     gates = {
         "none": None,
         "all one": ops.all_blocks(w, to_device(ones)),

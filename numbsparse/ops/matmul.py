@@ -73,16 +73,16 @@ def matmul(
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
         w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` does, and in 16 bits `k7_small_blocks`. A block whose gate is zero is
-        skipped, in both gradients too: neither it nor its gate gets one. For each new set of such
-        blocks a layout is made and planned; the last four are remembered. Gates are copied from a
-        GPU to the host once after each change that this library makes to them; another library's
-        arrays are copied at every product. Within a step that `ns.graph` captures nothing is
-        copied: `k8_small_batch` and `k6_hopper` skip zeros, and the pass of the latter over w, in
-        16 bits, leaves out blocks whose gate is one; other kernels take as long as with all gates
-        one, and results are the same, unless x has infinity or NaN. NaN and infinity as gates are
-        multiplied like any number. In a layout that `Layout.on_device` made the host looks at no
-        gate either, and they are in the order of `w.values`, for `w.T` too.
+        `k8_small_batch` and `k7_small_blocks` do. A block whose gate is zero is skipped, in both
+        gradients too: neither it nor its gate gets one. For each new set of such blocks a layout is
+        made and planned; the last four are remembered. Gates are copied from a GPU to the host once
+        after each change that this library makes to them; another library's arrays are copied at
+        every product. NaN and infinity as gates are multiplied like any number. Within a step that
+        `ns.graph` captures nothing is copied: those two and `k6_hopper`, this in the
+        weight-gradient too, skip zeros as they find them; other kernels take as long as with all
+        gates one. Results are the same, unless x or gates have infinity or NaN. In a layout that
+        `Layout.on_device` made the host looks at no gate either, and they are in the order of
+        `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -175,7 +175,10 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    (a, b), precision = _factors(a, b), checked_precision(precision)
+    (a, b), precision, gates = _factors(a, b), checked_precision(precision), None
+    if isinstance(layout, Selection):  # of gates; what is computed where they are 0 is open
+        gates = None if layout.is_known else layout.gates
+        layout = layout.layout
     shape = (a.shape[0], b.shape[1])
     if isinstance(layout, BlockSparse):
         if layout.shape != shape:
@@ -187,17 +190,25 @@ def sddmm(
     layout = as_layout(layout)
     size = size_of_blocks(shape, layout.shape, block_size)
     values = empty_beside((layout.n_blocks, size, size), a)
-    return sddmm_into(values, a, b, layout, kernel, precision)
+    return sddmm_into(values, a, b, layout, kernel, precision, gates)
 
 
 def sddmm_into(
-    values: Any, a: Any, b: Any, layout: Layout, kernel: str = "auto", precision: str = "highest"
+    values: Any,
+    a: Any,
+    b: Any,
+    layout: Layout,
+    kernel: str = "auto",
+    precision: str = "highest",
+    gates: Any = None,
 ) -> BlockSparse:
-    """`sddmm` with memory for its values, (n_blocks, B, B)."""
+    """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0."""
     (a, b), values = _factors(a, b), operand(values, "values")
     chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
     dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
+    if gates is not None and takes_gates(chosen, "weight_grad", False):
+        compute = partial(compute, gates=gates)
     compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
     clear_rest(layout, values)
     return dw
@@ -399,11 +410,8 @@ def _run(
         layout = kept.layout
     chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
     compute, values = function_of(chosen, product), w.values
-    if (
-        kept is not None
-        and isinstance(x, DeviceArray)
-        and takes_gates(chosen, x.dtype, kept.is_known)
-    ):
+    on_gpu = isinstance(x, DeviceArray)
+    if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
         compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
         return
     if kept is not None:
@@ -423,7 +431,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), dense.dtype, kept.is_known)
+    return takes_gates(choose(*case, kept.layout), product, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -127,14 +127,14 @@ def function_of(kernel: str, product: str) -> Callable[..., None]:
     return partial(compute, tile=int(tile)) if tile else compute
 
 
-def takes_gates(kernel: str, dtype: Any, known: bool) -> bool:
-    """Whether forward and input_grad of a rung take `gates`, (n_blocks,) float32, on a GPU.
+def takes_gates(kernel: str, product: str, known: bool) -> bool:
+    """Whether a product of a rung takes `gates`, (n_blocks,) float32, on a GPU.
 
     `known` is whether the host knows which are zero: then the rung is to leave these out already.
+    A weight_grad need not compute them.
     """
-    of = rung(kernel.partition("/")[0])
-    takes = getattr(of, "TAKES_GATES", ()), () if known else getattr(of, "TAKES_UNKNOWN_GATES", ())
-    return any(str(dtype) in dtypes for dtypes in takes)
+    name = "TAKES_GATES" if known else "TAKES_UNKNOWN_GATES"
+    return product in getattr(rung(kernel.partition("/")[0]), name, ())
 
 
 def n_tiles(name: str, *case: Any) -> int:

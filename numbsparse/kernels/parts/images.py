@@ -25,6 +25,7 @@ def images_of(
     N: int,
     DEPTH: int,
     by_eights: bool,
+    gates: DeviceArray | None = None,
 ) -> DeviceArray:
     """Block by block (B, B): its parts of N columns, and in each of these DEPTH terms at a time.
 
@@ -34,37 +35,42 @@ def images_of(
     strides : within a block, along the sum and across: that of w.T has them exchanged
     by_eights : whether lane q of a product has terms 2 q and 2 q + 1 of every 8, else its four
         neighbours of every 16
+    gates : what each block is multiplied by; one that is 0 is zeros, whatever it holds
 
     The e-th 8 columns of 32 are e, 4 + e, 8 + e and so on: a lane's sums are then of neighbours.
     Fewer than 32 are in order. See `fragments_tf32.coordinates`.
     """
     images = empty((2 * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
-    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights)
-    launch(kernel, grid, THREADS, values.span, strides, block_rows, in_features, images)
+    gated = gates is not None
+    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated)
+    more = in_features, gates if gated else (), images
+    launch(kernel, grid, THREADS, values.span, strides, block_rows, *more)
     return images
 
 
 @cache
-def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool) -> Any:
+def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = False) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
     column_of = coordinates(N // 8)
 
     @cuda.jit
-    def kernel(values, strides, block_rows, in_features, images):
+    def kernel(values, strides, block_rows, in_features, gates, images):
         at = 4 * int64(cuda.grid(1))  # of four terms of a column
         if at >= values.size:
             return
         g, terms, eight = at // 4 % 8, at // 32 % (DEPTH // 4), at // HALF % (N // 8)
         part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
         block, n = at // (B * B), across * N + column_of(eight, g)
+        gate = gates[block] if gated else float32(1)
         his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
         for q in range(4):
             k = part * DEPTH + terms // 4 * 16
             k += 2 * q + terms % 2 + terms % 4 // 2 * 8 if by_eights else 4 * q + terms % 4
             value = float32(0)
-            if block_rows[block] * B + k < in_features:
+            if block_rows[block] * B + k < in_features and gate != 0:
                 value = values[block * (B * B) + k * strides[0] + n * strides[1]]
+                value = value * gate if gated else value
             hi, lo = split_exact(value)
             his[q], los[q] = as_float32(hi), as_float32(lo)
         to = at // HALF * (2 * HALF) + at % HALF

@@ -28,17 +28,12 @@ THREADS, RUN = 128, 4  # of a block, and the steps of a warp
 
 
 def packed(
-    values: DeviceArray,
-    codes: DeviceArray,
-    transposed: bool,
-    inside_bits: int,
-    gates: DeviceArray | None = None,
+    values: DeviceArray, codes: DeviceArray, transposed: bool, inside_bits: int
 ) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
     codes (steps, blocks of a step) : the stored block; below it, in `inside_bits`, how many of its
         features there are, 0 where there is no block
-    gates : what each block is multiplied by, float32
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
     start while this one runs, and then finds all that was there before this one.
@@ -47,18 +42,36 @@ def packed(
     item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
     n_steps, across = codes.size // a_step, B * item // 4
     out = empty((n_steps * a_step * B * across,), "uint32")
-    gated, warps = None if gates is None else values.dtype.name, -(-n_steps // RUN)
-    kernel = pack_kernel(B, item, transposed, inside_bits, gated)
-    args = values.view("uint32"), codes, () if gates is None else gates, out
+    kernel, warps = pack_kernel(B, item, transposed, inside_bits), -(-n_steps // RUN)
+    args = values.view("uint32"), codes, out
     launch(kernel, -(-warps * 32 // THREADS), THREADS, *args, overlap=True)
     return out
 
 
 @cache
-def pack_kernel(
-    B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | None = None
-) -> Any:
-    """`gated` is the dtype of values that are multiplied by gates."""
+def pack_kernel(B: int, item: int, transposed: bool, inside_bits: int) -> Any:
+    pack, BLOCKS = packing(B, item, transposed, inside_bits), blocks_of_step(B, item)
+
+    @cuda.jit
+    def kernel(values, codes, out):
+        wait_for_earlier_kernels()
+        let_next_kernel_start()
+        pack(values, codes, codes.size // BLOCKS, cuda.grid(1) // 32 * RUN, (), out, int64(0))
+
+    return kernel
+
+
+def blocks_of_step(B: int, item: int) -> int:
+    return 2 if item == 2 and B == PIECE else 1
+
+
+@cache
+def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | None = None) -> Any:
+    """pack(values, codes, n_steps, first, gates, out, to): RUN steps from `first` on, by a warp.
+
+    They go to step `to` + first of `out`. `gated` is the dtype of values that are multiplied by
+    gates.
+    """
     INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
     HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
     TERMS = 1 if item == 2 else 2  # words of a lane
@@ -68,11 +81,8 @@ def pack_kernel(
     load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)
     store = words_of_lane(WORDS).store
 
-    @cuda.jit
-    def kernel(values, codes, gates, out):
-        wait_for_earlier_kernels()
-        let_next_kernel_start()
-        first, n_steps = cuda.grid(1) // 32 * RUN, codes.size // BLOCKS
+    @cuda.jit(device=True)
+    def pack(values, codes, n_steps, first, gates, out, to):
         own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
         # A warp's loads are in flight together: first what is where, then all values.
         for k in range(RUN):
@@ -88,9 +98,9 @@ def pack_kernel(
                     load(values, block, at, square * PIECE, inside, gate, words[k], word)
         for k in range(RUN):
             if first + k < n_steps:
-                store(out, (first + k) * (32 * WORDS), words[k])
+                store(out, (to + first + k) * (32 * WORDS), words[k])
 
-    return kernel
+    return pack
 
 
 @cuda.jit(device=True)

@@ -49,7 +49,6 @@ class Sent(Index):
 
 
 _on_gpu: dict[Any, Callable[..., tuple[Any, ...]]] = {}
-_wanted: dict[Any, Callable[..., tuple[Any, ...]]] = {}
 
 
 def on_gpu_of(make: Any) -> Callable[[Any], Any]:
@@ -63,24 +62,6 @@ def on_gpu_of(make: Any) -> Callable[[Any], Any]:
         return function
 
     return register
-
-
-def wanted_of(make: Any) -> Callable[[Any], Any]:
-    """A decorator: this function leaves blocks whose gate is zero out of a plan that `make` begins.
-
-    Of the plan of all blocks, and what else it takes, it makes one on the GPU for the next launch.
-    """
-
-    def register(function: Any) -> Any:
-        _wanted[make] = function
-        return function
-
-    return register
-
-
-def wanted(make: Any, plan: Any, *more: Any) -> Any:
-    """What `wanted_of` registered, of a plan that `make` began."""
-    return _wanted[make](plan, *more)
 
 
 def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 """Producer warps, which walk the records of a plan and request the copies that each names.
 
 A lane holds the record of one of 32 steps while those of the next 32 are under way, across tiles
-too, so no step waits for its record; each is broadcast to the whole warp.
+too, so no step waits for its record; each is broadcast to the whole warp. Lanes may change what
+they hold by what only the GPU knows, and leave steps out.
 """
 
 from functools import cache
@@ -9,13 +10,29 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.ptx import elect, mbarrier_wait, shfl_idx
+from numbsparse.kernels.parts.walk_on_gpu import lowest
+from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx, sync_warp
 
 
 @cache
-def walking(RECORD: int, STAGES: int, request: Any, FETCHERS: int = 1, CLUSTER: int = 1) -> Any:
-    """walk(fetcher, records, tiles, rows, first, last, bars, *args), `rows` those of a tile: it
-    does request(step, row, stage, bars, *args) for each step."""
+def walking(
+    RECORD: int,
+    STAGES: int,
+    request: Any,
+    FETCHERS: int = 1,
+    CLUSTER: int = 1,
+    thin: Any = None,
+    show: Any = None,
+    MORE: int = 0,
+) -> Any:
+    """walk(fetcher, records, tiles, rows, first, last, bars, more, *args), `rows` those of a tile.
+
+    Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
+    thin(record, more) says so, once it has changed their record and the MORE numbers behind it:
+    then the lane that has it comes first, with show(record, stage, *args), if there is any.
+    """
+
+    THINS, ALL = thin is not None, RECORD + MORE
 
     @cuda.jit(device=True)
     def tile_at(tiles, rows, i):
@@ -24,9 +41,38 @@ def walking(RECORD: int, STAGES: int, request: Any, FETCHERS: int = 1, CLUSTER: 
         return int32((tiles[i, 1] * CLUSTER + rank) * rows), tiles[i, 2], tiles[i, 3]
 
     @cuda.jit(device=True)
-    def walk(fetcher, records, tiles, rows, first, last, bars, *args):
+    def pass_on(held, k, step, turn, row, bars, *args):
+        for e in range(RECORD):
+            step[e] = shfl_idx(held[e], k)
+        stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
+        mbarrier_wait(bars, STAGES + stage, phase ^ 1)
+        if MORE:
+            if uint32(cuda.threadIdx.x) % 32 == k:
+                show(held, stage, *args)
+            sync_warp()
+        if elect() != 0:
+            request(step, row, stage, bars, *args)
+
+    @cuda.jit(device=True)
+    def pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args):
+        """The steps before the n-th that are wanted; how many they are."""
+        lane, count, some = uint32(cuda.threadIdx.x) % 32, uint32(0), uint32(0)
+        if lane < n:
+            some = uint32(1 if thin(held, more) else 0)
+        left = redux_or(uint32(some << lane))
+        while left != 0:
+            k = uint32(lowest(left))
+            left = uint32(left & uint32(left - uint32(1)))
+            turn = uint32(done + count)
+            if turn % FETCHERS == fetcher:
+                pass_on(held, k, step, turn, row, bars, *args)
+            count = uint32(count + 1)
+        return count
+
+    @cuda.jit(device=True)
+    def walk(fetcher, records, tiles, rows, first, last, bars, more, *args):
         lane = uint32(cuda.threadIdx.x) % 32
-        held = cuda.local.array(RECORD, uint32)
+        held = cuda.local.array(ALL, uint32)
         coming = cuda.local.array(RECORD, uint32)
         step = cuda.local.array(RECORD, uint32)
         row, at, end = tile_at(tiles, rows, first)
@@ -41,16 +87,13 @@ def walking(RECORD: int, STAGES: int, request: Any, FETCHERS: int = 1, CLUSTER: 
                 at += 32
                 for e in range(RECORD):
                     coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
-                k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
-                while k < n:
-                    for e in range(RECORD):
-                        step[e] = shfl_idx(held[e], k)
-                    turn = uint32(done + k)
-                    stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
-                    mbarrier_wait(bars, STAGES + stage, phase ^ 1)
-                    if elect() != 0:
-                        request(step, row, stage, bars, *args)
-                    k = uint32(k + FETCHERS)
+                if THINS:
+                    n = pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args)
+                else:
+                    k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
+                    while k < n:
+                        pass_on(held, k, step, uint32(done + k), row, bars, *args)
+                        k = uint32(k + FETCHERS)
                 for e in range(RECORD):
                     held[e] = coming[e]
                 done = uint32(done + n)

@@ -59,29 +59,31 @@ class Dense(NamedTuple):
     indptr: Any  # which blocks each line of w has
     indices: Any
     blocks: Any
+    gates: Any  # what each block of w is multiplied by; one that is 0 counts for nothing
 
 
-def dense_of(x: DeviceArray, values: DeviceArray, index: Index, transposed: bool) -> Dense:
+def dense_of(
+    x: DeviceArray, values: DeviceArray, index: Index, transposed: bool, gates: Any = ()
+) -> Dense:
     """Of x (batch, features) and w, or w.T."""
     walk, size = index.rows if transposed else index.columns, values.shape[1]
     x_strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
     w_strides = (1, size) if transposed else (size, 1)
-    return Dense(x.span, x_strides, x.shape[1], values.span, w_strides, *walk)
+    return Dense(x.span, x_strides, x.shape[1], values.span, w_strides, *walk, gates)
 
 
 @cache
 def repairing_lines(gated: bool = False) -> Any:
-    """repair(y, n, feature, B, dense, gates): y[n, feature] of y = x @ w, if that is NaN.
+    """repair(y, n, feature, B, dense): y[n, feature] of y = x @ w, if that is NaN.
 
     y : `store.Output`
-    dense : `Dense`
-    gates : if `gated`, what each block of w is multiplied by; one that is 0 counts for nothing
+    dense : `Dense`, with gates if it is `gated`
     """
 
     @cuda.jit(device=True)
-    def repair(y, n, feature, B, dense, gates):
+    def repair(y, n, feature, B, dense):
         values, row_stride, column_stride, _, _ = y
-        x, x_strides, in_features, w, w_strides, indptr, indices, blocks = dense
+        x, x_strides, in_features, w, w_strides, indptr, indices, blocks, gates = dense
         at = n * row_stride + feature * column_stride
         if values[at] == values[at]:
             return

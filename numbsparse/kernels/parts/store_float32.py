@@ -52,10 +52,10 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
 
 
 @cache
-def repairing_pairs(of: Sums, row_of: Any) -> Any:
+def repairing_pairs(of: Sums, row_of: Any, gated: bool = False) -> Any:
     """repair(sums, columns, row, y, dense): y where `storer_of_pairs` stored NaN."""
     COUNT, TILES, STRIPS, B = of.TILES * of.STRIPS * 4, of.TILES, of.B // 8, of.B
-    nan_in, repair_one, column_of = any_nan(COUNT), repairing_lines(), column_of_pairs(of)
+    nan_in, repair_one, column_of = any_nan(COUNT), repairing_lines(gated), column_of_pairs(of)
 
     @cuda.jit(device=True)
     def repair(sums, columns, row, y, dense):
@@ -63,7 +63,7 @@ def repairing_pairs(of: Sums, row_of: Any) -> Any:
             column, m = columns[i // (4 * STRIPS * TILES)], i // (4 * STRIPS) % TILES
             n, k = row + row_of(m, i % 4 // 2), column_of(column, i // 4 % STRIPS, i)
             if n < y[3] and column >= 0 and k < y[4]:
-                repair_one(y, n, k, B, dense, ())
+                repair_one(y, n, k, B, dense)
 
     return repair
 

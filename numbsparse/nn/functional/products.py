@@ -84,7 +84,7 @@ def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any)
             return last.pop()[1]
         a, b = (dy, transpose(x)) if first else (transpose(x), dy)
         a, b = (transpose(b), transpose(a)) if own.is_transposed else (a, b)
-        found = sddmm(a, b, kept.layout, block_size=own.block_size, **how)
+        found = sddmm(a, b, kept, block_size=own.block_size, **how)
         last[:] = [(dy, found)] if stored.requires_grad and by.requires_grad else []
         return found
 

@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from numbsparse.kernels.merged import merged
-from numbsparse.layout import SPREAD, Layout, edited, positions_among
+from numbsparse.layout import SPREAD, Layout, layout_of, positions_among
 
 ROUNDS = 16  # in which blocks that could not be swapped look for another partner
 
 
 def changed(layout: Layout, stay: np.ndarray, new: np.ndarray) -> Layout:
     """A layout of those blocks that stay, bool, and new ones: rising flat indices of others."""
-    return edited(layout, *merged(layout.flat_indices, stay, new, layout.shape))
+    return layout_of(layout.shape, layout.flat_indices[stay], new)
 
 
 def absent_blocks(layout: Layout, n: int, rng: np.random.Generator) -> np.ndarray:

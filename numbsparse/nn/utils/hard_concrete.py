@@ -78,8 +78,8 @@ class HardConcrete(Changing):
     -----
     `nn.utils.compact(model, remap=optimizer)` drops the blocks whose gate is zero in evaluation.
     Each training step draws other gates, and so another set of blocks to skip: a layout and a plan
-    a step. In a step that `ns.graph` captures none is skipped, `step` may be part of it. To resume,
-    load the state of this object before those of the model and of the optimizer.
+    a step, but for a step that `ns.graph` captures: see `ns.matmul`; `step` may be part of it. To
+    resume, load the state of this object before those of the model and of the optimizer.
 
     Examples
     --------

@@ -227,7 +227,7 @@ def line_kernel(shape: Shape) -> Any:
 
     @cuda.jit(**options)
     def kernel(dense, order, y):
-        x, x_strides, in_features, values, _, indptr, indices, blocks = dense
+        x, x_strides, in_features, values, _, indptr, indices, blocks, _ = dense
         out, _, _, batch, out_features = y
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
@@ -284,6 +284,6 @@ def repairing(shape: Shape) -> Any:
             in_row, in_column = (item % BM, item // BM) if y_transposed else (item // BN, item % BN)
             row, feature = top + in_row, int64(left + in_column)
             if row < y[3] and feature < y[4]:
-                repair_one(y, row, feature, B, dense, ())
+                repair_one(y, row, feature, B, dense)
 
     return repair

@@ -49,7 +49,7 @@ from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.plans import planned, wanted
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
@@ -60,6 +60,7 @@ from numbsparse.kernels.ptx import (
     fewer_registers,
     first_multiple,
     let_next_kernel_start,
+    mbarrier_init,
     more_registers,
     shfl_idx,
     wait_for_earlier_kernels,
@@ -68,11 +69,13 @@ from numbsparse.layout import Index
 
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
-TAKES_UNKNOWN_GATES = DTYPES  # of others blocks that are zero are left out, and scaled, before
+# Of others blocks that are zero are left out, and scaled, before.
+TAKES_UNKNOWN_GATES = ("forward", "input_grad", "weight_grad")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
+FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
 PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles, see `even_rows`, have whole ones
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
 
@@ -87,9 +90,9 @@ def input_grad(dy, values, index, dx, precision="highest", tile=0, gates=None):
     along_lines(dy, values, index, dx, True, (precision, tile, gates))
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    gradient.weight_grad(x, dy, index, dvalues, precision)
+def weight_grad(x, dy, index, dvalues, precision="highest", tile=0, gates=None):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
+    gradient.weight_grad(x, dy, index, dvalues, precision, gates)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
@@ -112,7 +115,9 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     lines, x_transposed = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
-    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y))
+    in_two = gates is not None and is_16_bit and batch > FEW
+    gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
     units = multiprocessors() // tile.CLUSTER  # clusters that run at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
@@ -122,20 +127,23 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
-    if gates is not None:
-        plan, all_values = wanted(steps_of, plan, tile, index, values, gates)
-        form = form._replace(w_maps=2 * len(all_values))
+    if in_two:
+        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
+
+        plan, all_values = steps_wanted(plan, tile, index, values, gates)
+        form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
         maps = maps_of(form, lines, all_values, edge, y, rows if form.even else 0)
     else:
-        maps, (values,) = tensor_maps((lines, x_box(form), LINE)), all_values
+        maps = tensor_maps((lines, x_box(form), LINE))
         rows = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
-        images = images_of(values, strides, rows, x.shape[1], tile.N, tile.DEPTH, x_transposed)
+        cut = tile.N, tile.DEPTH, x_transposed
+        images = images_of(values, strides, rows, x.shape[1], *cut, gates)
         x = lines.T if x_transposed else lines
-        dense = dense_of(x, values, index, transposed)
+        dense = dense_of(x, values, index, transposed, all_gates)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
     cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
     launch(
@@ -143,7 +151,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         blocks,
         tile.THREADS,
         *(maps, unannounced(maps), images, plan),
-        *(output_of(y), dense, rows if form.even else ()),
+        *(output_of(y), dense, all_gates, rows if form.even else ()),
         shared_bytes=nbytes,
         cluster=cluster,
         overlap=True,
@@ -174,22 +182,28 @@ def line_kernel(form: Form) -> Any:
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
     LAST = X if form.order == ANY else W + form.w_maps
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
-    MASKS, WORDS = STAGES * tile.SHARES, STAGES * (tile.SHARES + 1)
+    MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
+    if form.gated and IS_16_BIT:
+        BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
     (MORE, FEWER), EVEN, ROWS = tile.REGISTERS, form.even, tile.ROWS
     produce, consume = producer(form), consumer(form)
     # Values begin at the first stage: their places need nothing added in every step.
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
     @cuda.jit(**tile.options)
-    def kernel(maps, fresh, images, plan, y, dense, rows):
+    def kernel(maps, fresh, images, plan, y, dense, gates, rows):
         whole = cuda.shared.array(0, VALUE, ALIGNMENT)
         base = first_multiple(whole, ALIGNED)
         shared, base = whole[base * SLICED :], uint32(base * (1 - SLICED))
-        bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        info = cuda.shared.array(WORDS, uint32)  # masks, for each share those of all stages; zeros
+        # A stage is full; a stage is empty; a share has scaled its blocks.
+        bars = cuda.shared.array(BARRIERS, uint64)
+        # Masks, for each share those of all stages; zeros; gates of the blocks of each stage.
+        info = cuda.shared.array(WORDS, uint32)
         t = uint32(cuda.threadIdx.x)
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, WARPS * CLUSTER)
+            for i in range(SCALERS):
+                mbarrier_init(bars, 2 * STAGES + i, WARPS // SCALERS)
             for i in range(STAGES):
                 info[MASKS + i] = uint32(0)
             fence_mbarrier_init()
@@ -206,7 +220,7 @@ def line_kernel(form: Form) -> Any:
                 fewer_registers(FEWER)
             fetcher = uint32(warp - WARPS)
             if not FEWER or fetcher == 0:
-                source = maps, images, rows if EVEN else ROWS
+                source = maps, images, rows if EVEN else ROWS, gates
                 produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info)
         else:
             if MORE:

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, Form, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, TO_SCALE, Form, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
 from numbsparse.kernels.parts.split import splitting
@@ -57,6 +57,13 @@ def consumer(form: Form) -> Any:
     SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
+    BLOCKS, FACTORS = tile.BLOCKS, tile.MASKS
+    SCALES: bool = form.gated and not FLOAT32
+    scale: Any = None
+    if SCALES:
+        from numbsparse.kernels.matmul.k6_hopper.gated import scaler
+
+        scale = scaler(form, 2 * STAGES)
 
     @cuda.jit(device=True)
     def consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more):
@@ -72,7 +79,7 @@ def consumer(form: Form) -> Any:
         buffer = uint32(base + RING_BYTES + t // 32 * BUFFER)
         # The lane that gives stages back here is the one that reads their masks; others read zeros.
         mask_at = uint32(share * STAGES if lane == rank else MASKS)
-        stage, phase = uint32(0), uint32(0)
+        stage, phase, turn = uint32(0), uint32(0), uint32(0)
         if by_boxes and fresh != 0:
             fence_tensor_map(more)
         for i in range(first, last):
@@ -90,7 +97,12 @@ def consumer(form: Form) -> Any:
                     info[mask_at if BY_LANE else stage] if BY_LANE or lane == 0 else uint32(0)
                 )
                 start = uint32(stage * (STAGE_BYTES // UNIT))
-                w_start = w_place + start + (mask >> BEFORE & MOST) * W_BYTES
+                before = mask >> BEFORE & MOST
+                w_start = w_place + start + before * W_BYTES
+                if SCALES and mask & TO_SCALE:
+                    at, count = FACTORS + stage * BLOCKS + before, cuda.popc(uint32(mask & bits))
+                    scale(shared, w_start, info, at, count, share, warpgroup, bars, turn)
+                    turn = uint32(turn ^ 1)
                 acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
                 if FLOAT32 and lane == 0:
                     mbarrier_arrive(bars, STAGES + stage)
@@ -152,7 +164,8 @@ def products_of_float32(form: Form) -> Any:
     read, row_in = reader(tile, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
-    repair, clear_sums, nan_in = repairing_lines(), clear(STRIPS, 4), any_nan(STRIPS, 4, 4)
+    repair, nan_in = repairing_lines(form.gated), any_nan(STRIPS, 4, 4)
+    clear_sums = clear(STRIPS, 4)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -186,7 +199,7 @@ def products_of_float32(form: Form) -> Any:
                 strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
                 n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
                 if strip >= 0 and n < y[3] and feature < y[4]:
-                    repair(y, n, feature, B, dense, ())
+                    repair(y, n, feature, B, dense)
 
     return begin, multiply, end
 

@@ -17,6 +17,7 @@ LINE = 128  # bytes of a line of x in shared memory, at most
 POOL = 224 * 1024  # bytes of shared memory for the stages of float32
 READ_AHEAD = 64  # records
 LAST = 1 << 31  # in a mask: the group's last step
+TO_SCALE = 1 << 25  # in a mask: a block of the share has another gate than one
 BEFORE, MOST = 26, 31  # in a mask, from this bit on: kept blocks of the shares before, at most
 EDGE = 1 << 31  # in a kept block: it reaches beyond the edge along the sum
 SCALED = 1 << 30  # in a kept block: it is read where blocks are times their gates
@@ -121,6 +122,11 @@ class Tile(NamedTuple):
         return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
 
     @property
+    def MASKS(self) -> int:
+        """Words of what warps know of the stages: each share's mask in each, and as many zeros."""
+        return self.STAGES * (self.SHARES + 1)
+
+    @property
     def RECORD(self) -> int:
         """Numbers of a step: a mask for each share, counts, input blocks, kept blocks."""
         return self.SHARES + 1 + self.INPUTS + self.BLOCKS
@@ -153,6 +159,7 @@ class Form(NamedTuple):
     x_transposed: bool  # x is feature-major
     ragged: bool  # of 16 bits: the last input block reaches beyond the edge
     order: str  # of y, see `parts.store`
+    gated: bool = False  # whether the kernel leaves blocks out by gates, and multiplies by them
     w_maps: int = 2  # 4 where kept blocks may be SCALED
     even: bool = False  # tiles have fewer rows than ROWS, as many each
 

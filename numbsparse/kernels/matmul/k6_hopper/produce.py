@@ -24,20 +24,26 @@ X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end whe
 def producer(form: Form) -> Any:
     """produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info).
 
-    source : the maps; of float32, and the images of w; the rows of a tile
+    source : the maps; of float32, and the images of w; the rows of a tile; gates, if any
     info : the masks of all stages
     """
     tile = form.tile
     N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
-    walk = walking(tile.RECORD, tile.STAGES, requesting(form), tile.FETCHERS, tile.CLUSTER)
+    thinned: tuple[Any, ...] = ()
+    if form.gated:
+        from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
+
+        thinned = thinning(tile), showing(tile), gates_in(tile)
+    how = requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned
+    walk = walking(tile.RECORD, tile.STAGES, *how)
 
     @cuda.jit(device=True)
     def produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info):
         if fresh != 0:
             for m in range(N_MAPS):
                 fence_tensor_map(source[0][m])
-        places = source[2], first, last
-        walk(fetcher, plan.records, plan.tiles, *places, bars, source, shared, base, info)
+        places, gates = (source[2], first, last), source[3]
+        walk(fetcher, plan.records, plan.tiles, *places, bars, gates, source, shared, base, info)
 
     return produce
 
@@ -50,6 +56,7 @@ def requesting(form: Form) -> Any:
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     EVEN, LINE_BYTES = form.even, tile.ITEM * tile.DEPTH
+    many, before, has = counting(form.gated)
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
@@ -60,19 +67,39 @@ def requesting(form: Form) -> Any:
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         inputs, blocks = uint32(step[COUNTS] & 255), uint32(step[COUNTS] >> 8)
         x_bytes = uint32(source[2] * LINE_BYTES) if EVEN else X_BYTES
-        mbarrier_expect(bars, stage, inputs * x_bytes + blocks * W_BYTES)
+        mbarrier_expect(bars, stage, many(inputs) * x_bytes + many(blocks) * W_BYTES)
         start = uint32(base + stage * (STAGE // UNIT))
         for e in range(INPUTS):
-            if e < inputs:
+            if has(inputs, e):
                 at = start + e * (X_BYTES // UNIT)
                 fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
-            if b < blocks and (CLUSTER == 1 or (stage + b) % CLUSTER == rank):
-                at = start + W_START // UNIT + b * (W_BYTES // UNIT)
+            nth = before(blocks, b)
+            if has(blocks, b) and (CLUSTER == 1 or (stage + nth) % CLUSTER == rank):
+                at = start + W_START // UNIT + nth * (W_BYTES // UNIT)
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
     return request
+
+
+def counting(thinned: bool) -> tuple[Any, Any, Any]:
+    """many(word), before(word, i) and has(word, i): how many inputs or blocks a step has, how many
+    of them before the i-th, and whether that. A word is their number, of what is thinned bits."""
+
+    @cuda.jit(device=True)
+    def many(word):
+        return uint32(cuda.popc(word)) if thinned else word
+
+    @cuda.jit(device=True)
+    def before(word, i):
+        return uint32(cuda.popc(uint32(word & uint32((1 << i) - 1)))) if thinned else i
+
+    @cuda.jit(device=True)
+    def has(word, i):
+        return word >> uint32(i) & 1 != 0 if thinned else i < word
+
+    return many, before, has
 
 
 def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
@@ -108,7 +135,7 @@ def w_box(form: Form) -> tuple[int, int, int]:
 @cache
 def fetch_block(form: Form) -> Any:
     """DEPTH rows of a block of w, or columns for w.T, in panels of at most 64 columns."""
-    tile, transposed, ragged, gated = form.tile, form.transposed, form.ragged, form.w_maps > 2
+    tile, transposed, ragged, in_two = form.tile, form.transposed, form.ragged, form.w_maps > 2
     DEPTH, PARTS, (_, LINES, WIDTH) = tile.DEPTH, tile.PARTS, w_box(form)
     PANELS, BYTES = 1 if transposed else tile.B // WIDTH, 2 * LINES * WIDTH
     load = load_block_for(tile.CLUSTER)
@@ -126,7 +153,7 @@ def fetch_block(form: Form) -> Any:
     @cuda.jit(device=True)
     def fetch(source, kept, shared, place, bars, stage):
         first = W
-        if gated and kept & SCALED:
+        if in_two and kept & SCALED:
             first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
         if ragged and kept >> 31:
             fetch_from(source[0][first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)

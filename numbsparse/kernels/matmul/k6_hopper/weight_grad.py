@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32, int64, uint8, uint32, uint64
+from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -29,6 +29,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
@@ -67,9 +68,14 @@ LONG = 2048
 
 
 def weight_grad(
-    x: DeviceArray, dy: DeviceArray, index: Index, dvalues: DeviceArray, precision: str
+    x: DeviceArray,
+    dy: DeviceArray,
+    index: Index,
+    dvalues: DeviceArray,
+    precision: str,
+    gates: DeviceArray | None = None,
 ) -> None:
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     (n_blocks, B, _), batch = dvalues.shape, x.shape[0]
     if n_blocks == 0:
         return
@@ -92,13 +98,17 @@ def weight_grad(
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
+    by_gates = gates is not None and index.made is None and not tile.STAYS
+    more = Gates(gates, cut) if by_gates else ()
     if kind is None:
         wide, exact = dvalues.address % BYTES == 0, precision == "highest"
-        kernel, finish = kernel_of_float32(tile, exact, wide, orders), finish_float32(B, exact)
+        kernel = kernel_of_float32(tile, exact, wide, orders, by_gates)
+        finish = finish_float32(B, exact)
         out, dense = dvalues.span, factors_of(x, dy, orders[1:], index)
     else:
         wide = tile.STAYS and dvalues.address % BYTES == 0
-        kernel, finish = kernel_of_16_bit(tile, kind, wide, *orders[1:]), finish_16_bit(kind, B)
+        kernel = kernel_of_16_bit(tile, kind, wide, *orders[1:], by_gates)
+        finish = finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
         out = out.span if wide else out
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
@@ -106,7 +116,7 @@ def weight_grad(
         kernel,
         min(blocks, processors // tile.CLUSTER * tile.CLUSTER) if tile.STAYS else blocks,
         tile.THREADS,
-        *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense),
+        *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense, more),
         shared_bytes=tile.SHARED_BYTES,
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
         overlap=short,
@@ -114,8 +124,9 @@ def weight_grad(
     if made or pieces:
         if kind is not None:
             out = dvalues.span.view(np.uint16)
-        add = add_kernel(size := tile.PART**2, finish, of_cut(tile, made))
-        operands = sums.span, cut, pieces, out, dense, tuple(map(int, orders))
+        size, parts = tile.PART**2, (B // tile.PART) ** 2
+        add = add_kernel(size, finish, of_cut(tile, made), parts if by_gates else 0)
+        operands = sums.span, cut, pieces, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
@@ -172,33 +183,45 @@ def as_stored(dvalues: DeviceArray) -> DeviceArray:
 
 @cache
 def kernel_of_16_bit(
-    tile: Tile, kind: str, wide: bool, x_transposed: bool, dy_transposed: bool
+    tile: Tile,
+    kind: str,
+    wide: bool,
+    x_transposed: bool,
+    dy_transposed: bool,
+    gated: bool = False,
 ) -> Any:
     return kernel_of(
         tile,
         tile.UNITS * tile.N // 2,
-        of_16_bit.supplier(tile, x_transposed, dy_transposed),
+        of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
         of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
         of_16_bit.storer_of_lines(tile, kind) if wide else of_16_bit.storer(tile, kind),
         of_16_bit.storer(tile, None),
+        gated,
     )
 
 
 @cache
-def kernel_of_float32(tile: Tile, exact: bool, wide: bool, orders: tuple[bool, bool, bool]) -> Any:
+def kernel_of_float32(
+    tile: Tile, exact: bool, wide: bool, orders: tuple[bool, bool, bool], gated: bool = False
+) -> Any:
     _, x_transposed, dy_transposed = orders
     return kernel_of(
         tile,
         (tile.UNITS, tile.N // 8, 4),
-        of_float32.supplier(tile, exact, x_transposed, dy_transposed),
-        of_float32.multiplier(tile, exact, x_transposed),
+        of_float32.supplier(tile, exact, x_transposed, dy_transposed, gated),
+        of_float32.multiplier(tile, exact, x_transposed, gated),
         of_float32.storer(tile, tile.B, wide, orders, exact),
         of_float32.storer(tile, tile.PART, True, orders),
+        gated,
     )
 
 
-def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any) -> Any:
-    """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32.
+def kernel_of(
+    tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any, gated: bool
+) -> Any:
+    """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
+    `Gates`, if it is `gated`.
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
@@ -212,9 +235,11 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+    thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
+    PLACES = (*OUTS[:2], tile.UNITS if tile.ITEM == 4 else 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
-    def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense):
+    def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense, gates):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         # Full and empty: stages, then buffers for images.
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -237,9 +262,9 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
             if fresh != 0:
                 for m in range(N_MAPS):
                     fence_tensor_map(maps[m])
-            fetcher = uint32(warp - WARPS)
+            fetcher, tables = uint32(warp - WARPS), (heads, loads, places, outs)
             while True:
-                ring_at = supply(fetcher, maps, heads, loads, item, shared, base, bars, ring_at)
+                ring_at = supply(fetcher, maps, tables, item, gates, shared, base, bars, ring_at)
                 item += cuda.gridDim.x
                 if not STAYS or item >= heads.shape[0]:
                     break
@@ -247,12 +272,21 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
             if TAKEN:
                 more_registers(TAKEN)
             own = cuda.local.array(SUMS, float32)
+            own_places = cuda.shared.array(PLACES, int32)  # of each warp: see `thinning`
+            own_outs = cuda.shared.array(OUTS, int32)
             while True:
-                ring_at = multiply(warp, heads, places, item, shared, base, bars, ring_at, own)
+                where, into, line, left = places, outs, item, uint32(0)
+                if gated:
+                    where, into, line = own_places, own_outs, int64(warp % 4)
+                    is_cut = heads[item, 4] != 0
+                    left = thin(warp, places, outs, item, is_cut, gates, where, into)
+                ring_at = multiply(
+                    warp, heads, item, where, line, left, shared, base, bars, ring_at, own
+                )
                 if heads[item, 4] != 0:
-                    leave(own, warp, places, outs, item, sums, dense)
+                    leave(own, warp, where, into, line, sums, dense)
                 else:
-                    store(own, warp, places, outs, item, dvalues, dense)
+                    store(own, warp, where, into, line, dvalues, dense)
                 item += cuda.gridDim.x
                 if not STAYS or item >= heads.shape[0]:
                     break
@@ -263,18 +297,21 @@ def kernel_of(tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, lea
 
 
 @cache
-def add_kernel(SIZE: int, finish: Any, numbers: Any) -> Any:
+def add_kernel(SIZE: int, finish: Any, numbers: Any, PARTS: int = 0) -> Any:
     """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
 
     numbers : see `weight_grad_on_gpu.of_cut`
+    PARTS : of a block, where blocks have gates
     """
 
     @cuda.jit
-    def kernel(sums, cut, pieces, dvalues, dense, orders):
+    def kernel(sums, cut, pieces, dvalues, dense, orders, gates):
         wait_for_earlier_kernels()
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         total, (count, step, there) = float32(0), numbers(cut, pieces, k)
         if not there:
+            return
+        if PARTS and gates.of_blocks[cut[k] // PARTS] == 0:
             return
         for piece in range(count):
             total += sums[(piece * step + k) * SIZE + i]

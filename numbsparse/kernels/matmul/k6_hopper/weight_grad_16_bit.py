@@ -9,6 +9,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import PACK, transposed
@@ -17,6 +18,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
+    redux_or,
     store_4xu32,
     sync_warp,
     tma_load_3d,
@@ -49,17 +51,18 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 
 @cache
-def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """supply(own, maps, heads, loads, item, shared, base, bars, ring_at): a warp requests copies.
+def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = False) -> Any:
+    """supply(own, maps, tables, item, gates, shared, base, bars, ring_at): a warp requests copies.
 
     ring_at : (stage, phase), where the item before ended; returns where this one does
     """
     STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
-    load = loader(tile, x_transposed, dy_transposed)
+    load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
+    def supply(own, maps, tables, item, gates, shared, base, bars, ring_at):
+        heads, loads, places, outs = tables
         lane = uint32(cuda.threadIdx.x) % 32
         first, steps = heads[item, 0], heads[item, 1]
         n_loads, arriving = heads[item, 2], heads[item, 3]
@@ -72,6 +75,9 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
         # A warp that is not waited for could fall two phases behind, and wait forever: those
         # without copies end at once, and lanes without any stay with the others.
         awaited = own == 0 or own < n_loads
+        if gated:
+            mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+            awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
         for step in range(steps if awaited else 0):
             mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
             sync_warp()
@@ -88,7 +94,10 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 @cache
 def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, places, item, ..., ring_at, sums): sums = an item's products."""
+    """multiply(warp, heads, item, places, line, ..., ring_at, sums): sums = an item's products.
+
+    line : of the item in `places`, and in the `outs` of `storer`
+    """
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
     STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
@@ -103,10 +112,10 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
     start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, places, item, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, places, line, left, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        number = uint32(places[item, group, 0])
-        where = read_places(places, (item * GROUPS + group) * PLACES + 1)
+        number = uint32(places[line, group, 0])
+        where = read_places(places, (line * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = ring_at
         for _ in range(heads[item, 1]):

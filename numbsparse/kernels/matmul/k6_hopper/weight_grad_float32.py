@@ -17,6 +17,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_blocks
@@ -40,16 +41,19 @@ LINE = 32  # values of a line of a panel
 
 
 @cache
-def supplier(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -> Any:
+def supplier(
+    tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool, gated: bool = False
+) -> Any:
     """`supplier`: warps that make images of dy; the last one requests copies, one lane a panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     transpose = transposer(tile, exact, dy_transposed)
-    load = loader(tile, x_transposed, dy_transposed)
+    load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
-    def supply(own, maps, heads, loads, item, shared, base, bars, ring_at):
+    def supply(own, maps, tables, item, gates, shared, base, bars, ring_at):
+        heads, loads, places, outs = tables
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane = uint32(cuda.threadIdx.x) % 32
         nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
@@ -60,6 +64,9 @@ def supplier(tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool) -
         mine = requests and lane < heads[item, 2]
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
+        if gated:
+            mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+            nbytes = uint32(arriving * PANEL_BYTES)
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
         stage = buffer = then = phase = buffer_phase = uint32(0)
         then_phase = uint32(1)
@@ -158,22 +165,23 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 
 
 @cache
-def multiplier(tile: Tile, exact: bool, x_transposed: bool) -> Any:
-    """`multiplier`, with the sums (UNITS, N / 8, 4) in place."""
+def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False) -> Any:
+    """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of the units `left`."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
     split, read = splitting(exact), reader(tile, x_transposed)
-    add = wgmma_split(tile.N, DEPTH // 8, exact, UNITS)
+    add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
+    ALL = (1 << UNITS) - 1
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, images, item, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, images, line, left, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
-        upper = uint32(base // 4 + images[item, group, 0] * IMAGE)
-        lower = uint32(base // 4 + images[item, group, 1] * IMAGE)
+        upper = uint32(base // 4 + images[line, group, 0] * IMAGE)
+        lower = uint32(base // 4 + images[line, group, 1] * IMAGE)
         apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
@@ -191,7 +199,12 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool) -> Any:
                 mbarrier_arrive(bars, EMPTY + stage)
             mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
             at = uint32(buffer * buffer_size)
-            add(sums, hi, lo, ring, upper + at, lower + at)
+            if not gated or left == ALL:
+                add(sums, hi, lo, ring, upper + at, lower + at)
+            elif left == 1:
+                one(sums[0], hi[0], lo[0], ring, upper + at)
+            elif left == 2:
+                one(sums[1], hi[1], lo[1], ring, lower + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)

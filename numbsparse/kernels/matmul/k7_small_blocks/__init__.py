@@ -51,7 +51,7 @@ from numbsparse.kernels.matmul.reach import reach
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
-TAKES_GATES = DTYPES[:2]  # float32's sums may have to be repaired, from w as it is
+TAKES_GATES = TAKES_UNKNOWN_GATES = ("forward", "input_grad")
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))

@@ -69,6 +69,7 @@ class Strip(NamedTuple):
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
     PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
+    GATED: bool = False  # and without those that gates leave out (`strip_gates`)
 
     @property
     def COLUMNS(self) -> int:

@@ -31,7 +31,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, PACKED = copies_of(strip, transposed), strip.PACKED
+    blocks, PACKED, GATED = copies_of(strip, transposed), strip.PACKED, strip.GATED
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
     top = finding(x_order == IMAGES).top
@@ -40,13 +40,18 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def looked_up(groups, begins, at):
         """Of the stages from `at` on: the groups, and where their steps begin and end."""
         lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        i = min((at + lane) * CLUSTER + rank, begins.size - 2)
+        if GATED:  # with where each ends
+            i = 2 * min((at + lane) * CLUSTER + rank, begins.size // 2 - 1)
+        else:
+            i = min((at + lane) * CLUSTER + rank, begins.size - 2)
         return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         words, codes, begins, groups, _, tiles, _, rows, tops = plan
         sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
+        if GATED:
+            wait_for_earlier_kernels()
         if fresh != 0:
             fence_tensor_map(x_map)
         stage, phase = uint32(0), uint32(1)
@@ -55,7 +60,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
         own, others = cuda.local.array(CODES, int32), cuda.local.array(CODES, int32)
         if not PACKED:
             look_up(codes, known, 0, fetcher, own)
-        if fetcher == 0 or not PACKED:  # x was there before w was packed
+        if not GATED and (fetcher == 0 or not PACKED):  # x was there before w was packed
             wait_for_earlier_kernels()
         for i in range(first, last):
             row, at, end = top(tops, rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]

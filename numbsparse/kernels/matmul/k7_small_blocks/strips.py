@@ -69,7 +69,7 @@ from numbsparse.kernels.ptx import (
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
-    """y[:] = x @ w, or with w transposed; in 16 bits with a gate for each block, if any.
+    """y[:] = x @ w, or with w transposed; with a gate for each block, if any.
 
     x is a matrix, or `pixels.Images` of 16 bits.
     """
@@ -109,12 +109,24 @@ def along_strips(
     else:
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
-    if strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
-        w = packed(values, codes, transposed, INSIDE_BITS, gates)
+    if gates is not None:
+        from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
+
+        plan = codes, words, begins, gates
+        w, words, begins = packed_by_gates(values, *plan, strip, transposed)
+        strip = strip._replace(GATED=True)
+    elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
+        w = packed(values, codes, transposed, INSIDE_BITS)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
-        dense = dense_of(x.T if x_order == FEATURES else x, values, index, transposed)
+        dense = dense_of(
+            x.T if x_order == FEATURES else x,
+            values,
+            index,
+            transposed,
+            () if gates is None else gates,
+        )
     together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_order, order, transposed),
@@ -255,4 +267,5 @@ def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> 
     if strip.ITEM == 2:
         return storer(of, y_order), None
     row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
-    return storer_of_pairs(of, y_order, row_of, x_transposed), repairing_pairs(of, row_of)
+    repair = repairing_pairs(of, row_of, strip.GATED)
+    return storer_of_pairs(of, y_order, row_of, x_transposed), repair

@@ -46,7 +46,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 8192
-TAKES_GATES = DTYPES
+TAKES_GATES = TAKES_UNKNOWN_GATES = ("forward", "input_grad")
 
 unsupported = reach(
     "k8_small_batch",

@@ -150,12 +150,13 @@ def repairing(sums: Sums) -> Any:
     @cuda.jit(device=True)
     def repair(x, x_view, top, values, size, gates, walk, first, y, y_view):
         w_strides = (1, size) if TRANSPOSED else (size, 1)
-        dense = x, (x_view[2], x_view[3]), x_view[1], values, w_strides, walk[0], walk[1], walk[2]
+        x_strides, (indptr, indices, blocks) = (x_view[2], x_view[3]), walk
+        dense = x, x_strides, x_view[1], values, w_strides, indptr, indices, blocks, gates
         out = y, y_view[2], y_view[3], y_view[0], y_view[1]
         for n in range(4 * M * N):
             r = n // 2 % 2
             b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
             if r < ROWS and b + top < y_view[0] and first + i < y_view[1]:
-                repair_one(out, b + top, first + i, size, dense, gates)
+                repair_one(out, b + top, first + i, size, dense)
 
     return repair

@@ -1,0 +1,160 @@
+"""Gates of a weight-gradient, as only the GPU knows them: blocks whose gate is zero are left out.
+
+Each warp finds out what is left of its item: panels that no block needs are not copied, products of
+no block are not computed, and nothing is written where the gate is zero. Of half of the blocks, at
+8,192 features, density 0.1 and 4,096 rows, an H200 took 0.86 of the time with blocks of 32, 0.80
+with 64, in float32 0.81; of blocks of 128, which share their x, 0.95: they are all computed.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, int32, int64, uint32
+
+from numbsparse.kernels.coordinates import bits_below
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.ptx import redux_or, sync_warp
+
+
+class Gates(NamedTuple):
+    """As one argument of a kernel; `cut` is what items that leave sums name by numbers."""
+
+    of_blocks: Any
+    cut: Any  # blocks, of float32 parts of these
+
+
+@cache
+def remaining(tile: Tile) -> Any:
+    """left(outs, item, group, k, is_cut, gates): a number of `outs`, or -1 where its gate is 0."""
+    PARTS = (tile.B // tile.PART) ** 2  # of a block
+
+    @cuda.jit(device=True)
+    def left(outs, item, group, k, is_cut, gates):
+        out = outs[item, group, k]
+        if out >= 0:
+            part = gates.cut[out % gates.cut.size] if is_cut else out
+            if gates.of_blocks[part // PARTS] == 0:
+                out = int32(-1)
+        return out
+
+    return left
+
+
+@cache
+def thinning(tile: Tile) -> Any:
+    """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
+
+    What is left to the warpgroup of a warp is in line `warp % 4` of the warp's own tables. Of 16
+    bits its products come first, of float32 they are where they were.
+    """
+    OUTS, PER, left = tile.OUTS, tile.PAIR, remaining(tile)
+    if tile.ITEM == 4:
+        return thinning_float32(tile)
+    FIRSTS = sum(1 << k for k in range(0, OUTS, PER))  # bits of units
+
+    @cuda.jit(device=True)
+    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
+        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
+        first, out = lane - lane % PER, int32(-1)
+        if lane < OUTS:
+            own_outs[line, group, lane] = int32(-1)
+            out = left(outs, item, group, lane, is_cut, gates)
+        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane)))
+        there = uint32((there | there >> uint32(PER - 1)) & uint32(FIRSTS))
+        at = bits_below(there, first)
+        sync_warp()
+        if lane == 0:
+            own_places[line, group, 0] = int32(cuda.popc(there))
+        if lane < OUTS and there >> uint32(first) & uint32(1):
+            own_outs[line, group, at * PER + lane - first] = out
+            if lane == first:
+                unit = lane // PER
+                own_places[line, group, 1 + 2 * at] = places[item, group, 1 + 2 * unit]
+                own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit]
+        sync_warp()
+        return there
+
+    return thin
+
+
+@cache
+def thinning_float32(tile: Tile) -> Any:
+    """Where one of two products is left it has a strip of its own: they are not taken together."""
+    PER, OUTS, UNITS, left = tile.OUTS // tile.UNITS, tile.OUTS, tile.UNITS, remaining(tile)
+
+    @cuda.jit(device=True)
+    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
+        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
+        out = int32(-1)
+        if lane < OUTS:
+            out = left(outs, item, group, lane, is_cut, gates)
+            own_outs[line, group, lane] = out
+        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane // PER)))
+        if lane < UNITS:
+            is_left = there >> uint32(lane) & uint32(1)
+            own_places[line, group, lane] = places[item, group, lane] if is_left else int32(-1)
+        sync_warp()
+        return there
+
+    return thin
+
+
+@cache
+def needing(tile: Tile) -> Any:
+    """slots_of(places, item, group, k): bits of the slots whose panels a number of `outs` needs."""
+    UNITS, PER, STEP = tile.UNITS, tile.OUTS // tile.UNITS, tile.PANEL_BYTES >> 4
+    X_PANELS, ACROSS = tile.X_PANELS, tile.N // tile.PANEL
+
+    @cuda.jit(device=True)
+    def of_float32(places, item, group, k):
+        unit = k // PER
+        x, dy = 2 * (group * UNITS + unit) + k // ACROSS % 2, places[item, group, unit]
+        return int64(1) << x | int64((1 << ACROSS) - 1) << X_PANELS + dy * ACROSS
+
+    @cuda.jit(device=True)
+    def of_products(places, item, group, k):
+        one, other = (
+            places[item, group, 1 + 2 * (k // PER)],
+            places[item, group, 2 + 2 * (k // PER)],
+        )
+        if PER == 2:  # the first is of dy, with how far the second block of a row is from it
+            one = (one & 0xFFFF) + (one >> 16) * (k % 2)
+        return int64(1) << one // STEP | int64(1) << other // STEP
+
+    return of_float32 if tile.ITEM == 4 else of_products
+
+
+@cache
+def keeping(tile: Tile) -> Any:
+    """keep(heads, loads, places, outs, item, gates, code, mine): (whether a lane's copy, if it has
+    one, is needed, how many panels of the item arrive)."""
+    GROUPS, OUTS, EDGE, left, slots_of = (
+        tile.GROUPS, tile.OUTS, len(RUNS), remaining(tile), needing(tile)
+    )  # fmt: skip
+
+    @cuda.jit(device=True)
+    def of_all(own):
+        """The bits of all lanes."""
+        low, high = redux_or(uint32(own & 0xFFFFFFFF)), redux_or(uint32(own >> 32))
+        return int64(low) | int64(high) << 32
+
+    @cuda.jit(device=True)
+    def of_copy(code):
+        """The slots that it fills: a run of RUNS, or one at the edge."""
+        number = int64(code >> uint32(8) & uint32(0xFF)) % MAPS
+        run = int64(0) if number == EDGE else number
+        return ((int64(1) << (int64(1) << run)) - 1) << int64(code & uint32(0xFF))
+
+    @cuda.jit(device=True)
+    def keep(heads, loads, places, outs, item, gates, code, mine):
+        lane, own = int32(cuda.threadIdx.x % 32), int64(0)
+        group, k, is_cut = lane // OUTS, lane % OUTS, heads[item, 4] != 0
+        if lane < GROUPS * OUTS and left(outs, item, group, k, is_cut, gates) >= 0:
+            own = slots_of(places, item, group, k)
+        needed, own = of_all(own), int64(0)
+        for i in range(lane, heads[item, 2], 32):
+            slots = of_copy(uint32(loads[item, i, 1]))
+            own |= slots if slots & needed else 0
+        return mine and of_copy(code) & needed != 0, int32(cuda.popc(of_all(own)))
+
+    return keep
