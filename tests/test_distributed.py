@@ -57,7 +57,8 @@ def alone(folder):
         grow = imported(patch, "grow")
         patch.setattr("letter_training.ROUNDS", 1)  # of timing
         return {
-            "trainings": {parts: programs.train(0, 3, parts=parts) for parts in (1, 2)},
+            # In parts as small as those of three ranks, and of two with two parts.
+            "trainings": {parts: programs.train(0, 3, parts=parts) for parts in (1, 2, 3, 4)},
             "lstm": programs.lstm(1 << 20)[0],
             "example": char_lm.main([*EXAMPLE, *text, "--out", str(folder / "one")]),
             "grow": grow.main([*GROW.split(), *text, "--out", str(folder / "grown alone")]),

@@ -197,8 +197,7 @@ def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     def array(memory: Any, shape: Any, dtype: Any, **kwargs: Any) -> Any:
         usual = type(dtype) is type and not kwargs  # NumPy's, of which Numba's simulator asks more
         made = np.empty(shape, dtype) if usual else plain(memory, shape, dtype, **kwargs)
-        if accesses.watcher is not None:
-            accesses.note_local(made.nbytes)
+        accesses.note_local(made.nbytes)
         return made
 
     return array

@@ -108,16 +108,10 @@ class Block:
 
     def synchronize_cluster(self, worker: Worker) -> None:
         """And of its cluster."""
-        if accesses.watcher is None:
-            self._wait_for_cluster(worker)
-            return
         with accesses.synchronizing(self.cluster[0], "cluster"):
-            self._wait_for_cluster(worker)
-
-    def _wait_for_cluster(self, worker: Worker) -> None:
-        self._of_cluster.append(worker)
-        self._open()
-        self.turns.wait(worker, lambda: "all threads of the cluster")
+            self._of_cluster.append(worker)
+            self._open()
+            self.turns.wait(worker, lambda: "all threads of the cluster")
 
     def leave(self) -> None:
         """The running thread ends: what it did is ordered before later barriers."""
@@ -134,11 +128,9 @@ class Block:
             self.turns.wake(self._here)
         if len(self.cluster) == 1 and not self._of_cluster:
             return
-        for block in self.cluster:
-            if len(block._of_cluster) < block.left:
-                return
-        for block in self.cluster:
-            self.turns.wake(block._of_cluster)
+        if sum(len(b._of_cluster) for b in self.cluster) == sum(b.left for b in self.cluster):
+            for block in self.cluster:
+                self.turns.wake(block._of_cluster)
 
 
 class Turns:

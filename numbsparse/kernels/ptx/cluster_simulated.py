@@ -9,9 +9,9 @@ from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
-from numbsparse.simulator import accesses
-from numbsparse.simulator.arrays import Memory, counterpart, extent
-from numbsparse.simulator.threads import Block, current
+from numbsparse.simulator.accesses import note
+from numbsparse.simulator.arrays import counterpart
+from numbsparse.simulator.threads import current
 
 
 def cluster_sync():
@@ -28,23 +28,11 @@ def load_4xf32_at(shared, j, rank):
         raise TypeError(f"load_4xf32_at takes an array of float32, got {shared.dtype}")
     block, start = current().block, 4 * int(j)
     other = block.cluster[int(rank)]
-    there, address = _there(shared, block, other)
-    if not 0 <= start <= there.nbytes - 16 or start % 16:
+    there = flat_bytes(counterpart(np.asarray(shared), block, other))
+    if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
-    if accesses.watcher is not None:
-        accesses.note("shared", False, address + start, 16, home=other.place)
-    v = there[start // 4 : start // 4 + 4]
-    return v[0], v[1], v[2], v[3]
-
-
-def _there(shared: Any, block: Block, other: Block) -> tuple[np.ndarray, int]:
-    """The floats of an array in another block's shared memory, and their address: found once."""
-    known: dict[Any, Any] = block.own.setdefault(_there, {})
-    place = shared.extent if isinstance(shared, Memory) else extent(shared)
-    if (place, other) not in known:
-        there = flat_bytes(counterpart(np.asarray(shared), block, other)).view(np.float32)
-        known[place, other] = there, there.ctypes.data
-    return known[place, other]
+    note("shared", False, there.ctypes.data + start, 16, home=other.place)
+    return tuple(there[start : start + 16].view(np.float32))
 
 
 def words(count: int) -> Any:
