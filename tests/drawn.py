@@ -36,7 +36,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     ("float64", 4): (64,),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
-TRIES = 30 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
+TRIES = 40 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
 EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
 Case = dict[str, Any]

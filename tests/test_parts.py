@@ -52,7 +52,7 @@ def walk_kernel(stages, fetchers, cluster):
         out[step[0], RECORD + 1] = stage
         ptx.mbarrier_arrive(bars, stage)
 
-    walk = walking(RECORD, stages, ROWS, ask, fetchers, cluster)
+    walk = walking(RECORD, stages, ask, fetchers, cluster)
     n_bars = 2 * stages
 
     @cuda.jit
@@ -65,7 +65,7 @@ def walk_kernel(stages, fetchers, cluster):
             ptx.fence_mbarrier_init()
         cuda.syncthreads()
         if t // 32 < fetchers:
-            walk(t // 32, records, tiles, first, last, bars, out)
+            walk(t // 32, records, tiles, ROWS, first, last, bars, (), out)
         else:
             stage, phase = uint32(0), uint32(0)
             for i in range(first, last):

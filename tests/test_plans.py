@@ -15,6 +15,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
+from numbsparse.kernels.parts import groups
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.regions import regions
 from numbsparse.layout import Layout
@@ -41,7 +42,7 @@ def split(index):
 
 def strips(index):
     strip = strip_plan.Strip(8, 64, 16, 32, 14, 200, 3)
-    strip_plan.steps_in_strips(index, 8, True, 512, 32, 2)
+    groups.steps_in_strips(index, 8, True, 512, 32, 2)
     strip_plan.plan_strips(index, True, 8 * (index.columns.indptr.size - 1), strip)
 
 

@@ -20,7 +20,8 @@ from numbsparse.bench.results import Row
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS, steps_in_strips
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS
+from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout

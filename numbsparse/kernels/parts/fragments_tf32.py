@@ -8,17 +8,18 @@ neighbours in memory, so that one load of 16 bytes feeds two or four mma.
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.banks import place, swap_for_lanes
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.split import add_product, splitting
-from numbsparse.kernels.ptx import load_4xf32
+from numbsparse.kernels.ptx import as_float32, load_2xu32, load_4xf32
 
 PIECE = 4  # values in 16 bytes
 CHUNK = 16  # terms of the sum, loaded at once
 RUN = CHUNK // 4  # that a lane holds
+LINE = 128  # bytes of a line of swizzled memory
 
 
 def places(PIECES: int, along: bool, UNITS: int) -> Any:
@@ -151,3 +152,50 @@ def number_of(together: int) -> Any:
 def coordinates(UNITS: int) -> Any:
     """Where line g of unit u is, of the 8 UNITS lines of a fragment."""
     return number_of(4 if UNITS % 4 == 0 else 1)
+
+
+@cache
+def rows_of_warpgroup(DEPTH: int, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
+    """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
+
+    Which terms of the sum it has is free as long as the images of w have the same order. Line g of
+    half u of a warp is row `row_in(u, g)`: such that no two lanes share a bank.
+    """
+    BOX, split = LINE // 4, splitting(exact)  # values of a line of a box of a transposed x
+
+    @cuda.jit(device=True)
+    def read_rows(ring, start, hi, lo):
+        t = uint32(cuda.threadIdx.x)
+        row, q = row_of_rows(0, t % 32 // 4), t % 4
+        line = uint32(start + (16 * (t // 32 % 4) + row) * DEPTH)
+        for c in range(2):
+            piece = int64(line + ((4 * c + q) ^ row) * 4)  # and 8 rows below
+            for u in range(2):
+                run = load_4xf32(ring, piece + u * (8 * DEPTH))
+                for j in range(4):
+                    k = (2 * c + j // 2) * 4 + j % 2 * 2 + u
+                    hi[k], lo[k] = split(run[j])
+
+    @cuda.jit(device=True)
+    def read_columns(ring, start, hi, lo):
+        t = uint32(cuda.threadIdx.x)
+        g, q, warp = t % 32 // 4, t % 4, t // 32 % 4
+        box = uint32(start + uint32(warp // 2 * (BOX * DEPTH) + g % 2 * 2))
+        for j in range(2):
+            line = 2 * q + j
+            piece = int64(uint32(box + uint32(line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)))
+            for c in range(4):  # and 8, 16 and 24 lines below
+                a, b = load_2xu32(ring, piece + c * (8 * BOX))
+                k = 4 * c + 2 * j
+                hi[k], lo[k] = split(as_float32(a))
+                hi[k + 1], lo[k + 1] = split(as_float32(b))
+
+    @cuda.jit(device=True)
+    def row_of_rows(u, g):
+        return 8 * u + g // 2 + g % 2 * 4
+
+    @cuda.jit(device=True)
+    def row_of_columns(u, g):
+        return 2 * g + u
+
+    return (read_columns, row_of_columns) if x_transposed else (read_rows, row_of_rows)

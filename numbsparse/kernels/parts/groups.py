@@ -5,7 +5,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.layout import Walk
+from numbsparse.layout import Index, Walk
 
 MATCHED = 4096  # lines: more of them are grouped in their order
 
@@ -122,3 +122,18 @@ def _count_blocks(indptr, indices, lines, shift, counts):
             if line < indptr.size - 1:
                 for k in range(indptr[line], indptr[line + 1]):
                     counts[strip, indices[k] >> shift, column] += 1
+
+
+def steps_in_strips(
+    index: Index, B: int, transposed: bool, width: int, group_width: int, blocks_a_step: int
+) -> tuple[float, float, int]:
+    """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
+    the steps of a group, on average if all are full, and at most."""
+    walk, columns = index.rows if transposed else index.columns, width // B
+    n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
+    lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
+    counts = counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
+    steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
+    needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
+    part = kept / (needed * columns * (group_width // B))
+    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))

@@ -101,3 +101,22 @@ def walking(
             next_row, next_at, next_end = then_row, then_at, then_end
 
     return walk
+
+
+def counting(thinned: bool) -> tuple[Any, Any, Any]:
+    """many(word), before(word, i) and has(word, i): how many inputs or blocks a step has, how many
+    of them before the i-th, and whether that. A word is their number, of what is thinned bits."""
+
+    @cuda.jit(device=True)
+    def many(word):
+        return uint32(cuda.popc(word)) if thinned else word
+
+    @cuda.jit(device=True)
+    def before(word, i):
+        return uint32(cuda.popc(uint32(word & uint32((1 << i) - 1)))) if thinned else i
+
+    @cuda.jit(device=True)
+    def has(word, i):
+        return word >> uint32(i) & 1 != 0 if thinned else i < word
+
+    return many, before, has

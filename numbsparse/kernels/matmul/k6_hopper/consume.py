@@ -12,19 +12,16 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LINE, MOST, TO_SCALE, Form, Tile
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, TO_SCALE, Form
+from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
-from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import ANY, box_storer, storer
 from numbsparse.kernels.parts.store_float32 import storer_of_float32
 from numbsparse.kernels.ptx import (
     Operand,
-    as_float32,
     bulk_wait_read,
     fence_tensor_map,
-    load_2xu32,
-    load_4xf32,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_wait,
@@ -161,7 +158,7 @@ def products_of_float32(form: Form) -> Any:
     tile, exact = form.tile, form.kind == "highest"
     ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
     STRIPS, LAST, B = COLUMNS * N // 32, COLUMNS * N // 32 - 1, tile.B
-    read, row_in = reader(tile, form.x_transposed, exact)
+    read, row_in = rows_of_warpgroup(tile.DEPTH, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
     repair, nan_in = repairing_lines(form.gated), any_nan(STRIPS, 4, 4)
@@ -202,50 +199,3 @@ def products_of_float32(form: Form) -> Any:
                     repair(y, n, feature, B, dense)
 
     return begin, multiply, end
-
-
-@cache
-def reader(tile: Tile, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
-    """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
-
-    Which terms of the sum it has is free as long as the images of w have the same order. Line g of
-    half u of a warp is row `row_in(u, g)`: such that no two lanes share a bank.
-    """
-    DEPTH, BOX, split = tile.DEPTH, LINE // tile.ITEM, splitting(exact)
-
-    @cuda.jit(device=True)
-    def read_rows(ring, start, hi, lo):
-        t = uint32(cuda.threadIdx.x)
-        row, q = row_of_rows(0, t % 32 // 4), t % 4
-        line = uint32(start + (16 * (t // 32 % 4) + row) * DEPTH)
-        for c in range(2):
-            piece = int64(line + ((4 * c + q) ^ row) * 4)  # and 8 rows below
-            for u in range(2):
-                run = load_4xf32(ring, piece + u * (8 * DEPTH))
-                for j in range(4):
-                    k = (2 * c + j // 2) * 4 + j % 2 * 2 + u
-                    hi[k], lo[k] = split(run[j])
-
-    @cuda.jit(device=True)
-    def read_columns(ring, start, hi, lo):
-        t = uint32(cuda.threadIdx.x)
-        g, q, warp = t % 32 // 4, t % 4, t // 32 % 4
-        box = uint32(start + uint32(warp // 2 * (BOX * DEPTH) + g % 2 * 2))
-        for j in range(2):
-            line = 2 * q + j
-            piece = int64(uint32(box + uint32(line * BOX + (warp % 2 * 4 + g // 2 ^ line) * 4)))
-            for c in range(4):  # and 8, 16 and 24 lines below
-                a, b = load_2xu32(ring, piece + c * (8 * BOX))
-                k = 4 * c + 2 * j
-                hi[k], lo[k] = split(as_float32(a))
-                hi[k + 1], lo[k + 1] = split(as_float32(b))
-
-    @cuda.jit(device=True)
-    def row_of_rows(u, g):
-        return 8 * u + g // 2 + g % 2 * 4
-
-    @cuda.jit(device=True)
-    def row_of_columns(u, g):
-        return 2 * g + u
-
-    return (read_columns, row_of_columns) if x_transposed else (read_rows, row_of_rows)

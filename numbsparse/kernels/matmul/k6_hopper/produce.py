@@ -13,7 +13,7 @@ from typing import Any
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
-from numbsparse.kernels.parts.records import walking
+from numbsparse.kernels.parts.records import counting, walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_for
 from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
 
@@ -81,25 +81,6 @@ def requesting(form: Form) -> Any:
                 fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
     return request
-
-
-def counting(thinned: bool) -> tuple[Any, Any, Any]:
-    """many(word), before(word, i) and has(word, i): how many inputs or blocks a step has, how many
-    of them before the i-th, and whether that. A word is their number, of what is thinned bits."""
-
-    @cuda.jit(device=True)
-    def many(word):
-        return uint32(cuda.popc(word)) if thinned else word
-
-    @cuda.jit(device=True)
-    def before(word, i):
-        return uint32(cuda.popc(uint32(word & uint32((1 << i) - 1)))) if thinned else i
-
-    @cuda.jit(device=True)
-    def has(word, i):
-        return word >> uint32(i) & 1 != 0 if thinned else i < word
-
-    return many, before, has
 
 
 def x_box(form: Form, rows: int = 0) -> tuple[int, int]:

@@ -42,9 +42,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     storer_of_cluster,
     total_kernel,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import steps_in_strips
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned

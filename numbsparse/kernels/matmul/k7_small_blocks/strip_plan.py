@@ -18,7 +18,7 @@ from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_step
-from numbsparse.kernels.parts.groups import counted
+from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.pixels import boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
@@ -237,21 +237,6 @@ def warps_for(columns: int, item: int) -> int:
         return min(11, -(-columns // WARP_COLUMNS))
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
     return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
-
-
-def steps_in_strips(
-    index: Index, B: int, transposed: bool, width: int, group_width: int, blocks_a_step: int
-) -> tuple[float, float, int]:
-    """Of the groups that strips of `width` columns need: the part of their blocks that is kept, and
-    the steps of a group, on average if all are full, and at most."""
-    walk, columns = index.rows if transposed else index.columns, width // B
-    n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
-    lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
-    counts = counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
-    steps = ((counts + np.uint8(blocks_a_step - 1)) // np.uint8(blocks_a_step)).sum(2, np.int64)
-    needed, kept = int(np.count_nonzero(steps)) or 1, walk.indices.size
-    part = kept / (needed * columns * (group_width // B))
-    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))
 
 
 def plan_strips(

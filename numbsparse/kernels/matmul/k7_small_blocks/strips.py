@@ -120,13 +120,8 @@ def along_strips(
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
-        dense = dense_of(
-            x.T if x_order == FEATURES else x,
-            values,
-            index,
-            transposed,
-            () if gates is None else gates,
-        )
+        own = x.T if x_order == FEATURES else x
+        dense = dense_of(own, values, index, transposed, () if gates is None else gates)
     together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_order, order, transposed),

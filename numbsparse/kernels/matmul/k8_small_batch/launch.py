@@ -59,9 +59,8 @@ def slab_of(x: DeviceArray, size: int) -> int:
     """Rows, in eights, that there is room for where the features of a block are read as one piece
     of memory, a slab; 0 where they are not.
 
-    On an H200, 4096 and 12288 features, blocks of 8 and 32, 5 and 9 rows took 0.3 to 1.04 of the
-    time with slabs, and 31 to 63 rows by the copy engine 0.5 to 1.15, 0.8 at the median; by lanes
-    up to twice as long.
+    On an H200 5 and 9 rows took 0.3 to 1.04 of the time with slabs, and 31 to 63 rows by the copy
+    engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long.
     """
     rows, whole = x.shape[0], size >= WIDTH and x.shape[1] % size == 0 and has_engine()
     if rows > (2 * WIDTH if whole else 16) or not is_gapless(x):

@@ -149,8 +149,8 @@ def repairing(sums: Sums) -> Any:
 
     @cuda.jit(device=True)
     def repair(x, x_view, top, values, size, gates, walk, first, y, y_view):
-        w_strides = (1, size) if TRANSPOSED else (size, 1)
-        x_strides, (indptr, indices, blocks) = (x_view[2], x_view[3]), walk
+        w_strides, (indptr, indices, blocks) = (1, size) if TRANSPOSED else (size, 1), walk
+        x_strides = x_view[2], x_view[3]
         dense = x, x_strides, x_view[1], values, w_strides, indptr, indices, blocks, gates
         out = y, y_view[2], y_view[3], y_view[0], y_view[1]
         for n in range(4 * M * N):
