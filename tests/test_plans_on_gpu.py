@@ -114,13 +114,19 @@ def thin_all(tile):
     return kernel
 
 
+def gated_layout(rng):
+    """A layout, and gates of its blocks: a column of zeros, NaN, and a zero that is negative."""
+    layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
+    gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
+    gates[0], gates[1] = np.nan, -0.0
+    return layout, gates
+
+
 @pytest.mark.parametrize("size", [32, 64, 128])
 def test_records_are_thinned_by_gates(size, rng, monkeypatch):
     """Bits, numbers of blocks before, blocks and gates are of those left, in the order of all."""
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
-    layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
-    gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
-    gates[0], gates[1] = np.nan, -0.0
+    layout, gates = gated_layout(rng)
     for n, tile in enumerate(tiles_of(size, monkeypatch)):
         records, _, lengths = steps_of(layout.index, n % 2 == 0, tile, n % 3 == 0)
         records = records.view(np.uint32)[: lengths.starts[-1]]
@@ -169,9 +175,7 @@ def number(block, tile):
 def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch):
     """In as few steps as fit, in the order of all: of more steps than there are threads."""
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
-    layout = Layout(rng.random((40, 12)) < np.linspace(0, 1, 12))
-    gates = (rng.integers(3, size=layout.n_blocks) * (layout.index.block_columns < 11)).astype("f4")
-    gates[0], gates[1] = np.nan, -0.0
+    layout, gates = gated_layout(rng)
     for n, tile in enumerate(tiles_of(size, monkeypatch)[:-1]):  # of 16 bits
         transposed, rows = n % 2 == 0, 2
         index = Sent(layout.index)

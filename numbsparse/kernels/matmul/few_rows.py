@@ -108,11 +108,8 @@ def tile_columns(dtype: types.Float, rows: int, size: int) -> int:
 def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     """A core's share of the strips of y = x @ w, or x @ w.T: `rows` rows, blocks of `size`."""
     dtype = from_dtype(of)
-    columns, high, wide = (
-        tile_columns(dtype, rows, size),
-        min(size, SQUARE),
-        min(size, lanes(dtype)),
-    )
+    columns = tile_columns(dtype, rows, size)
+    high, wide = min(size, SQUARE), min(size, lanes(dtype))
     ahead, early = max(1, AHEAD // size), min(size * size, EARLY)
     signature = types.void(
         types.int64,  # core

@@ -39,7 +39,7 @@ def packed(
     start while this one runs, and then finds all that was there before this one.
     """
     B = values.shape[1]
-    item, a_step = values.itemsize, 2 if values.itemsize == 2 and B == PIECE else 1
+    item, a_step = values.itemsize, blocks_of_step(B, values.itemsize)
     n_steps, across = codes.size // a_step, B * item // 4
     out = empty((n_steps * a_step * B * across,), "uint32")
     kernel, warps = pack_kernel(B, item, transposed, inside_bits), -(-n_steps // RUN)
@@ -62,7 +62,8 @@ def pack_kernel(B: int, item: int, transposed: bool, inside_bits: int) -> Any:
 
 
 def blocks_of_step(B: int, item: int) -> int:
-    return 2 if item == 2 and B == PIECE else 1
+    """Two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
+    return 16 // B if item == 2 else 1
 
 
 @cache
@@ -75,7 +76,7 @@ def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | 
     INSIDE, PIECES = (1 << INSIDE_BITS) - 1, B // PIECE
     HALVES = 2 if item == 2 else PIECES  # of a step; for every one of them and every 8 columns
     TERMS = 1 if item == 2 else 2  # words of a lane
-    WORDS, BLOCKS = TERMS * HALVES * PIECES, HALVES // PIECES
+    WORDS, BLOCKS = TERMS * HALVES * PIECES, blocks_of_step(B, item)
     CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
     GATED, scaled = gated is not None, scaling(gated, skips=True) if gated else as_it_is
     load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)

@@ -3,8 +3,8 @@
 The lanes of a producer leave blocks whose gate is zero out of the records that they hold, 32 steps
 at once; steps of nothing are passed over. So what is zero is neither copied nor multiplied, and
 steps are as many as any block of theirs is left; of 16 bits, a long batch and few such blocks
-`plan_on_gpu` is faster. A 16-bit block whose gate is not one is multiplied
-by it in its stage, by the warps that read it there; float32's are as the images are made.
+`plan_on_gpu` is faster. A 16-bit block whose gate is not one is multiplied by it in its stage, by
+the warps that read it there; float32's are as the images are made.
 """
 
 from functools import cache

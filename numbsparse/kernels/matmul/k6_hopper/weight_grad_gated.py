@@ -113,10 +113,8 @@ def needing(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def of_products(places, item, group, k):
-        one, other = (
-            places[item, group, 1 + 2 * (k // PER)],
-            places[item, group, 2 + 2 * (k // PER)],
-        )
+        at = 1 + 2 * (k // PER)
+        one, other = places[item, group, at], places[item, group, at + 1]
         if PER == 2:  # the first is of dy, with how far the second block of a row is from it
             one = (one & 0xFFFF) + (one >> 16) * (k % 2)
         return int64(1) << one // STEP | int64(1) << other // STEP

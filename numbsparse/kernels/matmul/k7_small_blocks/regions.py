@@ -45,6 +45,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.groups import steps_in_strips
+from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
@@ -116,7 +117,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         copy(dvalues, whole)
         return
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
-    width, blocks_a_step = min(512, -(-widths[1] // B) * B), 16 // B if item == 2 else 1
+    width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x_transposed = dy_transposed = False
     if type(x) is not Images:

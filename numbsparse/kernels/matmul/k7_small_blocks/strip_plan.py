@@ -19,6 +19,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_step
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
+from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
@@ -78,8 +79,7 @@ class Strip(NamedTuple):
 
     @property
     def BLOCKS_A_STEP(self) -> int:
-        """Blocks of a step: two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
-        return 16 // self.B if self.ITEM == 2 else 1
+        return blocks_of_step(self.B, self.ITEM)
 
     @property
     def HEAD(self) -> int:
@@ -150,7 +150,7 @@ def strip_of(
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
-    blocks_a_step = 16 // B if item == 2 else 1
+    blocks_a_step = blocks_of_step(B, item)
     columns, widest = sizes[2], warps_for(sizes[2], item)
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
