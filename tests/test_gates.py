@@ -374,6 +374,49 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
 
 
 @pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "across", "density"),
+    [
+        ("float16", 8, 40, 3, (False, False), 0.4),
+        ("bfloat16", 8, 70, 0, (True, False), 0.15),
+        ("float16", 16, 40, 5, (False, True), 0.5),
+        ("bfloat16", 16, 20, 0, (False, False), 0.15),
+        ("float32", 8, 20, 1, (False, True), 0.5),
+        ("float32", 16, 33, 0, (True, True), 0.15),
+    ],
+)
+def test_regions_are_put_together_anew_of_what_gates_leave(
+    dtype, size, batch, edge, across, density, rng
+):
+    """Some of all gates, those of most columns, and none; NaN where no block that is left reads."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    kept = rng.random((19, 21)) < density
+    kept[3] = kept[:, 5] = True
+    layout, shape = ns.Layout(kept), (19 * size - edge, 21 * size - edge)
+    index = layout.index
+    of_all = np.float32(rng.integers(-1, 2, layout.n_blocks))
+    of_column = np.float32((index.block_columns == 5) & (index.block_rows % 2 == 1))
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    wide, other = x.astype(np.float64), dy.astype(np.float64)
+    right, size_of = wide.T @ other, abs(wide).T @ abs(other)
+    for gates in (of_all, of_column, 0 * of_all):
+        strange = dy.copy()
+        for column in np.setdiff1d(np.arange(21), index.block_columns[gates != 0]):
+            strange[:, column * size :][:, :size] = np.nan
+        one, two = (
+            ns.to_device(np.ascontiguousarray(a.T)).T if turned else ns.to_device(a)
+            for a, turned in zip((x, strange), across, strict=True)
+        )
+        values = ns.to_device(np.full((layout.n_blocks, size, size), 7, as_dtype(dtype)))
+        how = layout, "k7_small_blocks", "highest", ns.to_device(gates)
+        got = host(ops.sddmm_into(values, one.T, two, *how)).astype(np.float64)
+        left = spread(gates != 0, ns.BlockSparse(values, layout, shape=shape)) != 0
+        close(got * left, right * left, size_of * left, {"dtype": dtype}, batch)
+        assert (values.numpy()[gates == 0] == 7).all()
+
+
+@pytest.mark.simulator
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_blocks_anywhere_in_memory_have_the_same_dot_products(dtype, rng):
     if not device.is_available():
