@@ -18,9 +18,9 @@ def mark(masks, entry, is_left):
 
 
 @cuda.jit(device=True)
-def rank(masks, ranks):
-    """ranks[i] = how many bits are set before entry i; there is a mask beyond the last entry."""
-    for entry in range(int32(cuda.threadIdx.x), int32(ranks.size), int32(cuda.blockDim.x)):
+def rank(masks, ranks, n):
+    """ranks[i] = how many bits are set before entry i, i <= n; there is a mask beyond the last."""
+    for entry in range(int32(cuda.threadIdx.x), n + 1, int32(cuda.blockDim.x)):
         whole = entry // 32
         total = bits_below(masks[whole], entry % 32)
         for word in range(whole):

@@ -30,7 +30,7 @@ def left_by_gates(
     gates: DeviceArray,
     B: int,
     region: Region,
-) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
+) -> tuple[DeviceArray, ...]:
     """(codes, used, blocks) as in `plan_regions`, of the blocks whose gate is not zero."""
     left = tuple(empty(a.shape, a.dtype) for a in (codes, used, blocks))
     kernel = gate_kernel(16 // B, region.WARPS, region.SLOTS)
@@ -100,13 +100,13 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
             block = own_blocks[entry] if entry < slots * A_SLOT else int32(-1)
             mark(masks[0], entry, block >= 0 and gates[block] != 0)
         cuda.syncthreads()
-        rank(masks[0], ranks[0])
+        rank(masks[0], ranks[0], MOST)
         cuda.syncthreads()
         if LAST:
             for entry in range(t, MOST, THREADS):
                 mark(masks[LAST], entry, begins_slot(ranks, firsts, own_codes, entry))
             cuda.syncthreads()
-            rank(masks[LAST], ranks[LAST])
+            rank(masks[LAST], ranks[LAST], MOST)
         for nth in range(t, ALL, THREADS):
             left_codes[item * ALL + nth] = uint32(0)
             left_blocks[2 * (item * ALL + nth)] = left_blocks[2 * (item * ALL + nth) + 1] = -1

@@ -24,8 +24,7 @@ from numbsparse.kernels.parts.packed import RUN, packing
 from numbsparse.kernels.parts.ranks import mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
-# A stage of the strips of 8,192 features has some 350 steps: 4 warps took 40 us (H200).
-THREADS = 64 if SIMULATED else 512
+THREADS = 64 if SIMULATED else 320
 
 
 def packed_by_gates(
@@ -96,9 +95,10 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
         stage, t = int64(cuda.blockIdx.x), int32(cuda.threadIdx.x)
         begin, end = begins[stage], begins[stage + 1]
         head, many = begin + stage * HEAD, end - begin
+        entries = (many * A_STEP + 31) // 32 * 32
         for step in range(t, many, THREADS):
             places[step] = words[head + HEAD + step]
-        for entry in range(t, MOST, THREADS):
+        for entry in range(t, entries, THREADS):
             there = entry < many * A_STEP
             blocks[0, entry] = codes[begin * A_STEP + entry] if there else int32(0)
             blocks[1, entry], moved[entry] = int32(0), uint32(NOWHERE)
@@ -109,19 +109,19 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
                 firsts[step] = starts[line]
         wait_for_earlier_kernels()
         let_next_kernel_start()
-        for entry in range(t, MOST, THREADS):
+        for entry in range(t, entries, THREADS):
             code = blocks[0, entry]
             mark(masks[0], entry, code & INSIDE != 0 and gates[code >> INSIDE_BITS] != 0)
         cuda.syncthreads()
-        rank(masks[0], ranks[0])
+        rank(masks[0], ranks[0], entries)
         cuda.syncthreads()
         if STEPS:
-            for entry in range(t, MOST, THREADS):
+            for entry in range(t, entries, THREADS):
                 mark(masks[STEPS], entry, begins_step(ranks, firsts, entry))
             cuda.syncthreads()
-            rank(masks[STEPS], ranks[STEPS])
+            rank(masks[STEPS], ranks[STEPS], entries)
             cuda.syncthreads()
-        for entry in range(t, MOST, THREADS):
+        for entry in range(t, entries, THREADS):
             if ranks[0, entry + 1] > ranks[0, entry]:
                 before, after = ranks[STEPS, entry], ranks[STEPS, entry + 1]
                 to = (after - 1) * A_STEP + 1 - (after - before)
