@@ -14,7 +14,7 @@ from numbsparse.nn import functional as F
 CASES = Space(
     {
         "call": ["x @ w", "x @ w.T", "w @ x", "w.T @ x"],
-        "gates": ["some zero", "all", "none", "one", "ones"],
+        "gates": ["some zero", "all", "none", "one", "ones", "zeros and ones"],
         "kind": ["array", "matrix", "matrix stored otherwise"],
         "stored": ["as it is", "transposed"],
         "edge": [(0, 0), (1, 3)],
@@ -32,7 +32,9 @@ CASES = Space(
 
 def gates_of(kind, n, dtype="float32"):
     gates = np.array([-1.5, 0.0, 0.75, -0.0][:n])
-    gates[:] = {"all": 2.25, "none": 0, "one": [0, 0, 1.25][:n], "ones": 1}.get(kind, gates)
+    one, both = [0, 0, 1.25][:n], [1, 0, 1][:n]
+    given = {"all": 2.25, "none": 0, "one": one, "ones": 1, "zeros and ones": both}
+    gates[:] = given.get(kind, gates)
     return gates.astype("float64" if dtype == "float64" else "float32")
 
 

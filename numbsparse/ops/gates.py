@@ -38,6 +38,7 @@ class Selection(NamedTuple):
     gates: Any
     places: Places | None = None  # on a GPU, if blocks are left out
     is_known: bool = True  # whether the host knows which are zero
+    ones: bool = False  # whether it knows that all that are left are one
 
     def index_beside(self, array: Any) -> Index:
         """Of the layout, with blocks named by where they are in `full`."""
@@ -62,7 +63,7 @@ class Known(NamedTuple):
     """What the host knows of gates."""
 
     mask: np.ndarray  # which are not zero
-    ones: bool  # whether all are one
+    ones: bool  # whether all these are one
     key: bytes | None  # stands for the mask; None if none is zero
 
 
@@ -92,7 +93,8 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
     elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
     known = _known_of(w, numbers)
-    return None if known is not None and known.ones else _selected(w, numbers, known)
+    plain = known is not None and known.ones and known.key is None
+    return None if plain else _selected(w, numbers, known)
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -162,7 +164,7 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
             del made[next(iter(made))]
     made[key] = found  # the last one used is the last to go
     layout, chosen, back, places = found
-    return Selection(layout, full, chosen, back, gates, places)
+    return Selection(layout, full, chosen, back, gates, places, ones=known.ones)
 
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
@@ -200,9 +202,8 @@ def _known(gates: Any) -> Known:
 
 def _seen(numbers: np.ndarray) -> Known:
     mask = numbers != 0
-    return Known(
-        mask, bool((numbers == 1).all()), None if mask.all() else np.packbits(mask).tobytes()
-    )
+    key = None if mask.all() else np.packbits(mask).tobytes()
+    return Known(mask, bool((numbers[mask] == 1).all()), key)
 
 
 _seen_of: WeakKeyDictionary[Any, tuple[Any, Known]] = WeakKeyDictionary()

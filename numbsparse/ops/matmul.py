@@ -412,7 +412,8 @@ def _run(
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
     if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
-        compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
+        factors = None if kept.ones else kept.gates
+        compute(x, values, kept.index_beside(x), y, precision, gates=factors)
         return
     if kept is not None:
         v = gated(w.T if w.is_transposed else w, kept.gates, kept)
