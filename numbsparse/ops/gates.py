@@ -148,7 +148,8 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
     """`select_gated`, of gates of which this is known, or nothing."""
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
     if known is None or known.key is None:
-        return all_blocks(w, gates)._replace(is_known=known is not None)
+        ones = known is not None and known.ones
+        return all_blocks(w, gates)._replace(is_known=known is not None, ones=ones)
     made = _selections.setdefault(full, {})
     mask, key = known.mask, (on_gpu and gates.device_id, on_gpu, known.key)
     found = made.pop(key, None)
@@ -156,10 +157,9 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
         layout = full.select(mask)
+        found = layout, chosen, back, None
         if on_gpu:
             found = layout, to_device(chosen), to_device(back), Places(layout, chosen)
-        else:
-            found = layout, chosen, back, None
         while len(made) >= MOST_SELECTIONS:
             del made[next(iter(made))]
     made[key] = found  # the last one used is the last to go
@@ -214,11 +214,9 @@ def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
     layout = kept.layout
     if isinstance(by, DeviceArray):
         values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, layout.n_blocks)
-    elif kept.chosen is None:
-        values = _scaled(w.values, by)
-        values[kept.gates == 0] = 0
     else:
-        values = _scaled(w.values[kept.chosen], by[kept.chosen], own=True)
+        own, chosen = (False, slice(None)) if kept.chosen is None else (True, kept.chosen)
+        values = _scaled(w.values[chosen], by[chosen], own)
     return BlockSparse(values, layout, shape=w.shape)
 
 

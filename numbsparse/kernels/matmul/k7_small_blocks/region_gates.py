@@ -17,7 +17,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     PLACE_BITS,
     Region,
 )
-from numbsparse.kernels.parts.ranks import mark, rank
+from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import wait_for_earlier_kernels
 
 THREADS = 64 if SIMULATED else 512
@@ -61,13 +61,6 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
         return int32(code >> uint32(2 * PLACE_BITS) & uint32(PLACE))
 
     @cuda.jit(device=True)
-    def begins_slot(ranks, firsts, codes, entry):
-        before, after = ranks[0, entry], ranks[0, entry + 1]
-        if after == before:
-            return False
-        return (before - ranks[0, firsts[dy_of(codes[entry // A_SLOT])] * A_SLOT]) % A_SLOT == 0
-
-    @cuda.jit(device=True)
     def code_of(moved, nth, slot):
         own = moved[0, nth]
         is_new = slot % SLOTS == 0 or dy_of(own) != dy_of(moved[0, nth - 1])
@@ -104,7 +97,8 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
         cuda.syncthreads()
         if LAST:
             for entry in range(t, MOST, THREADS):
-                mark(masks[LAST], entry, begins_slot(ranks, firsts, own_codes, entry))
+                dy = dy_of(own_codes[min(entry // A_SLOT, ALL - 1)])
+                mark(masks[LAST], entry, begins_group(ranks, firsts, dy, entry, A_SLOT))
             cuda.syncthreads()
             rank(masks[LAST], ranks[LAST], MOST)
         for nth in range(t, ALL, THREADS):
@@ -116,8 +110,7 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
         left = ranks[LAST, MOST]
         for entry in range(t, MOST, THREADS):
             if ranks[0, entry + 1] > ranks[0, entry]:
-                before, after = ranks[LAST, entry], ranks[LAST, entry + 1]
-                to, half, code = after - 1, 1 - (after - before), own_codes[entry // A_SLOT]
+                (to, half), code = group_of(ranks, entry, A_SLOT), own_codes[entry // A_SLOT]
                 left_blocks[2 * (item * ALL + dealt(to, left)) + half] = own_blocks[entry]
                 if A_SLOT == 2:
                     x = code >> uint32(entry % 2 * PLACE_BITS) & uint32(PLACE)

@@ -21,7 +21,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     Strip,
 )
 from numbsparse.kernels.parts.packed import RUN, packing
-from numbsparse.kernels.parts.ranks import mark, rank
+from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 THREADS = 64 if SIMULATED else 320
@@ -79,13 +79,6 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
         own = places[entry // A_STEP]
         return own if A_STEP == 1 else uint32(own >> uint32(16 * (entry % 2)) & uint32(HALF))
 
-    @cuda.jit(device=True)
-    def begins_step(ranks, firsts, entry):
-        before, after = ranks[0, entry], ranks[0, entry + 1]
-        return (
-            after > before and (before - ranks[0, firsts[entry // A_STEP] * A_STEP]) % A_STEP == 0
-        )
-
     @cuda.jit
     def kernel(values, codes, words, begins, gates, w, left, ends):
         blocks, moved = cuda.shared.array(BLOCKS, int32), cuda.shared.array(MOST, uint32)
@@ -117,14 +110,15 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
         cuda.syncthreads()
         if STEPS:
             for entry in range(t, entries, THREADS):
-                mark(masks[STEPS], entry, begins_step(ranks, firsts, entry))
+                is_first = begins_group(ranks, firsts, entry // A_STEP, entry, A_STEP)
+                mark(masks[STEPS], entry, is_first)
             cuda.syncthreads()
             rank(masks[STEPS], ranks[STEPS], entries)
             cuda.syncthreads()
         for entry in range(t, entries, THREADS):
             if ranks[0, entry + 1] > ranks[0, entry]:
-                before, after = ranks[STEPS, entry], ranks[STEPS, entry + 1]
-                to = (after - 1) * A_STEP + 1 - (after - before)
+                step, half = group_of(ranks, entry, A_STEP)
+                to = step * A_STEP + half
                 blocks[1, to], moved[to] = blocks[0, entry], place_of(places, entry)
         if t == 0:
             starts[LINES] = many
