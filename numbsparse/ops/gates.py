@@ -92,9 +92,8 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
         numbers = gate_numbers(w.T, gate.T)
     elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
-    known = _known_of(w, numbers)
-    plain = known is not None and known.ones and known.key is None
-    return None if plain else _selected(w, numbers, known)
+    kept = select_gated(w, numbers)
+    return None if kept.ones and kept.layout is kept.full else kept
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -141,11 +140,7 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
     """What `gates`, numbers as stored, leave of w."""
-    return _selected(w, gates, _known_of(w, gates))
-
-
-def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
-    """`select_gated`, of gates of which this is known, or nothing."""
+    known = _known_of(w, gates)
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
     if known is None or known.key is None:
         ones = known is not None and known.ones
@@ -214,9 +209,11 @@ def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
     layout = kept.layout
     if isinstance(by, DeviceArray):
         values = _scaled_on_gpu(w.values, kept.chosen, by, kept, False, layout.n_blocks)
+    elif kept.chosen is None:
+        values = _scaled(w.values, by)
+        values[kept.gates == 0] = 0
     else:
-        own, chosen = (False, slice(None)) if kept.chosen is None else (True, kept.chosen)
-        values = _scaled(w.values[chosen], by[chosen], own)
+        values = _scaled(w.values[kept.chosen], by[kept.chosen], own=True)
     return BlockSparse(values, layout, shape=w.shape)
 
 
