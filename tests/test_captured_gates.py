@@ -11,6 +11,7 @@ from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
+from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 
 pytestmark = [
     pytest.mark.simulator,
@@ -54,10 +55,13 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("k7_small_blocks", "float16", 8, 3, "x @ w"),
         ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
         ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
+        ("k7_small_blocks", "bfloat16", 8, 5, "x @ w.T"),
         ("k7_small_blocks", "float32", 8, 3, "x @ w"),
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
         ("k6_hopper", "float32", 32, 0, "x @ w"),
+        ("k7_small_blocks of a long batch", "float16", 8, 3, "x @ w"),
+        ("k7_small_blocks of a long batch", "bfloat16", 16, 1, "x @ w.T"),
         ("k6_hopper of a long batch", "float16", 32, 3, "x @ w"),
         ("k6_hopper of a long batch", "bfloat16", 64, 8, "w.T @ x"),
     ],
@@ -68,9 +72,10 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
-        monkeypatch.setattr(k6_hopper, "FEW", 0)
+        for few in (k6_hopper, strip_plan):
+            monkeypatch.setattr(few, "FEW", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
-    values[1] = np.nan
+    values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
     shape = 2 * size - edge, 3 * size - edge
     w = ns.BlockSparse(values, [[1, 1, 1], [1, 0, 0]], shape=shape).to("cuda")
     gates = ns.to_device(np.float32([0.3, 0, -1.7, 1]))
@@ -122,8 +127,11 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
         ("float32", 16, 0, False),
     ],
 )
-def test_small_blocks_that_gates_leave_are_put_together_anew(dtype, size, edge, transposed, rng):
+def test_small_blocks_that_gates_leave_are_put_together_anew(
+    dtype, size, edge, transposed, rng, monkeypatch
+):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
+    monkeypatch.setattr(strip_plan, "FEW", 0)
     kept = rng.random((29, 9)) < 0.4
     shape = kept.shape[0] * size - edge, kept.shape[1] * size
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
