@@ -36,7 +36,8 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     ("float64", 4): (64,),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
-TRIES = 40 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
+TRIES = 40  # searches for a case
+DEAD_ENDS = 8  # of one search
 EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
 Case = dict[str, Any]
@@ -114,33 +115,46 @@ class Space:
     ) -> Case | None:
         """The begun case, each other factor with what meets most of what is left, if any.
 
-        In so many `more` tries with what is drawn: `check_left_out` tries harder.
+        A search that comes to many dead ends begins again, with what had no choice there first.
+        In so many `more` searches with what is drawn: `check_left_out` tries harder.
         """
         hard: list[str] = []
         for wanted in (left, left, *[None] * more):  # what meets most may end in no case
-            if case := self._grown(begun, wanted, rng, hard):
-                return case
+            easy = rng.permutation([name for name in self.factors if name not in hard]).tolist()
+            names = [name for name in hard + easy if name not in begun]
+            ends: list[str] = []
+            if case := self._grown(begun, names, wanted, rng, ends):
+                return {name: case[name] for name in self.factors}
+            if len(ends) < DEAD_ENDS:  # all was tried: there is none
+                return None
+            hard = list(dict.fromkeys(ends[::-1] + hard))  # the last one first
         return None
 
     def _grown(
-        self, begun: Case, left: Left | None, rng: np.random.Generator, hard: list[str]
-    ) -> Case | None:
-        """`hard` are factors that had no choice, the last one first: to be chosen before others."""
-        case, factors = dict(begun), self.factors
-        easy = rng.permutation([name for name in factors if name not in hard]).tolist()
-        for name in [name for name in hard + easy if name not in case]:
-            worth = rng.random(len(factors[name]))
-            if left is not None:
-                groups = self._met_by(name, case)
-                worth += [left.met(name, value, case, groups) for value in factors[name]]
-            for i in np.argsort(-worth).tolist():  # the best that is allowed
-                case[name] = factors[name][i]
-                if self.allowed(case):
-                    break
-            else:
-                hard[:] = [name, *(other for other in hard if other != name)]
+        self, begun: Case, names: list[str], left: Left | None, rng: np.random.Generator,
+        ends: list[str],
+    ) -> Case | None:  # fmt: skip
+        """The begun case with a value of each name; `ends` are those that had no choice so far."""
+        if not names:
+            return begun
+        name, values = names[0], self.factors[names[0]]
+        worth = rng.random(len(values))
+        if left is not None:
+            groups = self._met_by(name, begun)
+            worth += [left.met(name, value, begun, groups) for value in values]
+        choices = (
+            {**begun, name: values[i]} for i in np.argsort(-worth).tolist()
+        )  # the best first
+        chosen = False
+        for case in filter(self.allowed, choices):
+            chosen = True
+            if found := self._grown(case, names[1:], left, rng, ends):
+                return found
+            if len(ends) >= DEAD_ENDS:
                 return None
-        return {name: case[name] for name in factors}
+        if not chosen:
+            ends.append(name)
+        return None
 
     def _met_by(self, name: str, case: Case) -> list[list[tuple[str, Any]]]:
         """What a value of the factor completes a group with, in this case."""
@@ -214,6 +228,9 @@ class Suite:
             rng = np.random.default_rng(1)
             for meeting in left:
                 assert not space.grown(dict(meeting), None, rng, 100), meeting
+            for case in cases * 8:  # a part of a case that is allowed is too: so they grow
+                part = {name: case[name] for name in case if rng.random() < 0.4}
+                assert space.allowed(part), (part, case)
 
 
 ORDERS = {

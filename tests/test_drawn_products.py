@@ -105,7 +105,7 @@ def allowed(place, case):
         return False
     if not has_arrays(of("library"), of("numbers")):
         return False
-    compiled = place == "cpu" and of("kernel") != "k0_reference"
+    compiled = place == "cpu" and of("kernel", "k0_reference") != "k0_reference"
     if compiled and {"call", "numbers", "size", "batch"} <= known and not is_compiled(case):
         return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
