@@ -23,11 +23,13 @@ from drawn import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from numba import from_dtype
 
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, few_rows, rung
+from numbsparse.kernels.matmul import RUNGS, few_rows, k0_cpu, rung
+from numbsparse.kernels.simd import lanes
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
@@ -116,11 +118,21 @@ def allowed(place, case):
 
 def is_compiled(case):
     """Whether few rows have such blocks, as in test_few_rows: each takes a second to compile."""
-    dtype, batch = "float64" if case["numbers"] == "float64" else "float32", case["batch"]
-    size, (product, _) = case["size"], CALLS[case["call"]]
-    if not 0 < batch <= few_rows.few(np.dtype(dtype), size, product == "input_grad"):
+    dtype = "float64" if case["numbers"] == "float64" else "float32"
+    rows = few_of(np.dtype(dtype), case["size"], case["batch"], CALLS[case["call"]][0])
+    if not rows:
         return True
-    return size in FEW_ROWS[dtype, min(1 << batch.bit_length() - 1, few_rows.MOST_ROWS)]
+    return case["size"] in FEW_ROWS[dtype, min(1 << rows.bit_length() - 1, few_rows.MOST_ROWS)]
+
+
+@cache
+def few_of(dtype, size, batch, product):
+    """How many rows the CPU multiplies as few: all, or the last ones, beyond whole tiles."""
+    if product == "weight_grad":
+        return 0
+    most, (_, vectors) = few_rows.few(dtype, size, product == "input_grad"), k0_cpu.tile_shape(size)
+    rows = batch if batch <= most else batch % (vectors * lanes(from_dtype(dtype)))
+    return rows if rows <= most else 0
 
 
 @cache
