@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import combinations, product
 from math import prod
@@ -20,20 +20,23 @@ import numpy as np
 from conftest import host
 from hypothesis import HealthCheck, assume, seed, settings
 from hypothesis import strategies as st
+from numba import from_dtype
 
 from numbsparse import device
 from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_array
+from numbsparse.kernels.matmul import few_rows, k0_cpu
+from numbsparse.kernels.simd import lanes
 
 FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the sizes of blocks
     # Less than a vector, one and several, and several tiles of vectors; each is a kernel, which
-    # takes a second to compile.
-    ("float32", 1): (4, 32),
-    ("float32", 2): (8, 128),
-    ("float32", 4): (8, 64),
-    ("float64", 1): (16,),
-    ("float64", 2): (4,),
-    ("float64", 4): (64,),
+    # takes a second to compile. Smaller ones are those that other tests have anyway.
+    ("float32", 1): (4, 8, 16, 32),
+    ("float32", 2): (4, 32, 128),
+    ("float32", 4): (8, 16, 64),
+    ("float64", 1): (4, 16),
+    ("float64", 2): (4, 8),
+    ("float64", 4): (8, 64),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
 TRIES = 40  # searches for a case
@@ -231,6 +234,24 @@ class Suite:
             for case in cases * 8:  # a part of a case that is allowed is too: so they grow
                 part = {name: case[name] for name in case if rng.random() < 0.4}
                 assert space.allowed(part), (part, case)
+
+
+@cache
+def few_of(dtype: np.dtype, size: int, batch: int, product: str) -> int:
+    """How many rows the CPU multiplies as few: all, or the last ones, beyond whole tiles."""
+    if product == "weight_grad":
+        return 0
+    most, (_, vectors) = few_rows.few(dtype, size, product == "input_grad"), k0_cpu.tile_shape(size)
+    rows = batch if batch <= most else batch % (vectors * lanes(from_dtype(dtype)))
+    return rows if rows <= most else 0
+
+
+def is_compiled(numbers: str, size: int, batch: int, product: str) -> bool:
+    """Whether few rows of it, if any, are a kernel of FEW_ROWS: so tests have few to compile."""
+    dtype = "float64" if numbers == "float64" else "float32"  # 16 bits are summed in float32
+    rows = few_of(np.dtype(dtype), size, batch, product)
+    at_once = min(1 << max(rows.bit_length() - 1, 0), few_rows.MOST_ROWS)
+    return not rows or size in FEW_ROWS[dtype, at_once]
 
 
 ORDERS = {

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from conftest import HALVES
 from drawn import (
-    FEW_ROWS,
     IMPOSSIBLE,
     ORDERS,
     SEED,
@@ -18,18 +17,17 @@ from drawn import (
     drawn,
     draws,
     has_arrays,
+    is_compiled,
     libraries,
     type_of_result,
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from numba import from_dtype
 
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, few_rows, k0_cpu, rung
-from numbsparse.kernels.simd import lanes
+from numbsparse.kernels.matmul import RUNGS, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
@@ -108,31 +106,14 @@ def allowed(place, case):
     if not has_arrays(of("library"), of("numbers")):
         return False
     compiled = place == "cpu" and of("kernel", "k0_reference") != "k0_reference"
-    if compiled and {"call", "numbers", "size", "batch"} <= known and not is_compiled(case):
-        return False
+    if compiled and {"call", "numbers", "size", "batch"} <= known:
+        product, _ = CALLS[case["call"]]
+        if not is_compiled(case["numbers"], case["size"], case["batch"], product):
+            return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
     if slow and case["batch"] * work_of_a_row(of("layout"), case["size"]) > SIMULATED_WORK:
         return False
     return serves(place, *map(of, ("kernel", "call", "numbers", "size", "batch")))
-
-
-def is_compiled(case):
-    """Whether few rows have such blocks, as in test_few_rows: each takes a second to compile."""
-    dtype = "float64" if case["numbers"] == "float64" else "float32"
-    rows = few_of(np.dtype(dtype), case["size"], case["batch"], CALLS[case["call"]][0])
-    if not rows:
-        return True
-    return case["size"] in FEW_ROWS[dtype, min(1 << rows.bit_length() - 1, few_rows.MOST_ROWS)]
-
-
-@cache
-def few_of(dtype, size, batch, product):
-    """How many rows the CPU multiplies as few: all, or the last ones, beyond whole tiles."""
-    if product == "weight_grad":
-        return 0
-    most, (_, vectors) = few_rows.few(dtype, size, product == "input_grad"), k0_cpu.tile_shape(size)
-    rows = batch if batch <= most else batch % (vectors * lanes(from_dtype(dtype)))
-    return rows if rows <= most else 0
 
 
 @cache
