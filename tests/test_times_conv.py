@@ -123,7 +123,8 @@ def test_sizes_are_those_of_the_product_that_is_made():
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
     sizes = lambda product, name: convolutions.Convolution(problem, product).sizes(name)  # noqa: E731
     assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
-    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
+    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 18, 48, 128, n, 4)
+    assert sizes("input_grad", "k2_unfolded/k6_hopper") == ("input_grad", *of, 18, 192, 128, n, 4)
     assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
 
 

@@ -58,7 +58,7 @@ class Convolution(NamedTuple):
         features = of.in_features, of.out_features, of.layout.n_blocks
         sizes: tuple[int, ...] = costs.sizes_of(self.product, of.batch, of.window, *features)
         if "/" in name:
-            sizes = costs.unfolded(of.window, *sizes)
+            sizes = costs.unfolded(self.product, of.window, *sizes)
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:

@@ -1,10 +1,11 @@
 """Which pixels the taps of a convolution join, and how outputs are cut into tiles.
 
-A pass is a grid of outputs that all see the same pattern of pixels. A tile is a box of outputs of a
-few images. The pixels that a chunk of taps sees from there are a box too, a little larger: loaded
-once, it serves all of them, and a tap is a shift in it. Taps whose offsets differ modulo the scale
-see pixels that have nothing in common: they are in other chunks, and then a box holds every
-scale-th pixel.
+A pass is a grid of outputs that all see the same pattern of pixels. An input-gradient at a stride
+has one for the pixels of each residue, or all joined: then an output is a square of pixels, each
+with lines of its own. A tile is a box of outputs of a few images. The pixels that a chunk of taps
+sees from there are a box too, a little larger: loaded once, it serves all of them, and a tap is a
+shift in it. Taps whose offsets differ modulo the scale see pixels that have nothing in common: they
+are in other chunks, and then a box holds every scale-th pixel.
 """
 
 from __future__ import annotations
@@ -58,13 +59,27 @@ class Window(NamedTuple):
             return (_forward(self).seeing(),)
         return tuple(of.seeing() for of in _input_grad(self))
 
+    @lru_cache(maxsize=512)  # noqa: B019
+    def joined(self, product: str) -> Pass:
+        """The passes of a product in one, with as many outputs as the largest, the first."""
+        first, *others = self.passes(product)
+        if not others:
+            return first
+        reached = [
+            (tap, offset, residue)
+            for residue, of in enumerate((first, *others))
+            for tap, offset in zip(of.taps, of.offsets, strict=True)
+        ]
+        view = first.view._replace(residues=_min(self.stride, self.big))
+        return Pass(view, *zip(*sorted(reached), strict=True)) if reached else Pass(view, (), ())
+
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
         passes = self.passes(product)
         sources = np.full((self.taps, prod(passes[0].view.out_sizes)), -1)
         for of in passes:
-            for k, tap in enumerate(of.taps):
-                sources[tap, of.outputs()] = of.sources(k)
+            for tap, offset in zip(of.taps, of.offsets, strict=True):
+                sources[tap, of.outputs()] = of.sources(offset)
         return sources
 
     def offsets(self) -> np.ndarray:
@@ -82,39 +97,55 @@ class View(NamedTuple):
     scale: Three
     sizes: Three  # of the images that it sees
     out_sizes: Three  # of those that it writes
+    residues: Three = (1, 1, 1)  # whose pixels follow `first` and have lines of their own
 
 
 class Pass(NamedTuple):
-    """Outputs of which taps[k] sees o * scale + offsets[k]."""
+    """Outputs of which taps[k] sees o * scale + offsets[k]; where joined, those of residues[k]."""
 
     view: View
     taps: tuple[int, ...]
     offsets: tuple[Three, ...]
+    residues: tuple[int, ...] = ()
 
     def seeing(self) -> Pass:
         """Without the taps that see no pixel."""
-        offsets, (counts, _, _, scale, sizes, _) = np.reshape(self.offsets, (-1, 3)), self.view
+        offsets, (counts, _, _, scale, sizes, *_) = np.reshape(self.offsets, (-1, 3)), self.view
         first = np.maximum(-(offsets // scale), 0)  # that sees pixel 0, or one beyond
         meets = (first < counts) & (first * scale + offsets < sizes)
         kept = np.flatnonzero(meets.all(axis=1))
         taps = tuple(self.taps[k] for k in kept)
         return self._replace(taps=taps, offsets=_threes(offsets[kept]))
 
+    def whole(self, n_taps: int) -> Pass:
+        """With the taps that see no pixel, each at an offset of its own beyond the images."""
+        taps, beyond = tuple(range(n_taps)), self.view.sizes[0]
+        offsets = dict(zip(self.taps, self.offsets, strict=True))
+        residues = dict(zip(self.taps, self.residues, strict=False))
+        each = tuple(offsets.get(tap, (beyond + tap, 0, 0)) for tap in taps)
+        return Pass(self.view, taps, each, tuple(residues.get(tap, 0) for tap in taps))
+
     def rows(self) -> Pass:
         """The same of rows of pixels: of images that are one pixel wide."""
-        view = ((*axes[:2], n) for axes, n in zip(self.view, (1, 1, 0, 1, 1, 1), strict=True))
+        view = ((*axes[:2], n) for axes, n in zip(self.view, (1, 1, 0, 1, 1, 1, 1), strict=True))
         return Pass(View(*view), self.taps, tuple((z, y, 0) for z, y, _ in self.offsets))
 
     def outputs(self) -> np.ndarray:
         """The pixel of each output, (outputs,)."""
-        counts, step, first, _, _, out_sizes = self.view
+        counts, step, first, _, _, out_sizes, _ = self.view
         places = np.indices(counts).reshape(3, -1).T * step + first
         return np.ravel_multi_index(tuple(places.T), out_sizes)
 
-    def sources(self, k: int) -> np.ndarray:
-        """The pixel that each output sees through taps[k], (outputs,), or -1 outside the image."""
-        counts, _, _, scale, (depth, height, width), _ = self.view
-        places = np.indices(counts).reshape(3, -1).T * scale + self.offsets[k]
+    @property
+    def seen(self) -> tuple[tuple[Three, ...], np.ndarray]:
+        """The offsets, each once, and which of them each tap has."""
+        each = tuple(sorted(set(self.offsets)))
+        return each, np.array([each.index(offset) for offset in self.offsets], int)
+
+    def sources(self, offset: Three) -> np.ndarray:
+        """The pixel that each output sees at an offset, (outputs,), or -1 outside the image."""
+        counts, _, _, scale, (depth, height, width), *_ = self.view
+        places = np.indices(counts).reshape(3, -1).T * scale + offset
         inside = ((places >= 0) & (places < (depth, height, width))).all(axis=1)
         return np.where(inside, places @ (height * width, width, 1), -1)
 
@@ -127,12 +158,16 @@ def _forward(window: Window) -> Pass:
 
 def _input_grad(window: Window) -> Iterator[Pass]:
     """A pass for the pixels of each residue modulo the stride: the same taps reach all of them."""
-    for first in np.ndindex(*np.minimum(window.stride, window.big)):
+    for first in np.ndindex(*_min(window.stride, window.big)):
         (counts,) = _threes(-(np.subtract([first], window.big) // window.stride))
         steps, rest = np.divmod(first - window.offsets(), window.stride)
         taps = np.flatnonzero((rest == 0).all(axis=1))
         view = View(counts, window.stride, first, (1, 1, 1), window.small, window.big)
         yield Pass(view, tuple(taps.tolist()), _threes(steps[taps]))
+
+
+def _min(a: Three, b: Three) -> Three:
+    return min(a[0], b[0]), min(a[1], b[1]), min(a[2], b[2])
 
 
 def _threes(rows: Any) -> tuple[Three, ...]:

@@ -51,7 +51,7 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     residues = sorted({residue for _, residue in seen})
     pixels = [shift * scale + residue for residue in residues for shift in shifts]
     tap_lane = [pixels.index(offset[2]) * images for offset in of.offsets]
-    tap_row = [of.rows().sources(k) for k in range(len(of.taps))]
+    tap_row = [of.rows().sources(offset) for offset in of.rows().offsets]
     return Strips(
         images,
         width,
