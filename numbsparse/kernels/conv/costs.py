@@ -71,7 +71,7 @@ def sizes_of(
     product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
 ) -> tuple[int, int, int, int, int]:
     """Outputs, the features that each sees of a pixel, and has; kept blocks; residues of pixels."""
-    view = window.joined(product).view
+    view = window.whole(product).view
     outputs, residues = batch * prod(view.counts), prod(view.residues)
     if product == "input_grad":
         return outputs, out_features, in_features * residues, n_blocks, residues
@@ -80,7 +80,7 @@ def sizes_of(
 
 def unfolded(product: str, window: Window, outputs: int, seen: int, *sizes: int) -> tuple[int, ...]:
     """The same of the product of matrices that k2 makes of it."""
-    return outputs, seen * len(window.joined(product).seen[0]), *sizes
+    return outputs, seen * len(window.whole(product).seen[0]), *sizes
 
 
 def multipliers(

@@ -31,7 +31,7 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    (of,) = window.passes("weight_grad")
+    of = window.whole("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, product, of))
     launch(
         line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
@@ -45,7 +45,7 @@ repair_lines = partial(_lines, repairs=True)
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=False):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    (of,) = window.passes("weight_grad")
+    of = window.whole("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
     launch(
         weight_grad_kernel, -(-dvalues.size // (THREADS * (RUN if repairs else 1))), THREADS,

@@ -60,9 +60,7 @@ unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0
 
 def _lines(product, x, values, index, window, y, precision="highest", by=None):
     """y[:] = conv(x, w), or conv_transpose(x, w), by a rung of that name, or the fastest."""
-    of = window.joined("weight_grad")
-    if product == "input_grad":
-        of = window.joined(product).whole(window.taps)
+    of = window.whole(product)
     (sources,), B = planned(index, sources_of, of), values.shape[1]
     how = unfolding(x, sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
     if x.shape[2] % values.shape[1]:
@@ -88,11 +86,10 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
     of = multiplier(by, "weight_grad", dvalues, precision, *sizes)
-    width, whole = -(-x.shape[2] // B) * B, window.joined("weight_grad")
+    width, whole = -(-x.shape[2] // B) * B, window.whole("weight_grad")
     together = max(IN_MEMORY // max(width * x.itemsize * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
-        some = slice(first, first + together)
-        part = whole._replace(taps=whole.taps[some], offsets=whole.offsets[some])
+        part = whole.some(range(first, min(first + together, window.taps)))
         rows, begin, end = planned(index, taps_in_lines, window.taps, "weight_grad", part)
         (sources,) = planned(index, sources_of, part)
         how = unfolding(x, sources, len(part.taps), width)
@@ -147,10 +144,10 @@ def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> Non
 
 def places_of(index: Index, of: Pass) -> tuple[np.ndarray]:
     """(of each pixel of an image, its place among the residues of all outputs,)."""
-    counts, step, *_, sizes, residues = of.view
-    output, residue = np.divmod(np.indices(sizes).reshape(3, -1).T, step)
-    output = np.ravel_multi_index(tuple(output.T), counts) * prod(residues)
-    return ((output + np.ravel_multi_index(tuple(residue.T), residues)).astype(np.int32),)
+    pixels = np.stack([of.outputs(n) for n in range(prod(of.view.residues))], 1).reshape(-1)
+    places = np.empty(prod(of.view.out_sizes), np.int32)
+    places[pixels[pixels >= 0]] = np.flatnonzero(pixels >= 0)
+    return (places,)
 
 
 class Unfolding(NamedTuple):
@@ -264,8 +261,7 @@ def taps_in_lines(
     of_tap = -(-counts[seen] // together) * together
     sides[seen] = which[tap] * of_tap + sides[seen]
     counts[seen] = len(offsets) * of_tap
-    if of.residues:
-        sides[1 - seen] = np.array(of.residues)[tap] * counts[1 - seen] + sides[1 - seen]
+    sides[1 - seen] = np.array(of.residues, int)[tap] * counts[1 - seen] + sides[1 - seen]
     counts[1 - seen] *= prod(of.view.residues)
     blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)
     walks = ((a.indptr, a.indices, a.data) for a in (blocks.tocsr(), blocks.tocsc()))

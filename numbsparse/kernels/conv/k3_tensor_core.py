@@ -88,7 +88,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
     lines = -(-features // size)
-    of = window.joined(product)
+    of = window.seeing(product)
     residues, outputs = prod(of.view.residues), batch * prod(of.view.counts)
     height = shape.height
     while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * residues * lines < ENOUGH:

@@ -40,7 +40,7 @@ def refused(product: str, size: int, _: str, batch: int, *call: Any) -> str | No
         return f"takes a stride of 1 or 2, along all axes, got {window.stride}"
     if read % size:
         return f"takes multiples of {size} features in {product}, got {read}"
-    if not fits(window.joined(product).offsets, -(-max(in_features, out_features) // WIDTH)):
+    if not fits(window.seeing(product).offsets, -(-max(in_features, out_features) // WIDTH)):
         return f"takes fewer features, and taps less far apart, got {window}"
     if product == "weight_grad" and batch:
         tile = tile_that_fits(batch, window.small, DEPTH)
@@ -54,7 +54,7 @@ unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    of, B = window.joined(product), values.shape[1]
+    of, B = window.seeing(product), values.shape[1]
     lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B)
     rows = rows_of(y, of, B)
     if x.size and lines.block_rows.size:
@@ -70,7 +70,7 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    (of,), B = window.passes("weight_grad"), dvalues.shape[1]
+    of, B = window.whole("weight_grad"), dvalues.shape[1]
     how = taps_in_lines, window.taps, "weight_grad", of, FEATURES // B
     lines, *_ = planned(index, *how)
     x = images_of(x, window.big, window.small, of, FEATURES)

@@ -37,8 +37,9 @@ class Entries(NamedTuple):
         kept = np.isin(self.tap, some.taps)
         line, tap, other, block = (a[kept] for a in self[:4])
         tap = np.searchsorted(some.taps, tap)
-        if some.residues:
-            line = line + np.array(some.residues)[tap] * self.lines
+        line = line + np.array(some.residues, int)[tap] * self.lines
+        order = np.argsort(line, kind="stable")
+        line, tap, other, block = (a[order] for a in (line, tap, other, block))
         return Entries(line, tap, other, block, self.lines * prod(some.view.residues))
 
 

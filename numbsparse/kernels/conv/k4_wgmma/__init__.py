@@ -54,9 +54,10 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         return f"takes multiples of {whole} features in {product}, got {features}"
     if dtype == "float32" or not batch:
         return None
-    part, of = min(size, max(lines.SHAPES[2])), window.joined(product)
+    part, of = min(size, max(lines.SHAPES[2])), window.whole(product)
     shape: Any = gradient.SHAPES[part]
     if product != "weight_grad":
+        of = window.seeing(product)
         n_lines = -(-features[product == "forward"] // part)
         shape = lines.shape_for(of, batch, 2, part, n_lines)
     if not lines.cut_for(of, batch, shape, part)[0].is_filled(of, batch, shape.ROWS):

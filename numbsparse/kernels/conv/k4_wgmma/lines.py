@@ -120,7 +120,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     w = weight_of(values, index.block_rows, size, transposed)
-    of = window.joined(product)
+    of = window.seeing(product)
     shape = shape_for(of, batch, itemsize, size, lines)
     places = shape.RESIDENT * multiprocessors()
     how, chunks = cut_for(of, batch, shape, size, itemsize)
@@ -131,7 +131,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     else:
         adds = product_of_float32(arithmetic, size)
     x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
-    out = output_of(y, window, product, how.tile, size)
+    out = output_of(y, of.view, how.tile, size)
     fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
     launch(
         line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,

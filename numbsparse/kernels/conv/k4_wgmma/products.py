@@ -11,12 +11,13 @@ In float32 threads read the pixels of their rows wherever they are, and split th
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map, tensor_maps
 from numbsparse.kernels.conv.boxes import in_box, moved, place_of, plus, row_of, unpacked
-from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View, Window
+from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.split import splitting
@@ -92,24 +93,18 @@ class Output(NamedTuple):
     features: int
 
 
-def output_of(y: DeviceArray, window: Window, product: str, tile: Three, B: int) -> Any:
+def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
     """The outputs in y (batch, pixels, features): in 16 bits the map of each residue, (n, 16)."""
+    batch, _, features = y.shape
     if y.itemsize == 4:
-        return Output(y.shape[0], window.joined(product).view, y.span, y.shape[2])
+        return Output(batch, view, y.span, features)
     lines = (1, ROWS) if tile[2] > SIDE else (ROWS // SIDE, SIDE)
-    box = (1, 1, *lines, B)
-    each = (outputs_in(y, of.view) for of in window.passes(product))
-    return tensor_maps(*((outputs, box, 2 * B) for outputs in each))
-
-
-def outputs_in(y: DeviceArray, view: View) -> DeviceArray:
-    """(batch, *counts, features): those of a pass."""
-    batch, pixels, features = y.shape
-    sizes, row = view.out_sizes, features * y.itemsize
-    along = (sizes[1] * sizes[2] * row, sizes[2] * row, row)
-    address = y.address + sum(f * s for f, s in zip(view.first, along, strict=True))
-    strides = (pixels * row, *(n * s for n, s in zip(view.step, along, strict=True)), y.itemsize)
-    return DeviceArray(address, (batch, *view.counts, features), y.dtype, strides, y.owner)
+    images, box = y.reshape(batch, *view.out_sizes, features), (1, 1, *lines, B)
+    along = (
+        [slice(f, None, s) for f, s in zip(first, view.step, strict=True)]
+        for first in np.ndindex(*view.residues)
+    )
+    return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
 
 
 @cache
