@@ -27,6 +27,7 @@ SMALL = [
     ConvCase(2, (3, 2), 16, 16, 16, (3, 1), padding="same", density=0),
     ConvCase(1, (3, 3), 16, 17, 16, (3, 3), stride=2, padding=1),
     ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1),
+    ConvCase(3, (5, 4), 32, 16, 16, (1, 1), stride=2),
     ConvCase(3, (4,), 32, 24, 16, (2,), padding=((1, 0),), dilation=2),
     ConvCase(2, (2, 3), 33, 32, 32, (1, 2), padding="same", density=1),
 ]
