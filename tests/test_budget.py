@@ -17,7 +17,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels": 3_180,
     "numbsparse/kernels/conv": 2_905,
     "numbsparse/kernels/ladder": 1_945,
-    "numbsparse/kernels/lstm": 1_615,
+    "numbsparse/kernels/lstm": 1_600,
     "numbsparse/kernels/matmul": 9_350,
     "numbsparse/kernels/parts": 4_500,
     "numbsparse/kernels/ptx": 2_400,
