@@ -9,9 +9,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench import times as bench
+from numbsparse.bench import timing
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
