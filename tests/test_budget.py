@@ -7,8 +7,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_980,
-    "numbsparse/autograd": 700,
+    "numbsparse": 2_981,
+    "numbsparse/autograd": 703,
     "numbsparse/bench": 2_895,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
@@ -22,8 +22,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_485,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_495,
-    "numbsparse/ops": 5_055,
+    "numbsparse/nn": 7_530,
+    "numbsparse/ops": 5_076,
     "numbsparse/pages": 1_690,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,

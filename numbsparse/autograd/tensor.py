@@ -226,6 +226,11 @@ class Tensor:
         def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
         def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._edges:
+            raise TypeError("a Tensor that was computed is not pickled or copied: .detach() is")
+        return super().__reduce_ex__(protocol)
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len takes a Tensor with axes, got the shape ()")

@@ -1,6 +1,7 @@
 """How accurate float32 products are by default: one setting for the whole process."""
 
 from numbsparse.kernels.matmul import PRECISIONS
+from numbsparse.patterns.checks import word
 
 _default = "highest"
 
@@ -55,6 +56,4 @@ def own_precision(precision: str | None) -> str | None:
 
 
 def _checked(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
-    return precision
+    return word("precision", precision, PRECISIONS)

@@ -13,7 +13,7 @@ from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import integer, number, word
 
 SCOPES = ("layer", "model")
 COUNT, SHARE = partial(integer, least=0), partial(number, most=1)
@@ -191,9 +191,7 @@ def largest(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def checked_scope(scope: str) -> str:
-    if scope not in SCOPES:
-        raise ValueError(f"scope takes one of {', '.join(SCOPES)}, got {scope!r}")
-    return scope
+    return word("scope", scope, SCOPES)
 
 
 def followers_of(remap: Any) -> list[Any]:
