@@ -111,7 +111,9 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         {"x": (X[0], 3.0), "dy": (X[0], 3.0), "block_size": SIZE, "by": BAD}),
     "features": (F.layer_norm, {"x": X, "gain": np.ones(8, np.float32)}, {
         "gain": (1.0, [1.0], X), "bias": (2, [1.0, 2.0])}),
-    "LayerNorm x": (nn.LayerNorm(8), {"x": X}, {"x": (1.0, [1.0, 2.0], X[:, :4])}),
+    **{f"{layer.__name__} x": (layer(8), {"x": X}, {
+        "x": (1.0, [1.0, 2.0], X[:, :4], *NO_FLOATS, X.astype(float))})
+        for layer in (nn.LayerNorm, nn.BatchNorm)},
     "remap": (F.remap, {"w": W, "layout": W.layout}, {"w": NO_MATRIX}),
     "block_norms": (F.block_norms, {"w": W}, {"w": NO_MATRIX, "by": BAD}),
     "column_norms": (F.column_norms, {"w": W}, {"w": NO_MATRIX}),

@@ -13,7 +13,7 @@ from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.module import Module
-from numbsparse.patterns.checks import integer, number, word
+from numbsparse.patterns.checks import integer, number
 
 SCOPES = ("layer", "model")
 COUNT, SHARE = partial(integer, least=0), partial(number, most=1)
@@ -188,10 +188,6 @@ def largest(norms: np.ndarray, n: int) -> np.ndarray:
     kept: np.ndarray = rising < bound
     kept[np.flatnonzero(rising == bound)[: n - np.count_nonzero(kept)]] = True
     return kept
-
-
-def checked_scope(scope: str) -> str:
-    return word("scope", scope, SCOPES)
 
 
 def followers_of(remap: Any) -> list[Any]:
