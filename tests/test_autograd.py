@@ -148,10 +148,13 @@ def test_a_weight_used_twice_gets_both_gradients(put):
 
 def test_no_grad_records_nothing():
     x = ns.Tensor(A, requires_grad=True)
-    with ns.no_grad():
-        y = x * 2.0
-    assert not y.requires_grad
-    assert (x * 2.0).requires_grad
+    unrecorded = ns.no_grad()
+    for _ in range(2):  # one context again, and within itself
+        with unrecorded:
+            with unrecorded:
+                assert not (x * 2.0).requires_grad
+            assert not (x * 2.0).requires_grad
+        assert (x * 2.0).requires_grad
 
 
 def test_inputs_may_come_from_an_iterator():

@@ -220,6 +220,13 @@ def test_set_precision_holds_until_it_is_set_again(put, asked, place):
                 ns.set_precision("medium")
             assert said() == "highest"
         assert said() == "high"
+        again = ns.set_precision("highest")
+        with again, again:
+            assert said() == "highest"
+        assert said() == "high"
+        with again:
+            assert said() == "highest"
+        assert said() == "high"
     finally:
         ns.set_precision("highest")
     for call in (lambda: said(precision="tf32"), lambda: ns.set_precision(None)):
