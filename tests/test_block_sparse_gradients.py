@@ -77,6 +77,18 @@ def test_in_float32_in_either_place(place, put, rng):
         np.testing.assert_allclose(host(got.data), right, rtol=1e-5, atol=1e-5)
 
 
+def test_a_gradient_of_another_layout_is_not_added_to(rng):
+    w = ns.Tensor(matrix(rng, False), requires_grad=True)
+    F.sum(w).backward()
+    before, w.data = w.grad, w.data.remap(OTHER)
+    with pytest.raises(ValueError, match="grad takes the layout .*, another"):
+        F.sum(w * w).backward()
+    assert w.grad is before
+    w.grad = None
+    F.sum(w * w).backward()
+    assert w.grad.data.layout == OTHER
+
+
 def test_sums_read_nothing_beyond_the_edge(rng):
     w = matrix(rng, False)
     w.values[2:, 3:] = np.nan

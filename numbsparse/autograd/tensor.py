@@ -191,6 +191,8 @@ class Tensor:
         with reducing(create_graph) as reduced:
             for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
                 if not leaf._edges and leaf.requires_grad:
+                    if isinstance(gradient._data, BlockSparse) and leaf.grad is not None:
+                        leaf.grad.matrix.stored_as(gradient._data, "grad")  # or it is refused
                     total = gradient if leaf.grad is None else leaf.grad + gradient
                     found.append((leaf, reduced(leaf, total)))
         for leaf, total in found:
