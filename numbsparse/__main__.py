@@ -204,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
-        "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
+        "--only", metavar="RUNG", choices=RUNGS, help="measure this rung alone, as on older cards"
     )
     command.add_argument(
         "--conv",
