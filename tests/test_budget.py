@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_980,
+    "numbsparse": 2_985,
     "numbsparse/autograd": 700,
     "numbsparse/bench": 2_905,
     "numbsparse/compat": 400,
@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_495,
     "numbsparse/ops": 5_055,
-    "numbsparse/pages": 1_690,
+    "numbsparse/pages": 1_785,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
