@@ -20,6 +20,8 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (8192, 32, 64, "float16"),
     (8192, 32, 64, "float32"),
     (8192, 8, 64, "float16"),
+    (8192, 32, 512, "float16"),
+    (8192, 8, 512, "float16"),
     (8192, 32, 8192, "float16"),
     (8192, 64, 8192, "float16"),
     (8192, 128, 8192, "float16"),

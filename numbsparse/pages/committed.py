@@ -23,6 +23,11 @@ def on_gpu() -> Results:
     return load(RESULTS / "cuda.json")
 
 
+def on_changing() -> dict[str, Any]:
+    """The committed section of the GPU's benchmark on layouts that change."""
+    return load(RESULTS / "changing.json")["changing"]
+
+
 def on_cpu() -> dict[str, Any]:
     """The committed results of the CPU's benchmark."""
     return json.loads((RESULTS / "cpu.json").read_text(encoding="utf-8"))
