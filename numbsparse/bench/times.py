@@ -56,7 +56,8 @@ def run(
 ) -> None:
     """Measure the grid into a file, or say what the choice costs at so many random points.
 
-    Of one rung alone, the file keeps the times of the others. Of convolutions, it has no times: the
+    Of one rung alone, the file keeps the times of the others; without a file that rung is forced at
+    the points, as on a card that has none above it. Of convolutions, the file has no times: the
     factors that fit some.
     """
     require_times()
@@ -70,7 +71,9 @@ def run(
         choice.forget()
     if points:
         rng = np.random.default_rng(seed)
-        some = islice((drawn if of_images else held_out.drawn)(rng), points * len(PRODUCTS))
+        forced = only if json_file is None else None
+        all_drawn = drawn(rng) if of_images else held_out.drawn(rng, forced)
+        some = islice(all_drawn, points * len(PRODUCTS))
         print(held_out.summary(list(held_out.found(some, minutes * 60, jobs))))
 
 
