@@ -53,7 +53,7 @@ def measured(monkeypatch, tmp_path):
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
     factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
-    factors[0] += convolutions.LAUNCH
+    factors[0] += bench.LAUNCH
     times = counts @ factors[:, None]
     np.testing.assert_allclose(bench.fitted(counts, times), factors, rtol=0.05)
     noise = 2 ** rng.normal(0, 0.1, times.shape)
@@ -79,8 +79,8 @@ def test_half_the_time_is_as_far_off_as_twice_the_time():
 def test_no_launch_is_free():
     """Were it, what is smaller than all that was timed would be expected to take no time."""
     counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
-    launch, each = convolutions.fitted(counts, 10 * counts[:, 1:])
-    assert launch == pytest.approx(convolutions.LAUNCH, rel=0.01)
+    launch, each = bench.fitted(counts, 10 * counts[:, 1:])
+    assert launch == pytest.approx(bench.LAUNCH, rel=0.01)
     assert each == pytest.approx(10, rel=0.1)
 
 
