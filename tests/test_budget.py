@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 2_905,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 9_550,
+    "numbsparse/kernels/matmul": 9_580,
     "numbsparse/kernels/parts": 4_610,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
