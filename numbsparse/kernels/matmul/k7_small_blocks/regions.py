@@ -167,7 +167,7 @@ def in_regions(
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
         cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
-        overlap=not gated,  # the plan is read before the kernel waits
+        overlap=True,
     )
     add = -(-slots // ADDERS), 32 * ADDERS
     uncut = cuts.whole * region.WARPS * region.SLOTS
@@ -258,6 +258,7 @@ def region_kernel(sums: Sums) -> Any:
     WARPS, SLOTS, DEPTH, STAGES = region.WARPS, region.SLOTS, region.DEPTH, region.STAGES
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
     SPLIT, OF_IMAGES, ALL = region.SPLIT, sums.of_images, STAGES * region.STAGE_BYTES // 4
+    GATED = sums.gated
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
     own_piece = piece_of_block(region)
@@ -269,6 +270,8 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
+        if GATED:  # then the plan is of the kernel before
+            wait_for_earlier_kernels()
         codes, (item, piece, pieces, _) = plan.codes, own_piece(plan.cuts)
         if tf32:
             for i in range(t, CODES, THREADS):
