@@ -155,6 +155,15 @@ def pytest_collection_finish():
     gc.enable()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """What is left when a file is through stays, too: `gc.collect`, which some tests and examples
+    call, would go through all that was ever compiled."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Of two processes each begins with a half of the files, and ends with what the other has left.

@@ -24,10 +24,11 @@ PAGES = [
 ]
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
-# One paste on a bare Debian or Ubuntu, and on any other system whose Python can make a venv.
+# One paste on a bare Debian or Ubuntu, and on any other system whose Python can make a venv. A new
+# pip chooses among all that there is in half of the time that the one in an older Python takes.
 SET_UP = """\
 python3 -m ensurepip --version || $(command -v sudo) sh -c 'apt-get update; apt-get install -y python3-venv' &&
-python3 -m venv .venv && .venv/bin/pip install {what} && .venv/bin/python {run}
+python3 -m venv --upgrade-deps .venv && .venv/bin/pip install {what} && .venv/bin/python {run}
 """  # noqa: E501
 MAIN_JOB = SET_UP.format(what="'.[examples]'", run="examples/char_lm.py")
 TESTS = SET_UP.format(what="-e '.[test]'", run="-m pytest -n 2")

@@ -20,6 +20,10 @@ from numbsparse.kernels.parts.tiles import WIDTH
 pytestmark = needs_ampere
 DTYPES = ["float32", *HALVES]
 NUMBERS = [("float32", "high"), *((dtype, "highest") for dtype in DTYPES)]
+BLOCKS = [  # how features are read depends on both
+    pytest.param((B, whole), id=f"{B}-{'whole' if whole else 'ragged'}")
+    for B, whole in product([8, 16, 32], [False, True])
+]
 ROWS = [range(2, 16), range(17, 32), range(33, 63)]
 
 
@@ -51,11 +55,11 @@ def drawn_case(rng, name, B, dtype):
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("y_memory", MEMORIES)
-@pytest.mark.parametrize("of", list(product(NUMBERS, [8, 16, 32])), ids=str)
-@pytest.mark.parametrize("whole", [False, True], ids=["ragged", "whole"])
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+@pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
-def test_gapless_features(name, whole, of, y_memory, rows, rng, copies):
-    (dtype, precision), B = of
+def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, n_in, n_out = drawn_case(rng, name, B, dtype)
     if whole:
         n_in, n_out = (-(-n // B) * B for n in (n_in, n_out))
@@ -86,10 +90,10 @@ def test_other_memory_is_copied(name, dtype, batch, memory, rng, copies):
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("second", MEMORIES[:2])
 @pytest.mark.parametrize("first", MEMORIES[:2])
-@pytest.mark.parametrize("of", list(product(NUMBERS, [8, 16, 32])), ids=str)
-@pytest.mark.parametrize("whole", [False, True], ids=["ragged", "whole"])
-def test_gapless_factors(whole, of, first, second, rows, rng, copies):
-    (dtype, precision), B = of
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, *widths = drawn_case(rng, "forward", B, dtype)
     if whole:
         widths = [-(-n // B) * B for n in widths]
