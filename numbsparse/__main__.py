@@ -19,6 +19,7 @@ from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
+from numbsparse.pages import mapped
 from numbsparse.pages.figure import draw_headline, draw_map
 from numbsparse.puzzles import course as puzzles
 
@@ -204,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
-        "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
+        "--only", metavar="RUNG", choices=RUNGS, help="measure this rung alone, as on older cards"
     )
     command.add_argument(
         "--conv",
@@ -325,6 +326,8 @@ def _plane(options: argparse.Namespace) -> None:
         matplotlib_figure()
     how = options.minutes, options.jobs, options.dtype, options.cards
     machine, rows = plane.run(options.place, options.json, *how)
+    if options.place == "cuda":
+        print(mapped.summary(rows))
     if options.png is not None:
         draw_map(options.place, machine, rows, options.png)
         print(f"the picture is in {options.png}")

@@ -53,6 +53,7 @@ def measured(monkeypatch, tmp_path):
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
     factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
+    factors[0] += bench.LAUNCH
     times = counts @ factors[:, None]
     np.testing.assert_allclose(bench.fitted(counts, times), factors, rtol=0.05)
     noise = 2 ** rng.normal(0, 0.1, times.shape)
@@ -73,6 +74,14 @@ def test_half_the_time_is_as_far_off_as_twice_the_time():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
     found = bench.fitted(counts, np.array([[25.0], [100.0]] * 5))
     np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
+
+
+def test_no_launch_is_free():
+    """Were it, what is smaller than all that was timed would be expected to take no time."""
+    counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
+    launch, each = bench.fitted(counts, 10 * counts[:, 1:])
+    assert launch == pytest.approx(bench.LAUNCH, rel=0.01)
+    assert each == pytest.approx(10, rel=0.1)
 
 
 def test_a_factor_stays_positive_where_more_takes_less_time():
@@ -123,7 +132,8 @@ def test_sizes_are_those_of_the_product_that_is_made():
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
     sizes = lambda product, name: bench.Convolution(problem, product).sizes(name)  # noqa: E731
     assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
-    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
+    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 18, 48, 128, n, 4)
+    assert sizes("input_grad", "k2_unfolded/k6_hopper") == ("input_grad", *of, 18, 192, 128, n, 4)
     assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
 
 

@@ -41,6 +41,7 @@ SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
 MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
+LAUNCH = 2.0  # microseconds that one takes at least
 HOLD = 0.05  # how much a factor is held, which the times may not tell
 
 
@@ -55,7 +56,8 @@ def run(
 ) -> None:
     """Measure the grid into a file, or say what the choice costs at so many random points.
 
-    Of one rung alone, the file keeps the times of the others. Of convolutions, it has no times: the
+    Of one rung alone, the file keeps the times of the others; without a file that rung is forced at
+    the points, as on a card that has none above it. Of convolutions, the file has no times: the
     factors that fit some.
     """
     require_times()
@@ -69,7 +71,9 @@ def run(
         choice.forget()
     if points:
         rng = np.random.default_rng(seed)
-        some = islice((drawn if of_images else held_out.drawn)(rng), points * len(PRODUCTS))
+        forced = only if json_file is None else None
+        all_drawn = drawn(rng) if of_images else held_out.drawn(rng, forced)
+        some = islice(all_drawn, points * len(PRODUCTS))
         print(held_out.summary(list(held_out.found(some, minutes * 60, jobs))))
 
 
@@ -151,7 +155,7 @@ class Convolution(NamedTuple):
         features = of.in_features, of.out_features, of.layout.n_blocks
         sizes: tuple[int, ...] = costs.sizes_of(self.product, of.batch, of.window, *features)
         if "/" in name:
-            sizes = costs.unfolded(of.window, *sizes)
+            sizes = costs.unfolded(self.product, of.window, *sizes)
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
@@ -213,12 +217,14 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
 def fitted(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
     """Factors of (points, counts), whose sums are nearest to (points, 1) times, in logarithms.
 
-    All are positive. What few points do not tell stays near what makes all counts weigh the same.
+    All are positive; that of launches, the first, is LAUNCH or more. What few points do not tell
+    stays near what makes all counts weigh the same.
     """
     same = np.log(np.median(times) / counts.mean(0) / counts.shape[1])
+    least = np.where(np.arange(same.size) == 0, np.log(LAUNCH), -np.inf)
 
     def off(logs: np.ndarray) -> np.ndarray:
         ratios = counts @ np.exp(logs) / times[:, 0]
         return np.concatenate([np.log(ratios), HOLD * (logs - same)])
 
-    return np.exp(least_squares(off, same).x)
+    return np.exp(least_squares(off, np.maximum(same, least + HOLD), bounds=(least, np.inf)).x)

@@ -123,12 +123,15 @@ class ExponentialMovingAverage:
         if not self._averages:
             raise RuntimeError("there is no average before the first step")
         self._check_forms()
-        own = [ops.copy(p.values) for p in self.parameters]
+        own = [(p, p.data, ops.copy(p.values)) for p in self.parameters]
         try:
             self._write(self._averages)
             yield
         finally:
-            self._write(own)
+            for p, data, _ in own:
+                if p.data is not data:  # with another layout, or in another place
+                    p.data = data
+            self._write([values for *_, values in own])
 
     def _write(self, arrays: list[Any]) -> None:
         """Into the parameters."""

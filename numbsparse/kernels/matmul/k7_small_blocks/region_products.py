@@ -41,6 +41,7 @@ class Sums(NamedTuple):
     x_transposed: bool  # feature-major
     dy_transposed: bool
     of_images: bool = False
+    gated: bool = False  # whether a warp may have far fewer slots than there are
 
     @property
     def TILES(self) -> int:
@@ -131,7 +132,8 @@ def loads_16_bit(transposed: bool) -> tuple[Any, Any, Any]:
 
 @cache
 def products_16_bit(sums: Sums) -> Any:
-    """For all slots, also those that are not used. code says where a lane reads."""
+    """For all slots, also those that are not used, but of gates. code says where a lane reads."""
+    ALL = not sums.gated
     B, SLOTS, DEPTH, add = sums.B, sums.region.SLOTS, sums.region.DEPTH, adding(sums.arithmetic)
     X_PLACE, NEW, DY_PLACE = 0x7FFF, 0x8000, 0xFFFF0
     load_x, _, below_x = loads_16_bit(sums.x_transposed)
@@ -146,23 +148,24 @@ def products_16_bit(sums: Sums) -> Any:
         b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = uint32(0)
         a = load_x(shared, x_at(stage, code[0]))
         for p in range(SLOTS):
-            new = uint32(code[p] & uint32(NEW))
-            at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
-            b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
-            if B == 16 and DEPTH == 32:
-                b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
-            if DEPTH == 32:
-                e = load_x(shared, below_x(x_at(stage, code[p])))
-            add(a, b0, b1, acc[p, 0])
-            if B == 16:
-                add(a, b2, b3, acc[p, 1])
-            if p + 1 < SLOTS:
-                a = load_x(shared, x_at(stage, code[p + 1]))
-            if DEPTH == 32 and B == 16:
-                add(e, b4, b5, acc[p, 0])
-                add(e, b6, b7, acc[p, 1])
-            elif DEPTH == 32:
-                add(e, b2, b3, acc[p, 0])
+            if ALL or p < used:
+                new = uint32(code[p] & uint32(NEW))
+                at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
+                b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
+                if B == 16 and DEPTH == 32:
+                    b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
+                if DEPTH == 32:
+                    e = load_x(shared, below_x(x_at(stage, code[p])))
+                add(a, b0, b1, acc[p, 0])
+                if B == 16:
+                    add(a, b2, b3, acc[p, 1])
+                if p + 1 < SLOTS:
+                    a = load_x(shared, x_at(stage, code[p + 1]))
+                if DEPTH == 32 and B == 16:
+                    add(e, b4, b5, acc[p, 0])
+                    add(e, b6, b7, acc[p, 1])
+                elif DEPTH == 32:
+                    add(e, b2, b3, acc[p, 0])
 
     return add_products
 
