@@ -23,12 +23,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_535,
-    "numbsparse/ops": 5_076,
+    "numbsparse/ops": 5_079,
     "numbsparse/pages": 1_725,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_814,
+    "numbsparse/torch": 1_816,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
