@@ -7,8 +7,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_980,
-    "numbsparse/autograd": 700,
+    "numbsparse": 2_982,
+    "numbsparse/autograd": 705,
     "numbsparse/bench": 2_895,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
@@ -18,17 +18,17 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 2_905,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 9_580,
-    "numbsparse/kernels/parts": 4_610,
+    "numbsparse/kernels/matmul": 9_365,
+    "numbsparse/kernels/parts": 4_485,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_495,
-    "numbsparse/ops": 5_055,
+    "numbsparse/nn": 7_535,
+    "numbsparse/ops": 5_079,
     "numbsparse/pages": 1_725,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_805,
+    "numbsparse/torch": 1_816,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
