@@ -21,6 +21,7 @@ pytestmark = needs_ampere
 DTYPES = ["float32", *HALVES]
 NUMBERS = [("float32", "high"), *((dtype, "highest") for dtype in DTYPES)]
 ROWS = [range(2, 16), range(17, 32), range(33, 63)]
+MANY = range(65, 127)  # of 16-bit activations, not of factors
 
 
 @pytest.fixture
@@ -36,10 +37,10 @@ def copies(monkeypatch):
     return shapes
 
 
-def read_whole(a, B):
+def read_whole(a, B, most=4 * WIDTH):
     """Whether gapless features of a are read as one piece of memory."""
     by_engine = B >= WIDTH and a.shape[1] % B == 0 and launch.has_engine()
-    return len(a) <= (2 * WIDTH if by_engine else 16)
+    return len(a) <= (min(most, 8 * WIDTH // a.itemsize) if by_engine else 16)
 
 
 def drawn_case(rng, name, B, dtype):
@@ -54,7 +55,7 @@ def drawn_case(rng, name, B, dtype):
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
+@pytest.mark.parametrize("rows", [*ROWS, MANY], ids=["few", "up to 32", "more", "many"])
 @pytest.mark.parametrize("y_memory", MEMORIES)
 @pytest.mark.parametrize("of", list(product(NUMBERS, [8, 16, 32])), ids=str)
 @pytest.mark.parametrize("whole", [False, True], ids=["ragged", "whole"])
