@@ -55,8 +55,8 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
     @cuda.jit(device=True)
     def dealt(nth, slots):
         """The warp that has the n-th of some slots, and where."""
-        warp = ((nth + 1) * WARPS - 1) // slots
-        return warp * SLOTS + nth - slots * warp // WARPS
+        warp = uint32(uint32((nth + 1) * WARPS - 1) // uint32(slots))
+        return int32(warp * SLOTS + nth - uint32(slots * warp) // uint32(WARPS))
 
     @cuda.jit(device=True)
     def dy_of(code):
@@ -124,7 +124,7 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
             slot = dealt(nth, left)
             left_codes[item * ALL + slot] = code_of(moved, nth, slot)
         for warp in range(t, WARPS, THREADS):
-            of_warp = (warp + 1) * left // WARPS - warp * left // WARPS
-            left_used[item * WARPS + warp] = of_warp
+            begin, end = uint32(warp * left), uint32((warp + 1) * left)
+            left_used[item * WARPS + warp] = int32(end // uint32(WARPS) - begin // uint32(WARPS))
 
     return kernel
