@@ -12,11 +12,7 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
-    NEW_COLUMN,
-    PLACE_BITS,
-    Region,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import NEW_COLUMN, PLACE_BITS, Region
 from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 

@@ -1,5 +1,8 @@
 """Blocks of w times their gates, packed (`parts.packed`) without those whose gate is zero.
 
+Where w is not packed, of few rows, lanes multiply blocks as they copy them (`stored_blocks`), and
+those of zero are not read, but multiplied.
+
 A block of threads has a stage of the plan, and a thread a place for a block in it. The steps of
 each column move together, and those that have two blocks are put together anew, so that a stage has
 fewer; where it begins stays. So it is all the same whether it is the host or only the GPU that
