@@ -19,7 +19,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
     "numbsparse/kernels/matmul": 9_570,
-    "numbsparse/kernels/parts": 4_635,
+    "numbsparse/kernels/parts": 4_625,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_520,

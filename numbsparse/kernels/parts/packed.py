@@ -21,7 +21,6 @@ from numbsparse.kernels.ptx import (
     as_float32,
     let_next_kernel_start,
     movmatrix_trans,
-    redux_or,
     wait_for_earlier_kernels,
 )
 
@@ -264,16 +263,8 @@ def products(
     WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
     rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
     load, begin_x = loading(strip.B, transposed), rows.begin
-    SKIPS = strip.GATED != "" and not strip.PACKED
     if strip.PACKED:
         load = words_of_lane(WORDS).load
-
-    @cuda.jit(device=True)
-    def has_any(b):
-        some = uint32(0)
-        for i in range(WORDS):
-            some = uint32(some | b[i])
-        return redux_or(some) != 0
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
@@ -286,8 +277,7 @@ def products(
                 now, own = place, b
                 word, at = uint32(word + 1), uint32(at + 32 * WORDS)
                 place, b = words[word], load(words, at)
-                if not SKIPS or has_any(own):  # else gates of zero, of all blocks of the step
-                    add_step(shared, lines, now, own, acc)
+                add_step(shared, lines, now, own, acc)
             if others is not None:
                 others(shared, words, lines, word, at, place, b, counts, acc)
 
