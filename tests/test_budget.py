@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 2_980,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 9_570,
+    "numbsparse/kernels/matmul": 9_560,
     "numbsparse/kernels/parts": 4_625,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
