@@ -9,7 +9,7 @@ import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import k6_hopper
+from numbsparse.kernels.matmul import k6_hopper, k7_small_blocks
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 
@@ -73,7 +73,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
         monkeypatch.setattr(k6_hopper, "FEW", 0)
-        monkeypatch.setitem(strip_plan.PACK_FROM, False, 0)
+        monkeypatch.setattr(strip_plan, "FEW", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
     shape = 2 * size - edge, 3 * size - edge
@@ -131,7 +131,7 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
-    monkeypatch.setitem(strip_plan.PACK_FROM, False, 0)
+    monkeypatch.setattr(strip_plan, "FEW", 0)
     kept = rng.random((29, 9)) < 0.4
     shape = kept.shape[0] * size - edge, kept.shape[1] * size
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
@@ -193,9 +193,11 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     ],
 )
 def test_regions_are_put_together_anew_of_what_gates_leave(
-    dtype, size, batch, edge, across, density, rng
+    dtype, size, batch, edge, across, density, rng, monkeypatch
 ):
     """Some of all gates, those of most columns, and none; NaN where no block that is left reads."""
+    for item in k7_small_blocks.LEAVES_FROM:
+        monkeypatch.setitem(k7_small_blocks.LEAVES_FROM, item, batch)
     kept = rng.random((19, 21)) < density
     kept[3] = kept[:, 5] = True
     layout, shape = ns.Layout(kept), (19 * size - edge, 21 * size - edge)

@@ -32,8 +32,8 @@ def rank(masks, ranks, n):
 
 @cuda.jit(device=True)
 def begins_group(ranks, firsts, line, entry, most):
-    """Whether an entry is left and begins a group, of those of a line, whose first group there was
-    before is firsts[line]."""
+    """Whether an entry is left and begins a group. Lines have groups of their own: before, those of
+    this one began with group firsts[line]."""
     before = ranks[0, entry]
     if ranks[0, entry + 1] == before:
         return False

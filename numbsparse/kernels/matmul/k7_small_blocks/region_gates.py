@@ -12,11 +12,7 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
-    NEW_COLUMN,
-    PLACE_BITS,
-    Region,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import NEW_COLUMN, PLACE_BITS, Region
 from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
@@ -55,8 +51,8 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
     @cuda.jit(device=True)
     def dealt(nth, slots):
         """The warp that has the n-th of some slots, and where."""
-        warp = ((nth + 1) * WARPS - 1) // slots
-        return warp * SLOTS + nth - slots * warp // WARPS
+        warp = uint32(uint32((nth + 1) * WARPS - 1) // uint32(slots))
+        return int32(warp * SLOTS + nth - uint32(slots * warp) // uint32(WARPS))
 
     @cuda.jit(device=True)
     def dy_of(code):
@@ -124,7 +120,7 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
             slot = dealt(nth, left)
             left_codes[item * ALL + slot] = code_of(moved, nth, slot)
         for warp in range(t, WARPS, THREADS):
-            of_warp = (warp + 1) * left // WARPS - warp * left // WARPS
-            left_used[item * WARPS + warp] = of_warp
+            begin, end = uint32(warp * left), uint32((warp + 1) * left)
+            left_used[item * WARPS + warp] = int32(end // uint32(WARPS) - begin // uint32(WARPS))
 
     return kernel

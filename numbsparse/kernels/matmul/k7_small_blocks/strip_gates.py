@@ -1,5 +1,9 @@
 """Blocks of w times their gates, packed (`parts.packed`) without those whose gate is zero.
 
+Of few rows of 16 bits lanes multiply blocks as they copy them (`stored_blocks`): those of zero are
+not read, but multiplied. With 8,192 features, density 0.1, blocks of 8 and half of the gates zero
+an H200 took 1.2 times as long as without gates for 64 rows, and 2.2 packed; for 512 1.4 and 0.95.
+
 A block of threads has a stage of the plan, and a thread a place for a block in it. The steps of
 each column move together, and those that have two blocks are put together anew, so that a stage has
 fewer; where it begins stays. So it is all the same whether it is the host or only the GPU that

@@ -44,6 +44,7 @@ ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
+FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -136,10 +137,12 @@ def strip_of(
     item: int,
     transposed: bool,
     sizes: tuple[int, int, int],
+    gated: bool = False,
     even: bool = False,
     of_images: bool = False,
 ) -> Strip:
-    """For sizes (batch, features, columns); see `even_rows`.
+    """For sizes (batch, features, columns); with gates, of more rows than FEW, w is packed; see
+    `even_rows`.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -166,7 +169,8 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(PACKED=cluster > 1 or is_packed(sizes[0], item, of_images))
+        packed = cluster > 1 or is_packed(sizes[0], item, of_images)
+        strip = strip._replace(PACKED=packed or (gated and sizes[0] > FEW))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
