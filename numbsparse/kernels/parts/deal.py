@@ -133,9 +133,8 @@ def schedule_parts(
 def in_step(counts, warps, order):
     """The groups that warps need, in an order in which they keep step; how many.
 
-    Of a few groups the next one is that after which warps have had the most even numbers of pieces:
-    they can only be as far apart as the ring is long. In the order of the layout blocks of 16 took
-    up to 5 % longer, of 8 up to 2 % (H200). All numbers are integers, times `n`.
+    Of a few groups the next one is that after which warps have had the most even numbers of pieces,
+    lest one waits for the ring: up to 4 % less time (H200). All numbers are integers, times `n`.
 
     counts (groups, columns) : pieces of each column, of which a warp has as many as any
     loads (groups, warps) : the pieces that a warp meets in a group

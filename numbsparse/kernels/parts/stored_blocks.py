@@ -51,7 +51,7 @@ class Gated(NamedTuple):
 
 
 def copying(
-    B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool, gated: str | None = None
+    B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool, gated: str = ""
 ) -> Copying:
     """For up to STEPS steps of 16 products in a stage, by FETCHERS warps; codes as in `packed`.
 
@@ -64,7 +64,7 @@ def copying(
     LANES, AT_ONCE = B * PIECES, 32 // (B * PIECES)
     CODES = -(-STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
-    SCALES, scaled, FOUR = gated is not None, scaling(gated or "float16"), (TOGETHER, 4)
+    SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TOGETHER, 4)
 
     @cuda.jit(device=True)
     def look_up_gates(given, known, k, fetcher, own):

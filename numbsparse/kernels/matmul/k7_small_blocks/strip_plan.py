@@ -137,7 +137,7 @@ def strip_of(
     item: int,
     transposed: bool,
     sizes: tuple[int, int, int],
-    gated: bool = False,
+    gated: str = "",
     even: bool = False,
     of_images: bool = False,
 ) -> Strip:
@@ -148,9 +148,8 @@ def strip_of(
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same, which took 1 to 12 % less (H200).
-    Where strips are too few for the GPU, they are narrower, and blocks of a cluster share the sum
-    (`shared_out`).
+    share their groups in a cluster if they need much the same. Where strips are too few for the
+    GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = blocks_of_step(B, item)
@@ -163,23 +162,23 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
-        whole = split == 1 and warps == widest
+        whole = split == 1 and warps == widest  # in clusters of two 1 to 12 % less (H200)
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
+    packed = cluster > 1 or is_packed(sizes[0], item, gated != "", of_images)
+    base = Strip(B, rows, warps, WIDTH, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
     for groups in OF_STAGE[item]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
-        strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        packed = cluster > 1 or is_packed(sizes[0], item, of_images)
-        strip = strip._replace(PACKED=packed or (gated and sizes[0] > FEW))
+        strip = base._replace(GROUPS=groups, STEPS=steps)
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
 
 
-def is_packed(batch: int, item: int, of_images: bool = False) -> bool:
+def is_packed(batch: int, item: int, gated: bool, of_images: bool) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
-    return item == 4 or batch > PACK_FROM[of_images]
+    return item == 4 or batch > (FEW if gated else PACK_FROM[of_images])
 
 
 @cache

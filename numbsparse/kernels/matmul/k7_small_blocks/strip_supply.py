@@ -92,8 +92,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
 
 
 def copies_of(strip: Strip, transposed: bool) -> Copying:
-    how = strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed
-    return copying(*how, strip.GATED or None)
+    return copying(strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, strip.GATED)
 
 
 def turning(strip: Strip, x_order: str, transposed: bool) -> Any:

@@ -94,12 +94,12 @@ def along_strips(
         x, x_transposed = aligned_either_way(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = x.itemsize == 2 and not x_transposed and order != FEATURES
-    sizes, more = (batch, features, columns), (gates is not None, even, bool(offsets))
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, *more)
+    sizes, gated = (batch, features, columns), "" if gates is None else values.dtype.name
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, bool(offsets))
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even else strip.ROWS
-    plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1), offsets)
-    lengths, lines, groups, begins, words, codes = plan
+    how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets
+    lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
     else:
@@ -110,13 +110,10 @@ def along_strips(
     else:
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
-    if gates is not None:
-        strip = strip._replace(GATED=values.dtype.name)
     if gates is not None and strip.PACKED:
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
 
-        plan = codes, words, begins, gates
-        w, words, begins = packed_by_gates(values, *plan, strip, transposed)
+        w, words, begins = packed_by_gates(values, codes, words, begins, gates, strip, transposed)
     elif gates is not None:
         codes = Gated(codes, gates)
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`

