@@ -18,17 +18,17 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 2_980,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 9_540,
-    "numbsparse/kernels/parts": 4_625,
-    "numbsparse/kernels/ptx": 2_400,
+    "numbsparse/kernels/matmul": 9_585,
+    "numbsparse/kernels/parts": 4_670,
+    "numbsparse/kernels/ptx": 2_405,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_520,
-    "numbsparse/ops": 5_125,
+    "numbsparse/ops": 5_130,
     "numbsparse/pages": 1_820,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_815,
+    "numbsparse/torch": 1_816,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

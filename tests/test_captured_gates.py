@@ -72,8 +72,8 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
-        for few in (k6_hopper, strip_plan):
-            monkeypatch.setattr(few, "FEW", 0)
+        monkeypatch.setattr(k6_hopper, "FEW", 0)
+        monkeypatch.setitem(strip_plan.PACK_FROM, False, 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
     shape = 2 * size - edge, 3 * size - edge
@@ -131,7 +131,7 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
-    monkeypatch.setattr(strip_plan, "FEW", 0)
+    monkeypatch.setitem(strip_plan.PACK_FROM, False, 0)
     kept = rng.random((29, 9)) < 0.4
     shape = kept.shape[0] * size - edge, kept.shape[1] * size
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))

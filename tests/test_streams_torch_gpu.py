@@ -1,5 +1,6 @@
 """CUDA graphs that torch captures, with our products in them."""
 
+import gc
 import subprocess
 import sys
 
@@ -50,6 +51,7 @@ def check_capture(torch, layer, shape, dtype, warm_up=True):
     for leaf in leaves:
         leaf.grad = None
     graph = torch.cuda.CUDAGraph()
+    gc.collect()  # what earlier tests left in cycles is not freed in the capture, which that ends
     with torch.cuda.graph(graph):
         y = forward_and_backward(layer, x, dy)
     captured = [y.detach(), *(leaf.grad for leaf in leaves)]

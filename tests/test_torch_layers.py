@@ -333,6 +333,11 @@ STEPS = torch.ones(2, 3, 8)
         (lambda: nst.sparsify_(mlp(), lambda m, name: False, 0.5), ValueError, "got none"),
         (lambda: nst.sparsify_(nn.Linear(8, 8), density=0.5), ValueError, "model takes a module"),
         (lambda: nst.sparsify_(mlp()), ValueError, "exactly one of pattern and density"),
+        (
+            lambda: nst.sparsify_(mlp(), density=0.25),
+            ValueError,
+            "least one of the 2 blocks of Lin",
+        ),
         (lambda: nst.Linear.from_linear(nn.ReLU(), density=1), TypeError, "linear takes a torch.n"),
         (lambda: nst.Linear(8, 8, layout=[[1, 0]]), ValueError, "layout takes 1 x 1 blocks"),
         (lambda: nst.Linear(8, 8, block_size=5), ValueError, "block_size takes one of"),
@@ -371,10 +376,11 @@ def test_refusals(call, error, says):
         call()
 
 
-def test_a_weight_that_is_used_elsewhere_is_not_replaced():
+@pytest.mark.parametrize("other", ["embedding", "mlp.0"])  # which stays, and which goes too
+def test_a_weight_that_is_used_elsewhere_is_not_replaced(other):
     model = mlp()
-    model["head"].weight = model["embedding"].weight
+    model["head"].weight = model.get_submodule(other).weight
     before = dict(model.named_modules())
-    with pytest.raises(ValueError, match="head shares its weight with embedding"):
+    with pytest.raises(ValueError, match=f"head shares its weight with {other}"):
         nst.sparsify_(model, density=0.5, block_size=8)
     assert dict(model.named_modules()) == before

@@ -110,6 +110,9 @@ class Linear(OneWeight):
         if pattern is None:
             values = weight.T.to("cpu", torch.float32).numpy()
             pattern = patterns.from_dense(values, block_size, density=density)
+            if not pattern.any():
+                least = f"at least one of the {pattern.size} blocks of {linear}"
+                raise ValueError(f"density takes {least}, got {density}: leave this layer out")
         sides = linear.in_features, linear.out_features
         layout = layout_for(*sides, pattern, block_size)
         has_bias = linear.bias is not None

@@ -37,8 +37,8 @@ def sparsify_(
     Raises
     ------
     ValueError
-        If no layer is chosen, or the model is itself one, or a chosen layer's weight is used
-        elsewhere too; then nothing was changed.
+        If no layer is chosen, or the model is itself one, a chosen layer's weight is used elsewhere
+        too, or the density leaves it no block; then nothing was changed.
 
     Examples
     --------
@@ -73,11 +73,10 @@ def sparsify_(
 
 
 def _check_own(model: torch.nn.Module, chosen: dict[str, torch.nn.Linear]) -> None:
-    """Refuse layers that share their weight with what stays as it is, an embedding for one."""
-    weights = {linear.weight: name for name, linear in chosen.items()}
+    """Refuse layers that share their weight with another module, an embedding for one."""
+    owners = {linear.weight: (name, linear) for name, linear in chosen.items()}
     for name, module in model.named_modules(remove_duplicate=False):
-        for parameter in () if name in chosen else module.parameters(recurse=False):
-            if parameter in weights:
-                raise ValueError(
-                    f"{weights[parameter]} shares its weight with {name}: leave it out by filter_fn"
-                )
+        for parameter in module.parameters(recurse=False):
+            of, owner = owners.get(parameter, (name, module))
+            if owner is not module:
+                raise ValueError(f"{of} shares its weight with {name}: leave both out by filter_fn")

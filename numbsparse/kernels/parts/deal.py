@@ -86,8 +86,7 @@ def even_rows(batch: int, tiles: int) -> int:
 
     Measured (H200): 33 rows in tiles of 32 took up to 1.45 times as long as 64, and 513 in tiles of
     128 up to 1.6 times as long as in even ones. What is behind the rows in a stage, sums of nobody,
-    may be anything: so these are for 16 bits and batch-major x. Sums of float32 are looked at, and
-    a feature's pieces are whole.
+    may be anything. A feature's pieces are whole.
     """
     return -(-batch // tiles)
 
@@ -135,7 +134,8 @@ def in_step(counts, warps, order):
     """The groups that warps need, in an order in which they keep step; how many.
 
     Of a few groups the next one is that after which warps have had the most even numbers of pieces:
-    they can only be as far apart as the ring is long. All numbers are integers, times `n`.
+    they can only be as far apart as the ring is long. In the order of the layout blocks of 16 took
+    up to 5 % longer, of 8 up to 2 % (H200). All numbers are integers, times `n`.
 
     counts (groups, columns) : pieces of each column, of which a warp has as many as any
     loads (groups, warps) : the pieces that a warp meets in a group

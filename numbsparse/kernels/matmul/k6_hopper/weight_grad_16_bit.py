@@ -174,7 +174,8 @@ def storer(tile: Tile, kind: str | None) -> Any:
 def storer_of_lines(tile: Tile, kind: str) -> Any:
     """`storer` to blocks of 128, 16 bytes at once: four lanes exchange what they have.
 
-    Lane q of the four has two columns of every eight, and gets all of every fourth eight.
+    Lane q of the four has two columns of every eight, and gets all of every fourth eight. Stored
+    two by two 512 rows took 1.37 times as long, 8,192 1.04 (H200).
     """
     B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
     rounded = PACK[kind]

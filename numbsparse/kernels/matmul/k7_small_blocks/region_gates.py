@@ -18,7 +18,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     Region,
 )
 from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
-from numbsparse.kernels.ptx import wait_for_earlier_kernels
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 THREADS = 64 if SIMULATED else 512
 
@@ -34,7 +34,9 @@ def left_by_gates(
     """(codes, used, blocks) as in `plan_regions`, of the blocks whose gate is not zero."""
     left = tuple(empty(a.shape, a.dtype) for a in (codes, used, blocks))
     kernel = gate_kernel(16 // B, region.WARPS, region.SLOTS)
-    launch(kernel, used.size // region.WARPS, THREADS, codes, used, blocks, gates, *left)
+    launch(
+        kernel, used.size // region.WARPS, THREADS, codes, used, blocks, gates, *left, overlap=True
+    )
     return left
 
 
@@ -89,6 +91,7 @@ def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
             if nth == 0 or dy != dy_of(own_codes[nth - 1]):
                 firsts[dy] = nth
         wait_for_earlier_kernels()
+        let_next_kernel_start()
         for entry in range(t, MOST, THREADS):
             block = own_blocks[entry] if entry < slots * A_SLOT else int32(-1)
             mark(masks[0], entry, block >= 0 and gates[block] != 0)

@@ -44,7 +44,6 @@ ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
-FEW = 256  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -137,18 +136,18 @@ def strip_of(
     item: int,
     transposed: bool,
     sizes: tuple[int, int, int],
-    gated: bool = False,
     even: bool = False,
     of_images: bool = False,
 ) -> Strip:
-    """For sizes (batch, features, columns); with gates blocks are packed; see `even_rows`.
+    """For sizes (batch, features, columns); see `even_rows`.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same. Where strips are too few for the
-    GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
+    share their groups in a cluster if they need much the same, which took 1 to 12 % less (H200).
+    Where strips are too few for the GPU, they are narrower, and blocks of a cluster share the sum
+    (`shared_out`).
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = blocks_of_step(B, item)
@@ -167,8 +166,7 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        packed = cluster > 1 or is_packed(sizes[0], item, of_images)
-        strip = strip._replace(PACKED=packed or (gated and sizes[0] > FEW))
+        strip = strip._replace(PACKED=cluster > 1 or is_packed(sizes[0], item, of_images))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
@@ -176,7 +174,7 @@ def strip_of(
 
 
 def is_packed(batch: int, item: int, of_images: bool = False) -> bool:
-    """Whether w is packed beforehand: then no lane has to copy it, stage after stage."""
+    """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     return item == 4 or batch > PACK_FROM[of_images]
 
 

@@ -94,8 +94,8 @@ def along_strips(
         x, x_transposed = aligned_either_way(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = x.itemsize == 2 and not x_transposed and order != FEATURES
-    sizes, more = (batch, features, columns), (gates is not None, even, bool(offsets))
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, *more)
+    sizes = batch, features, columns
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, even, bool(offsets))
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even else strip.ROWS
     plan = planned(index, plan_strips, transposed, features, strip._replace(SPLIT=1), offsets)
