@@ -56,6 +56,8 @@ def alone(folder):
         char_lm, mixture = imported(patch, "char_lm"), imported(patch, "mixture_of_experts")
         grow = imported(patch, "grow")
         patch.setattr("letter_training.ROUNDS", 1)  # of timing
+        patch.setattr(char_lm, "write_pictures", lambda *of: None)
+        patch.setattr(grow, "draw", lambda file: None)
         return {
             # In parts as small as those of three ranks, and of two with two parts.
             "trainings": {parts: programs.train(0, 3, parts=parts) for parts in (1, 2, 3, 4)},

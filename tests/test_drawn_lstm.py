@@ -121,13 +121,12 @@ def work_of(case):
     size = size_of("cuda", of)
     recurrent = kept_blocks(of["layout"], size.blocks, size.blocks)
     inputs = kept_blocks(of["inputs"], size.in_blocks, size.blocks)
+    each, each_input = 4, 4 if "cell" in case else 2  # a multiplicative cell has fewer of inputs
     if of["cell"][:4] == "mult":
-        recurrent, inputs = (4 + int(of["cell"][-1])) * (recurrent + 1), 2 * inputs
-    else:
-        recurrent, inputs = 4 * (recurrent + 1), 4 * inputs
+        each, each_input = 4 + int(of["cell"][-1]), 2
     passes = 1 + (of["way"] != "once") + 2 * (of["wants"] != "none")
     rows = size.steps * max(size.batch, 1) * size.layers
-    return passes * rows * (recurrent + inputs) * size.B**2
+    return passes * rows * (each * (recurrent + 1) + each_input * inputs) * size.B**2
 
 
 def check(place, case, seed=0):

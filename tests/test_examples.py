@@ -8,8 +8,15 @@ from examples_helpers import EXAMPLES, SMALL, imported, write_text
 
 
 @pytest.fixture
-def char_lm(monkeypatch):
+def drawing(monkeypatch):
     return imported(monkeypatch, "char_lm")
+
+
+@pytest.fixture
+def char_lm(drawing, monkeypatch):
+    """Without pictures, which take longer than such a training."""
+    monkeypatch.setattr(drawing, "write_pictures", lambda *of: None)
+    return drawing
 
 
 @pytest.fixture
@@ -22,10 +29,10 @@ def test_block_sparse_matmul(capsys):
     assert "BlockSparse(4096 x 4096" in capsys.readouterr().out
 
 
-def test_char_lm_learns_and_leaves_its_results(char_lm, text, tmp_path, capsys):
+def test_char_lm_learns_and_leaves_its_results(drawing, text, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["--text", text, "--steps", "60", "--out", str(out), "--prompt", "block"]
-    bits = char_lm.main([*SMALL, *arguments])
+    bits = drawing.main([*SMALL, *arguments])
     assert sorted(bits) == ["dense", "sparse"]
     assert max(bits.values()) < 3  # 16 characters are 4 bits; the words are far fewer
     pictures = {"layout.png", "learning_curve.png"}

@@ -38,9 +38,16 @@ char_lm.main(sys.argv[1:])
 """
 
 
+def without_pictures(monkeypatch):
+    """The program; to draw takes longer than such a training. `test_examples` has the pictures."""
+    program = imported(monkeypatch, "char_lm")
+    monkeypatch.setattr(program, "write_pictures", lambda *of: None)
+    return program
+
+
 @pytest.fixture
 def char_lm(monkeypatch):
-    return imported(monkeypatch, "char_lm")
+    return without_pictures(monkeypatch)
 
 
 HOMES = [["--device", "cpu"]]  # the simulator would take minutes
@@ -48,11 +55,15 @@ if device.is_available() and not device.SIMULATED:
     HOMES += [["--device", "cuda", "--dtype", dtype] for dtype in ("float32", "float16")]
 
 
+def training_in(folder):
+    """Arguments of a training of 20 steps, which is saved at steps 5, 10, 15 and 20."""
+    arguments = ["--text", write_text(folder), "--steps", "20", "--mark-every", "5"]
+    return [*SMALL, *arguments, "--no-compare"]
+
+
 @pytest.fixture
 def training(tmp_path):
-    """Arguments of a training of 20 steps, which is saved at steps 5, 10, 15 and 20."""
-    arguments = ["--text", write_text(tmp_path), "--steps", "20", "--mark-every", "5"]
-    return [*SMALL, *arguments, "--no-compare"]
+    return training_in(tmp_path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
@@ -83,12 +94,22 @@ def test_a_killed_training_goes_on_as_if_it_had_not_been(
     assert samples[0] == samples[1]
 
 
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The bytes of one, of a training that is done."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        without_pictures(patch).main([*training_in(folder), "--out", str(folder)])
+    return (folder / "sparse.npz").read_bytes()
+
+
 @pytest.fixture
-def finished(char_lm, training, tmp_path):
-    """A training that is done: its folder, and the bytes of its checkpoint."""
+def finished(checkpoint, tmp_path):
+    """The folder where it is found, and its bytes."""
     out = tmp_path / "out"
-    char_lm.main([*training, "--out", str(out)])
-    return out, (out / "sparse.npz").read_bytes()
+    out.mkdir()
+    (out / "sparse.npz").write_bytes(checkpoint)
+    return out, checkpoint
 
 
 OTHERS = [("hidden", "32"), ("layers", "2"), ("density", "0.4"), ("batch", "2"), ("seed", "1")]

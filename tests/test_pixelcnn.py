@@ -14,8 +14,15 @@ from numbsparse import device
 
 
 @pytest.fixture
-def pixelcnn(monkeypatch):
+def drawing(monkeypatch):
     return imported(monkeypatch, "pixelcnn")
+
+
+@pytest.fixture
+def pixelcnn(drawing, monkeypatch):
+    """Without the curves, which take as long as such a training."""
+    monkeypatch.setattr(drawing, "write_curves", lambda *of: None)
+    return drawing
 
 
 @pytest.fixture
@@ -24,10 +31,10 @@ def arguments(tmp_path):
     return [*SMALL, "--data", str(tmp_path / "cifar"), "--out", str(tmp_path / "out")]
 
 
-def test_pixelcnn_learns_and_leaves_its_results(pixelcnn, arguments, tmp_path, monkeypatch, capsys):
+def test_pixelcnn_learns_and_leaves_its_results(drawing, arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.modules["pixel_sample"], "SIZE", 4)
     few = ["--steps", "8", "--mark-every", "4", "--lr", "0.02", "--stages", "2"]
-    rows = pixelcnn.main([*arguments, *few, "--compare", "--samples", "3"])
+    rows = drawing.main([*arguments, *few, "--compare", "--samples", "3"])
     assert [row["kind"] for row in rows] == ["sparse", "dense"]
     assert rows[0]["parameters"] == pytest.approx(rows[1]["parameters"], rel=0.02)
     out = tmp_path / "out"
@@ -71,6 +78,7 @@ def checkpoint(tmp_path_factory):
     write_cifar(folder)
     with pytest.MonkeyPatch.context() as patch:
         program = imported(patch, "pixelcnn")
+        patch.setattr(program, "write_curves", lambda *of: None)
         program.main([*SMALL, "--data", str(folder), "--out", str(folder), "--steps", "2"])
     return (folder / "sparse_0.npz").read_bytes()
 
