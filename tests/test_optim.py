@@ -119,7 +119,7 @@ def test_schedules():
 
 
 def state(key, array):
-    return {"steps": 1, "lr": 0.1, key: array}
+    return {"steps": 1, "skipped": 0, "lr": 0.1, key: array}
 
 
 @pytest.mark.parametrize(
