@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_625,
     "numbsparse/kernels/ptx": 2_400,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_563,
-    "numbsparse/ops": 5_149,
+    "numbsparse/nn": 7_522,
+    "numbsparse/ops": 5_126,
     "numbsparse/pages": 1_820,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_826,
+    "numbsparse/torch": 1_816,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
