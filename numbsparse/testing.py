@@ -67,8 +67,9 @@ def check_grads(
     """
     rng = any_generator(seed)
     for i, data in enumerate(inputs):
-        if str(data.dtype) != "float64" or not isinstance(data, np.ndarray | BlockSparse):
-            raise TypeError(f"inputs[{i}] takes float64 on the CPU, got {data.dtype}")
+        if not isinstance(data, np.ndarray | BlockSparse) or str(data.dtype) != "float64":
+            got = getattr(data, "dtype", repr(data))
+            raise TypeError(f"inputs[{i}] takes an array of float64 on the CPU, got {got}")
     tensors = [Tensor(data, requires_grad=True) for data in inputs]
     y = function(*tensors)
     u = _drawn_like(y.data, rng)

@@ -105,6 +105,10 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         lambda **sizes: ns.conv(X[None], W, **({"kernel_size": 1} | sizes)), {},
         {name: (*BAD, np.array(3), 1.5, True) for name in (
             "kernel_size", "stride", "padding", "dilation")}),
+    "NormalizedProduct": (nn.NormalizedProduct, {"weight": W}, {
+        "features": SIZE[1:], "groups": SIZE, "eps": NUMBER, "precision": BAD[1:]}),
+    "check_grads": (lambda inputs: ns.testing.check_grads(F.tanh, inputs), {"inputs": np.ones(2)}, {
+        "inputs": (*BAD, X, ns.Tensor(np.ones(2)))}),
     "repeated_product": (F.repeated_product, {"w": W}, {"w": NO_MATRIX}),
     "absent_norms": (nn.utils.absent_norms,
         {"x": X, "dy": X, "layout": W.layout, "block_size": 4},

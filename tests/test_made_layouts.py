@@ -255,6 +255,12 @@ def test_what_else_a_matrix_of_it_does(rng, put, place):
     for got, wanted in ((w, dense), (w.T, dense.T), (w + w, dense + dense), (w * w, dense * dense)):
         np.testing.assert_array_equal(got.toarray(), wanted)
     assert (w.T != host_w.T).nnz == 0
+    cut = ns.BlockSparse(put(values), layout, shape=(60, 90))
+    for of, matrix in ((w, dense), (w.T, dense.T), (cut, dense[:60, :90])):
+        for axis in (None, 0, 1):
+            np.testing.assert_allclose(host(of.sum(axis)), matrix.sum(axis), atol=1e-4)
+        np.testing.assert_allclose(F.sum(ns.Tensor(of)).item(), matrix.sum(), atol=1e-4)
+    np.testing.assert_array_equal(host(w.block_norms())[3:], [0, 0])
     gate = np.float32([0.5, 0, -2, np.nan, 0])
     values[1] = np.nan  # which nothing reads, as its gate is 0
     w = ns.BlockSparse(put(values), layout)

@@ -429,4 +429,7 @@ def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
     if isinstance(value, BlockSparse) and (
         value.block_size != own.block_size or value.layout != own.layout
     ):
-        raise ValueError(f"state[{name!r}] has another layout: {value!r} where {own!r} is expected")
+        raise ValueError(
+            f"state[{name!r}] has another layout: {value!r} where {own!r} is expected: give the "
+            "parameter that first, p.data = p.data.remap(layout), or load what changed it before"
+        )

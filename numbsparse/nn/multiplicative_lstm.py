@@ -209,11 +209,11 @@ class NormalizedProduct(Module):
     ):
         super().__init__()
         eps = number("eps", eps)
-        check_block_size(weight.block_size)
-        features = weight.shape[1] if features is None else features
-        shape = (features,) if groups == 1 else (groups, features)
-        self.eps, self.precision = eps, ops.own_precision(precision)
         self.weight = MatrixParameter(weight)
+        check_block_size(weight.block_size)
+        features = weight.shape[1] if features is None else integer("features", features)
+        shape = (features,) if integer("groups", groups) == 1 else (groups, features)
+        self.eps, self.precision = eps, ops.own_precision(precision)
         self.gain = Parameter(np.ones(shape, weight.dtype))
         self.bias = Parameter(np.zeros(shape, weight.dtype))
 

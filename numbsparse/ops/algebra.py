@@ -26,6 +26,7 @@ from numbsparse.ops import elementwise, reduce
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.index import positions_beside
+from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
@@ -133,7 +134,7 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
     index, over = w.stored_layout.index, axis % 2
     lines = index.block_rows if over else index.block_columns
     total = np.zeros((w.stored_layout.shape[1 - over], w.block_size), _wide(w.values).dtype)
-    np.add.at(total, lines, _wide(inside(w)).sum(axis=1 + over))
+    np.add.at(total, lines, _wide(taken(w.stored_layout, inside(w))).sum(axis=1 + over))
     return elementwise.cast(total.reshape(-1)[: w.shape[1 - over]], w.dtype)
 
 

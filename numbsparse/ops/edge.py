@@ -1,4 +1,4 @@
-"""Blocks that reach over the edge of their matrix. What they hold there is never read.
+"""Blocks that reach over the edge of their matrix, and places that no block has: never read there.
 
 Products skip it. A function of the stored values as they are, a norm or a sum, takes them from
 `inside`; one of each value by itself may take them as they are.
@@ -10,10 +10,13 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.made import MadeLayout, clear_rest, taken
 
 
 def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
     """The stored blocks of w with zeros beyond its edge, (n_blocks, B, B); no copy without an edge.
+
+    Zeros are also in the places that no block has, of a layout that `on_device` made.
 
     Of a convolution's weight the rows of each tap end after `tap_features`: see `ops.conv`.
 
@@ -24,18 +27,21 @@ def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
     """
     shape = w.shape[::-1] if w.is_transposed else w.shape
     features = shape[0] if tap_features is None else tap_features
-    size = w.block_size
-    if features % size == 0 and shape[1] % size == 0:
+    size, layout = w.block_size, w.stored_layout
+    if features % size == 0 and shape[1] % size == 0 and not isinstance(layout, MadeLayout):
         return w.values
-    index, in_blocks = index_beside(w.stored_layout, w.values), -(-features // size)
+    index, in_blocks = index_beside(layout, w.values), -(-features // size)
     if isinstance(w.values, DeviceArray):
         from numbsparse.kernels import edge as kernels
 
         out = empty(w.values.shape, w.dtype)
         places = index.block_rows, index.block_columns
         kernels.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
+        clear_rest(layout, out)
         return out
     values = w.values.copy()
-    values[index.block_rows % in_blocks == features // size, features % size :] = 0
-    values[index.block_columns == shape[1] // size, :, shape[1] % size :] = 0
+    kept = taken(layout, values)
+    kept[index.block_rows % in_blocks == features // size, features % size :] = 0
+    kept[index.block_columns == shape[1] // size, :, shape[1] % size :] = 0
+    clear_rest(layout, values)
     return values
