@@ -131,6 +131,20 @@ def test_slabs_of_a_convolution_are_added_up(monkeypatch):
     assert (abs(out - problem.exact("weight_grad")) <= bound).all()
 
 
+@pytest.mark.parametrize("size", [4, 32])
+def test_slabs_of_a_product_are_added_up(rng, monkeypatch, size):
+    """Also the last one, which is shorter, and panels that end beyond the features."""
+    monkeypatch.setattr(k0_cpu, "_slab", lambda features, nbytes: 48)
+    layout = ns.Layout(ns.patterns.random(6, 5, 0.5, seed=0))
+    x = rng.standard_normal((101, 6 * size - 3)).astype(np.float32)
+    dy = rng.standard_normal((101, 5 * size - 1)).astype(np.float32)
+    exact = x.T.astype(np.float64) @ dy.astype(np.float64)
+    kept = ns.BlockSparse.from_dense(exact, layout, block_size=size).toarray()
+    for some in (x, np.asfortranarray(x)):
+        dw = ns.sddmm(some.T, dy, layout, block_size=size)
+        np.testing.assert_allclose(dw.toarray(), kept, rtol=0, atol=1e-4)
+
+
 def test_a_function_is_called_at_its_address():
     """Of two of one signature the one that is there; what it raises arrives."""
     signature = types.int64(types.float64[:], types.int64)

@@ -28,7 +28,11 @@ DONE = 0  # position in the counts
 PATIENCE = 1 << 14  # looks at a count, a fraction of a millisecond; no share takes as long
 WAITING = 4  # calls that a helper may be behind; it closes one while its caller starts the next
 
-inner = partial(njit, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+KIND = {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
+"""What all compiled functions are. None here divides by zero, and a division that might raise an
+error takes longer to compile."""
+
+inner = partial(njit, no_cpython_wrapper=True, **KIND)
 """For functions that compiled ones call and Python never does: what Python would call is not made,
 which takes longer to compile than some of them."""
 
@@ -93,7 +97,7 @@ def compiled(signature: Any = None, **how: Any) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         if config.DISABLE_JIT:
             return function
-        dispatcher = njit(nogil=True, no_cfunc_wrapper=True, **how)(function)
+        dispatcher = njit(**KIND | how)(function)
         dispatcher._cache = CpuCache(dispatcher)
         if signature is not None:
             dispatcher.compile(signature)

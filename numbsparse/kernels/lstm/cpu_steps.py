@@ -31,7 +31,7 @@ from numbsparse.kernels.matmul.k0_cpu import (
     tile_shape,
     tiles_kernel,
 )
-from numbsparse.kernels.panels import empty_panels, pack
+from numbsparse.kernels.panels import empty_panels, pack_kernel, signature_of_pack
 from numbsparse.kernels.simd import fetch_add, lanes
 
 PHASES = 3  # of a step: an operand is packed, then multiplied; then the gates
@@ -81,7 +81,7 @@ def _run(kernel, ends, arrays, values, walk, shape):
             ends,
             arrays,
             (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
-            address_of(tiles_kernel(dtype, size, columns)),
+            (address_of(pack_kernel(dtype)), address_of(tiles_kernel(dtype, size, columns))),
         ),
         phases=1 + PHASES * abs(ends[1] - ends[0]),
         work=batch,
@@ -143,19 +143,20 @@ def steps_kernel(dtype, back, arrays, operand, gates):
         types.BaseTuple.from_types(arrays),
         # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
         types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
-        types.int64,  # where the `tiles_kernel` is
+        types.UniTuple(types.int64, 2),  # where the `pack_kernel` and the `tiles_kernel` are
     )
-    multiply = call_of(signature_of_tiles(dtype))
+    pack, multiply = call_of(signature_of_pack(dtype)), call_of(signature_of_tiles(dtype))
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, recurrent, tiles_at):
+    def kernel(core, progress, share, ends, arrays, recurrent, at):
         (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
         operands, batch = (packed, values, back, walk, out, by_line), len(out)
         for step in range(abs(last - first)):
             t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]
-            pack(core, counts[0], arrays[operand][t + 1 if back else t], packed)
-            tiles = multiply(tiles_at, (core, counts[1], share, *operands))
+            of_step = arrays[operand][t + 1 if back else t]
+            pack(at[0], (core, counts[0], of_step, packed))
+            tiles = multiply(at[1], (core, counts[1], share, *operands))
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return
             n, end = next_share(core, counts[2], share, batch)

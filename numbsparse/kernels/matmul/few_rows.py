@@ -40,6 +40,7 @@ from numbsparse.kernels.simd import (
     store,
     store_transposed,
     vector_registers,
+    zeros,
 )
 from numbsparse.layout import Index, Walk
 
@@ -47,9 +48,10 @@ MOST_ROWS = 4  # of a tile
 SQUARE = 8  # rows that are transposed at once
 AHEAD = 32  # steps, at least, from the prefetch of a block that is not the next in memory
 EARLY = 256  # weights of it; the hardware finds those of larger blocks
+WIDE = 16  # a block that takes so long that a loop around its steps does not count
 STRIPS = 4  # for each core, so that one that is late does less
+ALONE = np.zeros((1, 1), np.int64)  # the progress of a core that shares with nobody
 WORTH = 8  # multiply-adds: reading a weight takes as long as so many
-ALONE = np.zeros((0, 0), np.int64)  # the progress of a core that shares with nobody
 
 
 @cache
@@ -111,6 +113,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     dtype = from_dtype(of)
     columns = tile_columns(dtype, rows, size)
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
+    together = transposed and size >= WIDE
+    unrolled = size <= WIDE and not together
     ahead, early = max(1, AHEAD // size), min(size * size, EARLY)
     signature = types.void(
         types.int64,  # core
@@ -125,55 +129,65 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     )
 
     @inner(inline="always")
-    def add(x, a, strides, steps, values, positions, walk, square, sums, out):
-        """sums[:, line] += `steps` columns of x from `a` on, times each of these blocks."""
-        (indices, blocks), width = walk, sums.shape[1]
+    def add(x, line, strides, steps, operands, first, tiles):
+        """Some tiles of sums[:, a block's] += x[:, line : line + steps] @ each of these blocks."""
+        values, positions, (indices, blocks), square, sums, left = operands
+        width = sums.shape[1]
         for position in range(positions[0], positions[1]):
             start = blocks[position] * size * size
             if transposed:
                 later = blocks[min(position + ahead, len(blocks) - 1)]
                 prefetch(values, later * size * size, early)
             for v in range(0, size, columns):
-                at = (out + indices[position] * size + v,)
-                tile = load(sums, at, 0, width, rows, columns)
                 if transposed:
                     for i in range(0, columns, high):
                         for j in range(0, size, wide):
                             b = (start + (v + i) * size + j,)
                             corner = load(values, b, 0, size, high, wide)
                             store_transposed(corner, square, j * size + i, size)
-                    for step in range(steps):
-                        c, b = a + step * strides[1], (step * size,)
-                        tile = multiply_add(tile, x, c, strides[0], square, b, 0)
-                else:
-                    for step in range(steps):
-                        c, b = a + step * strides[1], (start + step * size + v,)
-                        tile = multiply_add(tile, x, c, strides[0], values, b, 0)
-                store(tile, sums, at, 0, width)
+                to = indices[position] * size + v - left
+                for number in range(first, first + tiles):
+                    top = number * rows
+                    a = min(top, x.shape[0] - rows) * strides[0] + line * strides[1]
+                    at = (top * width + to,)
+                    tile = load(sums, at, 0, width, rows, columns)
+                    if transposed:
+                        for step in range(steps):
+                            c, b = a + step * strides[1], (step * size,)
+                            tile = multiply_add(tile, x, c, strides[0], square, b, 0)
+                    else:
+                        for step in range(steps):
+                            c, b = a + step * strides[1], (start + step * size + v,)
+                            tile = multiply_add(tile, x, c, strides[0], values, b, 0)
+                    store(tile, sums, at, 0, width)
 
     @compiled(signature)
     def kernel(core, progress, share, starts, lines, indices, blocks, x, values, y):
-        counts = progress[0] if len(progress) else np.zeros(2, np.int64)
+        counts, shared = progress[0], progress.shape[1] > 1
         (batch, features), n_outputs = x.shape, y.shape[1]
         strides = x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
         y_row, y_feature = y.strides[0] // y.itemsize, y.strides[1] // y.itemsize
         strips, tiles, walk = len(starts) - 1, -(-batch // rows), (indices, blocks)
         square = np.empty((size, size), y.dtype)
-        first, last = next_share(core, counts, share, strips)
+        first, last = next_share(core, counts, share, strips) if shared else (0, strips)
         while first < last:
             for strip in range(first, last):
                 k, end = lines * strip // strips * size, lines * (strip + 1) // strips * size
-                sums = np.zeros((tiles * rows, end - k), y.dtype)
-                for line in range(starts.shape[1]):
-                    some, other = (starts[strip, line], starts[strip + 1, line]), line * size
-                    for tile in range(tiles):
-                        a = min(tile * rows, batch - rows) * strides[0] + other * strides[1]
-                        out = tile * rows * (end - k) - k
-                        if other + size <= features:
-                            add(x, a, strides, size, values, some, walk, square, sums, out)
-                        else:
-                            steps = features - other
-                            add(x, a, strides, steps, values, some, walk, square, sums, out)
+                sums = np.empty((tiles * rows, end - k), y.dtype)
+                for number in range(0, sums.size, columns):
+                    store(zeros(sums, 1, columns), sums, (number,), 0, 0)
+                for number in range(starts.shape[1]):
+                    some, line = (starts[strip, number], starts[strip + 1, number]), number * size
+                    steps = min(size, features - line)
+                    operands = values, some, walk, square, sums, k
+                    if together:
+                        add(x, line, strides, steps, operands, 0, tiles)
+                    else:
+                        for tile in range(tiles):
+                            if unrolled and steps == size:
+                                add(x, line, strides, size, operands, tile, 1)
+                            else:
+                                add(x, line, strides, steps, operands, tile, 1)
                 for tile in range(tiles):
                     top, row = min(tile * rows, batch - rows), tile * rows
                     if y_feature == 1 and end <= n_outputs:
@@ -182,9 +196,9 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
                             some_sums = load(sums, at, 0, end - k, rows, columns)
                             store(some_sums, y, (top * y_row + k + v,), 0, y_row)
                     else:
-                        for r in range(rows):
-                            for v in range(min(end, n_outputs) - k):
-                                y[top + r, k + v] = sums[row + r, v]
+                        for v in range(min(end, n_outputs) - k):
+                            column = load(sums, (row * (end - k) + v,), 0, end - k, rows, 1)
+                            store(column, y, (top * y_row + (k + v) * y_feature,), 0, y_row)
             fetch_add(counts, DONE, last - first)
             first, last = next_share(core, counts, share, strips)
 

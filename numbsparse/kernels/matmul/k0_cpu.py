@@ -40,7 +40,15 @@ from numbsparse.kernels.cores import (
 )
 from numbsparse.kernels.matmul.few_rows import few, few_product
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.panels import empty_panels, pack, places_of_run, run_of, with_unit_stride
+from numbsparse.kernels.panels import (
+    empty_panels,
+    pack_kernel,
+    places_of_run,
+    run_of,
+    shortened,
+    signature_of_pack,
+    with_unit_stride,
+)
 from numbsparse.kernels.simd import (
     fetch_add,
     lanes,
@@ -113,7 +121,8 @@ def sum_of(batch, dvalues, index):
     dtype, of = from_dtype(dvalues.dtype), dvalues.dtype
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
-    slab_at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
+    slab = slab_kernel(dtype, tile_shape(size)[0], columns // width)
+    at = address_of(pack_kernel(dtype)), address_of(slab)
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
     slab = _slab(width * (x_panels + dy_panels), dvalues.nbytes)
@@ -127,7 +136,7 @@ def sum_of(batch, dvalues, index):
         packed_x = empty_panels(x_panels, length, width, of)
         packed_dy = empty_panels(dy_panels, length, width, of)
         x, dy = with_unit_stride(x).T, with_unit_stride(dy).T
-        on_cores(kernel, (x, dy, packed_x, packed_dy, lines, dvalues, taps, slab_at), **how)
+        on_cores(kernel, (x, dy, packed_x, packed_dy, lines, dvalues, taps, at), **how)
 
     return compute
 
@@ -172,8 +181,8 @@ def product_of(batch, values, index, transposed):
         panels = -(-count // columns)
         work = panels * (len(lines.indptr) - 1) * (size // rows)
         how = {"work": work, "multiply_adds": values.size * panels * columns}
-        tiles_at = address_of(tiles_kernel(dtype, size, columns))
-        parts.append((start, start + count, panels, columns, tiles_at, how))
+        at = address_of(pack_kernel(dtype)), address_of(tiles_kernel(dtype, size, columns))
+        parts.append((start, start + count, panels, columns, at, how))
         start += count
     if start == 0 < batch:
         return few_product(batch, values, index, transposed)
@@ -183,9 +192,9 @@ def product_of(batch, values, index, transposed):
 
     def compute(x, values, y):
         x = with_unit_stride(x)
-        for first, end, panels, columns, tiles_at, how in parts:
+        for first, end, panels, columns, at, how in parts:
             packed = empty_panels(panels, x.shape[1], columns, values.dtype)
-            some = x[first:end], packed, values, transposed, walk, y[first:end], by_line, tiles_at
+            some = x[first:end], packed, values, transposed, walk, y[first:end], by_line, at
             on_cores(kernel, some, phases=2, **how)
         if last is not None:
             last(x[start:], values, y[start:])
@@ -284,22 +293,22 @@ def tiles_kernel(dtype, size, columns):
 @cache
 def product_kernel(dtype):
     """The compiled loop of `_product`."""
-    of_tiles = signature_of_tiles(dtype)
-    multiply = call_of(of_tiles)
+    of_tiles, of_pack = signature_of_tiles(dtype), signature_of_pack(dtype)
+    pack, multiply = call_of(of_pack), call_of(of_tiles)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        read_only(dtype, 2, "A"),  # x (batch, features)
+        of_pack.args[2],  # x (batch, features)
         *of_tiles.args[3:],
-        types.int64,  # where the `tiles_kernel` is
+        types.UniTuple(types.int64, 2),  # where the `pack_kernel` and the `tiles_kernel` are
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, transposed, walk, y, by_line, tiles_at):
-        pack(core, progress[0], x, packed)
+    def kernel(core, progress, share, x, packed, values, transposed, walk, y, by_line, at):
+        pack(at[0], (core, progress[0], x, packed))
         operands = packed, values, transposed, walk, y, by_line
-        multiply(tiles_at, (core, progress[1], share, *operands))
+        multiply(at[1], (core, progress[1], share, *operands))
 
     return kernel
 
@@ -368,39 +377,36 @@ def slab_kernel(dtype, rows, pieces):
 @cache
 def weight_grad_kernel(dtype):
     """dvalues[b] = x[rows of b] @ dy[columns of b].T, slab after slab of the batch."""
-    of_slabs = signature_of_slab(dtype)
-    add_slab = call_of(of_slabs)
+    of_slabs, of_pack = signature_of_slab(dtype), signature_of_pack(dtype)
+    pack, add_slab = call_of(of_pack), call_of(of_slabs)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress: who parted, then three counts for each slab
         types.int64,  # share
-        read_only(dtype, 2, "A"),  # x (in_features, batch)
-        read_only(dtype, 2, "A"),  # dy (out_features, batch)
+        of_pack.args[2],  # x (in_features, batch)
+        of_pack.args[2],  # dy (out_features, batch)
         *of_slabs.args[3:-2],
         of_slabs.args[-1],  # taps
-        types.int64,  # where the `slab_kernel` is
+        types.UniTuple(types.int64, 2),  # where the `pack_kernel` and the `slab_kernel` are
     )
 
+    @inner(inline="always")
+    def pack_slab(core, counts, number, x, packed, at):
+        """The slab of this number in the panels' memory; the last one is shorter."""
+        start = number * packed.shape[1]
+        some = shortened(packed, min(packed.shape[1], x.shape[1] - start))
+        pack(at, (core, counts, x[:, start : start + some.shape[1]], some))
+        return some
+
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, taps, slab_at):
+    def kernel(core, progress, share, x, dy, packed_x, packed_dy, lines, dvalues, taps, at):
         for number in range(len(progress) // 3):
             counts = progress[1 + 3 * number :]
-            slab_of_x = _pack_slab(core, counts[0], number, x, packed_x)
-            slab_of_dy = _pack_slab(core, counts[1], number, dy, packed_dy)
+            slab_of_x = pack_slab(core, counts[0], number, x, packed_x, at[0])
+            slab_of_dy = pack_slab(core, counts[1], number, dy, packed_dy, at[0])
             operands = slab_of_x, slab_of_dy, lines, dvalues, number > 0, taps
-            add_slab(slab_at, (core, counts[2], share, *operands))
+            add_slab(at[1], (core, counts[2], share, *operands))
             if not wait_or_part(core, counts[2], len(dvalues), progress[0]):
                 return  # before the panels are packed again
 
     return kernel
-
-
-@inner()
-def _pack_slab(core, counts, number, x, packed):
-    """The slab of this number in the panels' memory; the last one is shorter."""
-    panels, slab, width = packed.shape
-    start = number * slab
-    length = min(slab, x.shape[1] - start)
-    some = packed.reshape(-1)[: panels * length * width].reshape(panels, length, width)
-    pack(core, counts, x[:, start : start + length], some)
-    return some

@@ -10,7 +10,7 @@ from numbsparse.kernels.at_address import address_of
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.cores import on_cores
 from numbsparse.kernels.matmul.k0_cpu import SLAB, slab_kernel, tile_shape, weight_grad_kernel
-from numbsparse.kernels.panels import empty_panels
+from numbsparse.kernels.panels import empty_panels, pack_kernel
 from numbsparse.kernels.simd import lanes
 
 
@@ -24,7 +24,7 @@ def sum_pixels(x, dy, dvalues, index, window):
     dy_panels = size // width * (len(index.columns.indptr) - 1)
     (batch, pixels, _), outputs = x.shape, dy.shape[1]
     slab = max(1, SLAB // (width * (x_panels * pixels + dy_panels * outputs)))
-    images = min(slab, batch)
+    images, kernel = min(slab, batch), slab_kernel(dtype, tile_shape(size)[0], columns // width)
     on_cores(
         weight_grad_kernel(dtype),
         (
@@ -35,7 +35,7 @@ def sum_pixels(x, dy, dvalues, index, window):
             (index.block_rows, index.block_columns),
             dvalues,
             (*runs_of(window, images), window.stride[2]),
-            address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width)),
+            (address_of(pack_kernel(dtype)), address_of(kernel)),
         ),
         phases=1 + 3 * max(1, -(-batch // slab)),
         work=n_blocks,
