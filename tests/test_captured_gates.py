@@ -60,6 +60,8 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
         ("k6_hopper", "float32", 32, 0, "x @ w"),
+        ("k6_hopper/2", "bfloat16", 32, 3, "x @ w.T"),  # a smaller tile
+        ("k6_hopper/2", "float16", 64, 0, "x @ w"),
         ("k7_small_blocks of a long batch", "float16", 8, 3, "x @ w"),
         ("k7_small_blocks of a long batch", "bfloat16", 16, 1, "x @ w.T"),
         ("k6_hopper of a long batch", "float16", 32, 3, "x @ w"),

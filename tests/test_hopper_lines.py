@@ -1,5 +1,8 @@
 """forward and input_grad of the Hopper rung where the ladder's cases do not lead: whole pieces of
-16 bytes in both directions, blocks over the edge, more tiles than stages."""
+16 bytes in both directions, blocks over the edge, more tiles than stages, each smaller tile."""
+
+from functools import partial
+from types import SimpleNamespace
 
 from functools import partial
 
@@ -11,8 +14,10 @@ from ptx_helpers import on_hopper
 
 from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import card
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k6_hopper.plan import TILES, line_tiles
+from numbsparse.kernels.matmul.k6_hopper import plan
+from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import order_of
 from numbsparse.testing import Case, check_rung, races
@@ -68,6 +73,73 @@ def test_tiles_fit(size, itemsize, batch):
         assert tile.SHARED_BYTES <= 227 * 1024 - 256
         fits = itemsize == 4 or device.SIMULATED or min(batch, tile.ROWS) > tile.ROWS - 64
         assert fits, "16-bit tiles have fewer rows for a small batch"
+
+
+@on_hopper
+@pytest.mark.parametrize("feature_major", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+@pytest.mark.parametrize(  # in the simulator those that differ in rows alone are one
+    ("size", "number"), [(32, 1), (32, 2), (64, 1), (64, 2), (128, 1)]
+)
+def test_products_of_smaller_tiles(size, number, product, feature_major):
+    hopper, n = rung("k6_hopper"), size // 8
+    of_tile = {name: partial(getattr(hopper, name), tile=number) for name in PRODUCTS[:2]}
+    case = Case(136, 8 * (2 * n + 1), 8 * (3 * n - 1), size, 0.7)  # tiles of rows, edges of blocks
+    alone = SimpleNamespace(**vars(hopper) | of_tile)
+    check_rung(alone, product, case, "float16", "cuda", feature_major=feature_major)
+
+
+@pytest.fixture
+def on_a_card(monkeypatch):
+    """Tiles as an H200 gets them."""
+    monkeypatch.setattr(plan, "SIMULATED", False)
+    monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "features", "rows", "columns"),
+    [
+        (32, 128, 1024, 64, 32),  # 64 tiles; there would be eight with 128 columns and rows
+        (32, 512, 2048, 64, 32),
+        (32, 1024, 2048, 128, 128),
+        (32, 1024, 4096, 128, 128),
+        (32, 1024, 8192, 128, 256),
+        (64, 256, 4096, 64, 64),
+        (64, 384, 4096, 64, 64),
+        (64, 256, 8192, 128, 64),
+        (64, 2048, 2048, 256, 64),
+        (64, 8192, 8192, 256, 128),
+        (128, 512, 1024, 64, 128),
+        (128, 1024, 2048, 128, 128),
+        (128, 8192, 8192, 256, 128),
+    ],
+)
+def test_tiles_are_smaller_where_there_would_be_few(
+    size, batch, features, rows, columns, on_a_card
+):
+    tile, *others = line_tiles(size, batch, features)
+    assert (tile.ROWS, tile.COLUMNS * size) == (rows, columns)
+    assert tile not in others
+    assert {tile, *others} >= {TILES[size], *SMALLER[size]} or batch < 257
+
+
+@pytest.mark.parametrize("size", TILES)
+def test_there_are_as_many_tiles_for_any_number_of_features(size, on_a_card):
+    """By their numbers: a choice is made before the features are known."""
+    for batch in (1, 65, 200, 300, 8192):
+        all_tiles = [line_tiles(size, batch, features) for features in (0, 300, 4096, 10**6)]
+        assert {frozenset(tiles) for tiles in all_tiles} == {frozenset(all_tiles[0])}
+        assert all(len(set(tiles)) == len(tiles) for tiles in all_tiles)
+
+
+def test_small_tiles_share_a_multiprocessor(on_a_card, monkeypatch):
+    monkeypatch.setattr(card, "SIMULATED", False)
+    monkeypatch.setattr(card, "compute_capability", lambda: (9, 0))
+    for size in TILES:
+        tiles = TILES[size], SMALLER[size][0], SMALLER[size][-1]
+        assert [card.resident(tile.SHARED_BYTES) for tile in tiles] == [1, 1, 2]
+    assert card.resident(line_tiles(64, 8192, 8192, itemsize=4)[0].SHARED_BYTES) == 1
+    assert card.resident(113 * 1024) == 1  # a block has a KiB more than it says
 
 
 @on_hopper

@@ -11,6 +11,15 @@ def shared_memory() -> int | None:
     return None if SIMULATED else 1024 * _KILOBYTES.get(compute_capability(), 99)
 
 
+def resident(nbytes: int) -> int:
+    """How many blocks of threads with so many bytes of shared memory a multiprocessor holds.
+
+    It has a KiB more than a block may have, and each block takes one beside its own, and barriers.
+    """
+    most = shared_memory()
+    return 1 if most is None else max((most + 1024) // (nbytes + 2048), 1)
+
+
 def copy_engine() -> bool:
     """Whether the card has one, and barriers that count its bytes."""
     return SIMULATED or compute_capability() >= (9, 0)

@@ -37,7 +37,7 @@ from numba import cuda, float32, uint8, uint32, uint64
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.card import multiprocessors, resident
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, registered
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
@@ -120,7 +120,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
     form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
-    units = multiprocessors() // tile.CLUSTER  # clusters that run at once
+    units = multiprocessors() * resident(tile.SHARED_BYTES) // tile.CLUSTER  # clusters at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
     run = LINE // x.itemsize if x_transposed else PANEL
     rows = min(-(-even_rows(batch, row_tiles * tile.CLUSTER) // run) * run, tile.ROWS)

@@ -3,8 +3,7 @@
 Those of a layout made on a GPU are those of `plan`, but neighbouring strips are a group, whatever
 they keep: which strips meet the same inputs would take longer to find out than the product takes. A
 warp writes the steps of a group; it goes through the words of bits of the group's lines, 32 inputs
-at a time. Where a strip is a group of its own, each step is a part of a block, and a thread writes
-it.
+at a time. Where a strip is a group of its own and a step one block of it, a thread writes the step.
 
 Of gates that only the GPU knows, records of 16 bits and a long batch leave out blocks whose gate is
 zero. A block of threads reads the steps of a group; a thread looks at the gates of a step. The
@@ -59,7 +58,7 @@ def steps_on_gpu(
     strips = empty((groups, tile.COLUMNS), np.int32)
     out = records.view(np.uint32), strips, lengths.starts, lengths.steps
     edge = inputs - 1 if ragged else -1
-    if tile.COLUMNS == 1:
+    if tile.BLOCKS == 1:
         launch(lone_steps_kernel(tile), groups, LONE, *walk, edge, *out)
         return records, strips, lengths
     launch(steps_kernel(tile), groups, 32, *bits, walk.indptr, walk.blocks, edge, *out)
