@@ -74,12 +74,14 @@ def _padded(x: DeviceArray) -> DeviceArray:
 
 def copy_matrix(out: DeviceArray, x: DeviceArray, *more: DeviceArray) -> None:
     """out[:] = x, where rows of `out` are gapless; `more` are such a pair of the same dtype."""
-    rows, width = (max(sizes) for sizes in zip(x.shape, *(a.shape for a in more), strict=True))
-    if rows and width:
+    (rows, width), size = x.shape, x.itemsize
+    if more:
+        rows, width = (max(n, m) for n, m in zip(x.shape, more[1].shape, strict=True))
+    if x.size:
         overlap = SIMULATED or compute_capability() >= (9, 0)
         grid = -(-rows // WARPS), -(-width // CHUNK), 2 if more else 1
         operands = _moved(out, x), _moved(*more) if more else ()
-        kernel = matrix_kernel(x.itemsize, overlap, bool(more))
+        kernel = matrix_kernel(size, overlap, bool(more))
         launch(kernel, grid, (32, WARPS), *operands, overlap=overlap)
 
 
