@@ -86,7 +86,8 @@ def even_rows(batch: int, tiles: int) -> int:
 
     Measured (H200): 33 rows in tiles of 32 took up to 1.45 times as long as 64, and 513 in tiles of
     128 up to 1.6 times as long as in even ones. What is behind the rows in a stage, sums of nobody,
-    may be anything. A feature's pieces are whole.
+    may be anything: so these are for 16 bits and batch-major x. Sums of float32 are looked at, and
+    a feature's pieces are whole.
     """
     return -(-batch // tiles)
 

@@ -17,7 +17,7 @@ from numba import cuda, float32, int64, uint16, uint32
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import both_aligned, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
 from numbsparse.kernels.parts.repair import any_nan, factors_of, repairing_blocks
@@ -45,7 +45,7 @@ class Shape(NamedTuple):
 def multiply_blocks(x, dy, index, dvalues, arithmetic):
     n_blocks, size, _ = dvalues.shape
     x, dy, dvalues = map(of_bits, (x, dy, dvalues))
-    (x, x_transposed), (dy, dy_transposed) = both_aligned(x, dy)
+    (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
     out, _, wide = stored(dvalues.reshape(-1, size))
     launch(
         block_kernel(Shape(arithmetic, size, x_transposed, dy_transposed, wide)),

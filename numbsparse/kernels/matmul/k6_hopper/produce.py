@@ -92,18 +92,17 @@ def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
 
 @cache
 def fetch_rows(form: Form) -> Any:
-    """DEPTH features of ROWS rows of x, or of those of an even tile."""
+    """DEPTH features of ROWS rows of x."""
     tile, x_transposed = form.tile, form.x_transposed
     DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
     COUNT, SIZE = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH // tile.UNIT
-    load, EVEN = load_for(x_transposed), form.even
+    load = load_for(x_transposed)
 
     @cuda.jit(device=True)
     def fetch(source, x_tile, row, shared, place, bars, stage):
         x_map, feature = source[0][X], int32(x_tile * DEPTH)
         for i in range(COUNT):
-            if i == 0 or not EVEN or i * BOX < source[2]:
-                load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
+            load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
 
     return fetch
 

@@ -32,7 +32,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
-from numbsparse.kernels.parts.aligned import BYTES, both_aligned
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
@@ -86,7 +86,7 @@ def weight_grad(
     if kind is None:
         swapped, tile, *chosen = planned(index, plans.way_of, B)
         x, dy = (dy, x) if swapped else (x, dy)
-    (x, x_transposed), (dy, dy_transposed) = both_aligned(x, dy)
+    (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
         tile, chosen = tile_of(B, dy_transposed, index), []
     steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan

@@ -42,7 +42,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     storer_of_cluster,
     total_kernel,
 )
-from numbsparse.kernels.parts.aligned import BYTES, both_aligned, of_bits
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
@@ -127,7 +127,8 @@ def in_regions(
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x_transposed = dy_transposed = False
     if type(x) is not Images:
-        (x, x_transposed), (dy, dy_transposed) = both_aligned(of_bits(x), of_bits(dy))
+        x, x_transposed = aligned_either_way(of_bits(x))
+        dy, dy_transposed = aligned_either_way(of_bits(dy))
     transposed = x_transposed or dy_transposed
     places, large = multiprocessors(), region_of(B, item, kept, transposed)
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM

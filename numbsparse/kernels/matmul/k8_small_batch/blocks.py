@@ -87,8 +87,7 @@ def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
         copy(dvalues, moved)
     elif n_blocks:
         x, dy = (
-            launch.by_feature(launch.in_reach(a, size, HELD_ROWS), n_blocks, size, False)
-            for a in (x, dy)
+            launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy)
         )
         again(index, along_blocks, (x, dy, dvalues), form)
 
@@ -97,7 +96,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
-    slabs = [launch.slab_of(a, size, HELD_ROWS) for a in (x, dy)]
+    slabs = [launch.slab_of(a, size) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
     engine = size >= WIDTH and whole and launch.has_engine()
     together = launch.together_of(form, True)

@@ -36,7 +36,6 @@ MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 NEAR = 2**31  # items whose places fit 32 bits
-SLAB_ROWS = 4 * WIDTH  # of 16 bits, half as many of float32
 LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
 
 
@@ -51,12 +50,12 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
 
 
-def in_reach(x: DeviceArray, size: int, most: int = SLAB_ROWS) -> DeviceArray:
+def in_reach(x: DeviceArray, size: int) -> DeviceArray:
     """x, or a copy unless it or x.T is aligned, or a slab of all its rows is read at once."""
-    return x if slab_of(x, size, most) else aligned_in_place(x)
+    return x if slab_of(x, size) else aligned_in_place(x)
 
 
-def slab_of(x: DeviceArray, size: int, most: int = SLAB_ROWS) -> int:
+def slab_of(x: DeviceArray, size: int) -> int:
     """Rows, in eights, that there is room for where the features of a block are read as one piece
     of memory, a slab; 0 where they are not.
 
@@ -64,10 +63,9 @@ def slab_of(x: DeviceArray, size: int, most: int = SLAB_ROWS) -> int:
     engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long.
     """
     rows, whole = x.shape[0], size >= WIDTH and x.shape[1] % size == 0 and has_engine()
-    most = min(most, SLAB_ROWS * 2 // x.itemsize) if whole else 16
-    if rows > most or not is_gapless(x) or is_aligned(x) or is_aligned(x.T):
+    if rows > (2 * WIDTH if whole else 16) or not is_gapless(x):
         return 0
-    return next(eights for eights in (2, 4, 8, 16) if rows <= 8 * eights)
+    return 0 if is_aligned(x) or is_aligned(x.T) else 2 if rows <= 16 else 4 if rows <= WIDTH else 8
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
@@ -138,7 +136,6 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
     x_side = Operand(x_across, groups, together_of(form, x_across))
     if slab := slab_of(x, size):
-        groups = 8 if slab == 16 else groups  # each tile loads all rows
         x_side = Operand(True, groups, 4, slab=slab)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
