@@ -101,10 +101,11 @@ def test_halves_that_lie_feature_by_feature(
 
 
 @needs_ampere
+@pytest.mark.parametrize("high", [32, 64])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 64), (65, 130), (7, 200), (130, 63)])
-def test_a_transposed_copy_is_aligned(rows, columns, rng):
+def test_a_transposed_copy_is_aligned(rows, columns, high, rng):
     x = rng.standard_normal((rows, columns)).astype(np.float16)
     wide = device.to_device(np.pad(x, [(0, 0), (8, 16)]))[:, 8 : 8 + columns]
-    copied = transposed_copy(wide)
+    copied = transposed_copy(wide, high)
     assert is_aligned(copied.T)
     np.testing.assert_array_equal(copied.numpy(), x)

@@ -76,7 +76,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
 FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
-PANEL = 16  # rows of a warp's panel of y in 16 bits: even tiles, see `even_rows`, have whole ones
+PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, from L2: 1 to 2 % less
 
 
@@ -121,8 +121,9 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
 
     units = multiprocessors() * resident(tile.SHARED_BYTES) // tile.CLUSTER  # clusters at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
-    rows = min(-(-even_rows(batch, row_tiles * tile.CLUSTER) // PANEL) * PANEL, tile.ROWS)
-    form = form._replace(even=is_16_bit and not x_transposed and rows < tile.ROWS)
+    run = LINE // x.itemsize if x_transposed else PANEL
+    rows = min(-(-even_rows(batch, row_tiles * tile.CLUSTER) // run) * run, tile.ROWS)
+    form = form._replace(even=rows < tile.ROWS and (is_16_bit or size == 32))
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
@@ -137,11 +138,11 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     if is_16_bit:
         maps = maps_of(form, lines, all_values, edge, y, rows if form.even else 0)
     else:
-        maps = tensor_maps((lines, x_box(form), LINE))
-        rows = index.block_columns if transposed else index.block_rows
+        maps = tensor_maps((lines, x_box(form, rows if form.even else 0), LINE))
+        lines_of_w = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         cut = tile.N, tile.DEPTH, x_transposed
-        images = images_of(values, strides, rows, x.shape[1], *cut, gates)
+        images = images_of(values, strides, lines_of_w, x.shape[1], *cut, gates)
         x = lines.T if x_transposed else lines
         dense = dense_of(x, values, index, transposed, all_gates)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES

@@ -47,7 +47,7 @@ def consumer(form: Form) -> Any:
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
-    by_boxes, FLOAT32 = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4
+    by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
     BY_LANE, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
@@ -84,8 +84,9 @@ def consumer(form: Form) -> Any:
             row = top + rows
             for c in range(EARLY):
                 columns[c] = strips[group, share * SHARE + c]
-            # A warpgroup below the last row of y only waits.
-            bits = uint32(0 if FLOAT32 and row >= y[3] else BITS)
+            # A warpgroup below the last row of y, or of an even tile, only waits.
+            below = row >= y[3] or (EVEN and rows >= tile_rows)
+            bits = uint32(0 if FLOAT32 and below else BITS)
             acc = begin(sums)
             mask = uint32(0)
             while mask >> 31 == 0:
@@ -162,7 +163,7 @@ def products_of_float32(form: Form) -> Any:
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     store = storer_of_float32(form.order, row_in, form.x_transposed)
     repair, nan_in = repairing_lines(form.gated), any_nan(STRIPS, 4, 4)
-    clear_sums = clear(STRIPS, 4)
+    clear_sums, EVEN = clear(STRIPS, 4), form.even
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -185,7 +186,9 @@ def products_of_float32(form: Form) -> Any:
 
     @cuda.jit(device=True)
     def end(acc, sums, columns, place, shared, buffer, y, dense):
-        row, _ = place
+        row, last = place
+        if EVEN and row >= last:  # behind the rows of an even tile sums may be anything
+            return
         for s in range(STRIPS):
             column = columns[s * 32 // N]
             if column >= 0:

@@ -92,17 +92,18 @@ def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
 
 @cache
 def fetch_rows(form: Form) -> Any:
-    """DEPTH features of ROWS rows of x."""
+    """DEPTH features of ROWS rows of x, or of those of an even tile."""
     tile, x_transposed = form.tile, form.x_transposed
     DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
     COUNT, SIZE = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH // tile.UNIT
-    load = load_for(x_transposed)
+    load, EVEN = load_for(x_transposed), form.even
 
     @cuda.jit(device=True)
     def fetch(source, x_tile, row, shared, place, bars, stage):
         x_map, feature = source[0][X], int32(x_tile * DEPTH)
         for i in range(COUNT):
-            load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
+            if i == 0 or not EVEN or i * BOX < source[2]:
+                load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
 
     return fetch
 

@@ -90,7 +90,7 @@ def along_strips(
     else:
         x = of_bits(x)
         if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
-            x = transposed_copy(x.T).T  # copied anyway, and so its tiles are even
+            x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
         x, x_transposed = aligned_either_way(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = x.itemsize == 2 and not x_transposed and order != FEATURES
