@@ -372,6 +372,18 @@ def test_a_bias_of_another_shape_does_not_broadcast(layer, shape):
         layer(ns.Tensor(np.ones((3, 4, 5), np.float32)))
 
 
+@pytest.mark.parametrize("value", [1.0, np.zeros(8, np.float32), "weight"], ids=str)
+def test_values_in_the_place_of_a_parameter_are_refused(value):
+    layer = nn.Linear(8, 8, block_size=4)
+    before = layer.parameters()
+    for name, other in (("bias", value), ("weight", layer.weight.data)):
+        with pytest.raises(TypeError, match=rf"{name} takes a Parameter.*\.{name}\.data = "):
+            setattr(layer, name, other)
+    assert all(one is other for one, other in zip(layer.parameters(), before, strict=True))
+    layer.bias = None
+    assert layer.parameters() == before[:1]
+
+
 @pytest.mark.parametrize("size", [1, 2, 12, 48, 256])
 @pytest.mark.parametrize(
     "make",

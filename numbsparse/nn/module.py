@@ -118,6 +118,13 @@ class Module:
         own = {name: value for name, value in vars(cls).items() if holds(value, HELD)}
         cls._of_class = {**cls._of_class, **own}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        taken = value is None or isinstance(value, Tensor | Module)
+        if not taken and isinstance(vars(self).get(name), Parameter):
+            says = f"{name} takes a Parameter, got {type_name(value)}, which would not be trained"
+            raise TypeError(f"{says}: give the one that is there other values, .{name}.data = ...")
+        super().__setattr__(name, value)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 

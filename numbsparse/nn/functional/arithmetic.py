@@ -12,7 +12,7 @@ from numbsparse.nn.functional.shape import sum_to
 
 
 def add(a: Any, b: Any) -> Tensor:
-    """a + b; each a Tensor, an array or a number. Block-sparse, the blocks of both.
+    """a + b; each a Tensor, an array or a number. Block-sparse sums have the blocks of both.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -30,7 +30,7 @@ def add(a: Any, b: Any) -> Tensor:
 
 
 def subtract(a: Any, b: Any) -> Tensor:
-    """a - b; each a Tensor, an array or a number. Block-sparse, the blocks of both.
+    """a - b; each a Tensor, an array or a number. Block-sparse sums have the blocks of both.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -53,7 +53,7 @@ def subtract(a: Any, b: Any) -> Tensor:
 def multiply(a: Any, b: Any) -> Tensor:
     """a * b; each a Tensor, an array or a number.
 
-    A block-sparse tensor takes a number, or another one: the blocks that both have.
+    A block-sparse tensor takes a number, or another one; the product has the blocks that both have.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
