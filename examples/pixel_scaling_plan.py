@@ -37,9 +37,10 @@ DENSE, DEEPER, WIDER = Model(), Model(deeper=2.0), Model(wider=2.0)
 SMALL, PAPER = Size(64, 2, 16), Size(160, 5, 32)
 GROUPS = (
     Group(SMALL, (DENSE, DEEPER), 100_000, halved=True, doubled=True),
-    Group(SMALL, (DENSE,), 156_000, halved=True, doubled=True, like=100_000),  # as many seconds
+    Group(SMALL, (DENSE,), 156_000, halved=True, doubled=True, like=100_000),  # seconds of deeper
     *(Group(PAPER, (model,), 25_600, seeds=1) for model in (DENSE, DEEPER)),
     Group(SMALL, (WIDER,), 100_000, halved=True, doubled=True),
+    Group(SMALL, (WIDER,), 137_000, halved=True, doubled=True, like=100_000),  # and of wider
     Group(PAPER, (DEEPER, DENSE), 25_600),
 )
 SEARCH = {SMALL: 24_000, PAPER: 16_000}  # images that a short run sees

@@ -29,7 +29,7 @@ class Group:
     seeds: int | None = None  # the first ones; None for all of the plan
     halved: bool = False  # whether halves of the rate are tried in long runs, too
     doubled: bool = False  # and if it is halved, whether doubles are
-    like: int | None = None  # amount of the runs that try halves; None: the group's
+    like: int | None = None  # amount of shorter long runs that try halves before those of the group
 
 
 @dataclass(frozen=True)
@@ -97,16 +97,21 @@ def choose(
 ) -> tuple[list[Run], float | None]:
     """The runs so far that choose a model's rate, and the rate once it is known.
 
-    Short ones; and in a group that is `halved`, long ones of the first seed. A rate at which that
-    seed's own run diverges is halved.
+    Short ones; and in a group that is `halved`, long ones of the first seed, as long as those it is
+    `like`, and its own if they are more than twice as long. A rate at which that seed's own run
+    diverges is halved.
     """
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
     runs, lr = between_worse(first, plan.rates, True, plan, results)
-    if lr is not None and group.halved:
-        first = Run("final", group.size, model, group.like or group.amount, None, seed=0)
-        rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
-        long, lr = between_worse(first, rates, group.doubled, plan, results)
-        runs += long
+    like = group.like or group.amount
+    amounts = [like, group.amount] if group.amount > 2 * like else [like]
+    for amount in amounts if group.halved else ():
+        if lr is not None:
+            first = Run("final", group.size, model, amount, None, seed=0)
+            rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
+            doubled = group.doubled and amount == like
+            long, lr = between_worse(first, rates, doubled, plan, results)
+            runs += long
     while lr is not None and lr / 2 >= plan.LEAST_RATE:
         own = Run("final", group.size, model, group.amount, lr, seed=0)
         if bits_of(results.get(own.name(plan))) != inf:

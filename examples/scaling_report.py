@@ -59,7 +59,11 @@ def report(results: Iterable[Result]) -> list[str]:
     lines = [head, ("---",) * len(head), *(row for _, row in sorted(rows))]
     own = [run for run in results if run["config"]["text"] == text]
     rates = tried(own, lambda c: (c["size"], Model(**c["model"]).name, c["characters"]), "final")
-    said = "; ".join(f"{size:,} {name}: {bits}" for (size, name, _), bits in rates.items())
+    usual = Counter(length for _, _, length in rates).most_common(1)
+    said = "; ".join(
+        f"{size:,} {name}{'' if length == usual[0][0] else f', {length / 1e6:g} million'}: {bits}"
+        for (size, name, length), bits in rates.items()
+    )
     return [*map(line, lines), "", *([said, ""] if said else []), counted(results)]
 
 

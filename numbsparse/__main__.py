@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
 from numbsparse.bench.measure import Options
-from numbsparse.bench.run import run, run_cpu
+from numbsparse.bench.run import run
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
+from numbsparse.pages import mapped
 from numbsparse.pages.figure import draw_headline, draw_map
 from numbsparse.puzzles import course as puzzles
 
@@ -204,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         help="before that, measure the table of times that the choice follows, and write it there",
     )
     command.add_argument(
-        "--only", metavar="RUNG", choices=RUNGS, help="with --json, measure this rung alone"
+        "--only", metavar="RUNG", choices=RUNGS, help="measure this rung alone, as on older cards"
     )
     command.add_argument(
         "--conv",
@@ -310,7 +311,7 @@ def _bench(options: argparse.Namespace) -> None:
     if options.json is not None and len(places) > 1:
         options.error("--json takes one place: give --place cpu or --place cuda")
     if "cpu" in places:
-        run_cpu(Options(quick=options.quick), json_file=options.json)
+        run((), Options(quick=options.quick), json_file=options.json, place="cpu")
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
         if options.png is not None:
@@ -325,6 +326,8 @@ def _plane(options: argparse.Namespace) -> None:
         matplotlib_figure()
     how = options.minutes, options.jobs, options.dtype, options.cards
     machine, rows = plane.run(options.place, options.json, *how)
+    if options.place == "cuda":
+        print(mapped.summary(rows))
     if options.png is not None:
         draw_map(options.place, machine, rows, options.png)
         print(f"the picture is in {options.png}")

@@ -79,6 +79,22 @@ def test_a_choice_is_weighed_beside_peers_and_one_row_more(monkeypatch):
 
 
 @on_device
+def test_one_rung_alone_is_forced_where_it_serves(monkeypatch):
+    def of(only):
+        return islice(held_out.drawn(np.random.default_rng(1), only), 60)
+
+    points, everywhere = list(of("k5_tensor_core")), {each.problem.block_size for each in of(None)}
+    assert everywhere - {each.problem.block_size for each in points} == {8}
+    monkeypatch.setattr(measuring, "measure", measured)
+    (found,) = held_out.found(points[:1], 1e9)
+    batch, own = points[0].problem.batch, 3 if points[0].feature_major else 2
+    assert found.seconds == {"k5_tensor_core": pytest.approx(batch * own * 1e-6)}
+    assert (found.chosen, found.regret) == ("k5_tensor_core", 1.0)
+    assert found.cliff == pytest.approx((batch + 1) / batch)
+    assert found.peers.keys() == {held_out.CUBLAS, held_out.TRITON}
+
+
+@on_device
 def test_what_is_not_right_is_said_and_not_weighed():
     wrong = held_out.Found("a point", {}, "k1", {"dense": 1.0}, np.nan, {"k1": "wrong: 2"})
     right = held_out.Found("a point", {"k1": 2.0}, "k1", {}, 2.0, {})

@@ -51,7 +51,7 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     assert rows[:5] == first
     everything = set(plane.points("cpu"))
     assert len(rows) == len(everything) == 2 * 2 * 2 * 2
-    assert {plane._point_of(row) for row in rows} == everything
+    assert {plane.point_of(row) for row in rows} == everything
     for row in rows:
         peers = {"NumPy dense"} | ({"SciPy BSR"} if row["product"] == "forward" else set())
         assert row["rung"] == "k0_cpu"

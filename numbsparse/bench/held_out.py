@@ -27,12 +27,16 @@ AHEAD = 6  # products whose kernels are compiled, for each process that does
 
 
 class Drawn(NamedTuple):
-    """A product of a problem, the kind of its layout, and whether activations are feature-major."""
+    """A product of a problem, the kind of its layout, and whether activations are feature-major.
+
+    Of one rung alone, which is forced, the choice costs nothing: peers and one row more are left.
+    """
 
     problem: Problem
     product: str
     kind: str
     feature_major: bool
+    only: str | None = None
 
     def __str__(self) -> str:
         order = " feature-major" * self.feature_major
@@ -46,12 +50,14 @@ class Drawn(NamedTuple):
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
             Case(of, self.product, self._worth(), (*order, TRITON), {}),
-            Case(more, self.product, "auto", order, {}),
+            Case(more, self.product, self.only or "auto", order, {}),
             Case(dense, self.product, "", (CUBLAS,), {}),
         ]
 
     def _worth(self) -> str:
         """The rungs that may be the fastest, with commas between."""
+        if self.only:
+            return self.only
         of = self.problem
         numbers = of.block_size, of.dtype, of.batch, of.precision
         expected = times.expected(self.product, *numbers, of.layout)
@@ -65,10 +71,11 @@ class Drawn(NamedTuple):
         suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
         peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
         own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
-        one_more = more["seconds"].get(f"{more['auto']}{suffix}", np.nan)
+        one_more = more["seconds"].get(f"{self.only or more['auto']}{suffix}", np.nan)
         faults = row["not_timed"] | more["not_timed"]
         faults.pop(TRITON, None)
-        return Found(self, own, row["auto"], peers | dense["seconds"], one_more, faults)
+        taken = self.only or row["auto"]
+        return Found(self, own, taken, peers | dense["seconds"], one_more, faults)
 
 
 class Found(NamedTuple):
@@ -105,8 +112,8 @@ class Found(NamedTuple):
         return self.one_more / self.own
 
 
-def drawn(rng: np.random.Generator) -> Iterator[Drawn]:
-    """Products without end, all of a problem in turn."""
+def drawn(rng: np.random.Generator, only: str | None = None) -> Iterator[Drawn]:
+    """Products without end, all of a problem in turn; of one rung, those that it serves."""
     while True:
         size = int(rng.choice(BLOCK_SIZES))
         side = max(size, 32)
@@ -121,7 +128,9 @@ def drawn(rng: np.random.Generator) -> Iterator[Drawn]:
         if max(numbers) <= MOST and layout.n_blocks:
             problem = Problem(layout, size, batch, dtype, precision)
             across = bool(rng.random() < 0.25)
-            yield from (Drawn(problem, product, kind, across) for product in PRODUCTS)
+            for product in PRODUCTS:
+                if only is None or named(problem, product, only):
+                    yield Drawn(problem, product, kind, across, only)
 
 
 def pattern_of(

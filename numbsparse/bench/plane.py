@@ -185,7 +185,7 @@ def measured(
 
     Each of several cards has its own block sizes and batches: hardly any kernel serves two.
     """
-    done = {_point_of(row) for row in rows}
+    done = {point_of(row) for row in rows}
     own = set(list(every(PLANES[place].block_sizes, PLANES[place].batches))[card::cards])
     left = (
         point
@@ -211,14 +211,15 @@ def _row(point: Point, place: str) -> Row:
     return {**point._asdict(), "rung": rung, "microseconds": microseconds, "faults": faults}
 
 
-def _point_of(row: Row) -> Point:
+def point_of(row: Row) -> Point:
+    """The product that a row is of."""
     values = [row[name] for name in Point._fields]
     return Point(tuple(values[0]), *values[1:])
 
 
 def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
     """How many times as fast as each peer, wherever both were timed."""
-    of_point = {_point_of(row): row["microseconds"] for row in rows}
+    of_point = {point_of(row): row["microseconds"] for row in rows}
     found = {}
     for point, microseconds in of_point.items():
         peers = dict(microseconds)
@@ -243,7 +244,7 @@ def summary(place: str, rows: list[Row], most: int = 20) -> str:
     found = speed_ups(place, rows)
     lines = [f"{len(found)} products beside the fastest peer of each"]
     faults = [row for row in rows if row["faults"]]
-    lines += [f"  not right: {_point_of(row)}: {row['faults']}" for row in faults]
+    lines += [f"  not right: {point_of(row)}: {row['faults']}" for row in faults]
     typical: dict[tuple[str, ...], list[float]] = {}
     for point, peers in beside(place, rows).items():
         if point.density == TYPICAL[place]:

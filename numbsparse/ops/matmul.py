@@ -78,11 +78,11 @@ def matmul(
         made and planned; the last four are remembered. Gates are copied from a GPU to the host once
         after each change that this library makes to them; another library's arrays are copied at
         every product. NaN and infinity as gates are multiplied like any number. Within a step that
-        `ns.graph` captures nothing is copied: those two and `k6_hopper`, this in the
-        weight-gradient too, skip zeros as they find them; other kernels take as long as with all
-        gates one. Results are the same, unless x or gates have infinity or NaN. In a layout that
-        `Layout.on_device` made the host looks at no gate either, and they are in the order of
-        `w.values`, for `w.T` too.
+        `ns.graph` captures nothing is copied: those two and `k6_hopper` skip zeros as they find
+        them, in the weight-gradient `k7_small_blocks` and, but for blocks of 128, `k6_hopper`;
+        other kernels take as long as with all gates one. Results are the same to rounding, unless
+        x or gates have infinity or NaN. In a layout that `Layout.on_device` made the host looks at
+        no gate either, and they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -462,7 +462,8 @@ def _run(
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
     if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
-        compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
+        factors = None if kept.ones else kept.gates
+        compute(x, values, kept.index_beside(x), y, precision, gates=factors)
         return
     if kept is not None:
         v = gated(w.T if w.is_transposed else w, kept.gates, kept)

@@ -1,6 +1,5 @@
 """The results that are committed, what they say of a rung, and how pages say it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,12 @@ from numbsparse.bench.results import Results, Row, first, load, where
 from numbsparse.kernels.matmul import RUNGS
 
 RESULTS = Path(bench.__file__).parent / "results"
+MEMORY, CACHE = "device memory, read", "L2 cache, read (17 MB)"
+PIPES = {  # the limit of the arithmetic of each dtype, by instruction
+    "fma": "float32 multiply-add",
+    "mma": "mma.sync {}, operands in registers",
+    "wgmma": "wgmma {}, operands in shared memory",
+}
 CPU_SHAPE = {"features": 4096, "batch": 512, "density": 0.1, "block_size": 32, "dtype": "float32"}
 
 
@@ -17,9 +22,14 @@ def on_gpu() -> Results:
     return load(RESULTS / "cuda.json")
 
 
+def on_changing() -> dict[str, Any]:
+    """The committed section of the GPU's benchmark on layouts that change."""
+    return load(RESULTS / "changing.json")["changing"]
+
+
 def on_cpu() -> dict[str, Any]:
-    """The committed results of the CPU's benchmark."""
-    return json.loads((RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    """The committed section of the CPU's benchmark."""
+    return load(RESULTS / "cpu.json")["cpu"]
 
 
 def profiled() -> Results:
@@ -30,6 +40,11 @@ def profiled() -> Results:
 def in_section(results: Results, name: str, **wanted: Any) -> list[Row]:
     """The rows of a section that say this; none, where it was not measured."""
     return where(results[name]["rows"], **wanted) if name in results else []
+
+
+def limits() -> dict[str, float]:
+    """What the card can do at most, in bytes or operations a second, by name."""
+    return {limit["limit"]: limit["rate"] for limit in in_section(on_gpu(), "limits")}
 
 
 def shape_of(row: Row) -> str:

@@ -25,15 +25,9 @@ from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
-from numbsparse.pages.committed import in_section, on_gpu, profiled
+from numbsparse.pages.committed import CACHE, MEMORY, PIPES, in_section, limits, profiled
 
 STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
-MEMORY, CACHE = "device memory, read", "L2 cache, read (17 MB)"
-PIPES = {  # the limit of the arithmetic of each dtype, by instruction
-    "fma": "float32 multiply-add",
-    "mma": "mma.sync {}, operands in registers",
-    "wgmma": "wgmma {}, operands in shared memory",
-}
 
 
 class Reads(NamedTuple):
@@ -151,7 +145,7 @@ def roofline(name: str, row: Row) -> Roofline | None:
     nbytes = bytes_from_cache(name, row)
     if nbytes is None:
         return None
-    rates = {limit["limit"]: limit["rate"] for limit in in_section(on_gpu(), "limits")}
+    rates = limits()
     pipe = PIPES[pipe_of(name, row["dtype"])].format(row["dtype"])
     times = row["flops"] / rates[pipe], nbytes / rates[CACHE], row["bytes"] / rates[MEMORY]
     return Roofline(*times)

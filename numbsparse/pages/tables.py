@@ -19,6 +19,7 @@ from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.pages import lessons
 from numbsparse.pages.committed import (
     in_section,
+    on_changing,
     on_cpu,
     on_gpu,
     ratio,
@@ -41,7 +42,7 @@ def fill(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     makers: dict[str, Callable[[], str]] = {
-        make.__name__: make for make in (ladder, gpu, feature_major, conv, cpu)
+        make.__name__: make for make in (ladder, gpu, feature_major, conv, changing, cpu)
     }
     makers |= lessons.PARTS
     names = [name for name in makers if f"<!-- {name} -->" in text]
@@ -140,6 +141,35 @@ def conv() -> str:
         "In brackets, times as fast as cuDNN's dense convolution, channels last. Memory beside "
         f"operands and result, of the input. {section['machine']}; `{section['command']}`.\n\n"
         f"{_markdown(['dtype', 'taps', 'B', *HEADS, 'memory'], lines)}"
+    )
+
+
+def changing() -> str:
+    """A line per shape and product: gates and layouts made on the GPU, as shares of the time."""
+    section = on_changing()
+    lines: dict[tuple[Any, ...], list[str]] = {}
+    for row in section["rows"]:
+        name, (base, *others) = row["layout"], row["seconds"].values()
+        key = row["dtype"], row["features"], row["batch"], row["block_size"], row["product"]
+        cells = lines.setdefault(key, ["-"] * 6)
+        if name == "gates:":
+            cells[:4] = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
+        elif name == "made on the GPU:":
+            cells[4] = f"{others[0] / base:.2f}"
+        else:
+            cells[5] = f"{1e3 * others[0]:.1f}"
+    head = ["dtype", "features, batch", "B", "pass", "no gates, us", "all one", "half zero"]
+    head += ["half zero, known", "made on the GPU", "first product, ms"]
+    return (
+        "Density 0.1, random blocks. Gates and layouts made on the GPU: times as long as without. "
+        f"{section['machine']}; `{section['command']}`.\n\n"
+        + _markdown(
+            head,
+            [
+                [dtype, f"{features}, {batch}", str(size), PASSES[product], *cells]
+                for (dtype, features, batch, size, product), cells in lines.items()
+            ],
+        )
     )
 
 

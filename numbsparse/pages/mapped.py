@@ -1,0 +1,90 @@
+"""What a map of the GPU's plane says of ours alone: cliffs along the batch, and the roofline.
+
+The roofline of a product is what a launch takes, and the longest of three times: each operand and
+the result once through the L2 cache, or through memory where the cache does not hold them; the
+tensor cores, which multiply float32 at full precision in three products; and shared memory, out of
+which each kept block takes B features of x. The card's limits are those that were measured and
+committed (`bench --only limits`); a launch is as short as the quickest product of the map.
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import median
+from typing import NamedTuple
+
+from numbsparse.bench.contestants import OURS
+from numbsparse.bench.plane import Point, point_of
+from numbsparse.bench.results import Row
+from numbsparse.pages.committed import CACHE, MEMORY, PIPES, limits
+
+CACHED = 40e6  # bytes that stay in the L2 cache of an H200 from one replay to the next
+SHARED = 1 / 32  # bytes from shared memory in the time of a float16 operation of wgmma
+FALL, STEP, FAR = 0.9, 1.3, 3.0  # how many times as long a larger batch, one row more, any product
+
+
+class Change(NamedTuple):
+    """A product takes so many times as long with so many rows instead of its own."""
+
+    times: float
+    point: Point
+    batch: int
+
+
+def changes(took: dict[Point, float]) -> Iterator[Change]:
+    """From each batch of a product to each larger one."""
+    batches: dict[Point, list[int]] = {}
+    for point in took:
+        batches.setdefault(point._replace(batch=0), []).append(point.batch)
+    for product, of in batches.items():
+        for few, many in combinations(sorted(of), 2):
+            before, after = product._replace(batch=few), product._replace(batch=many)
+            yield Change(took[after] / took[before], before, many)
+
+
+def roofline(point: Point, launch: float, rates: dict[str, float]) -> float:
+    """Seconds; `launch` is what one takes, `rates` are the card's limits by name."""
+    (n_in, n_out), kept = point.features, point.density * point.features[0] * point.features[1]
+    is_16_bit, products = point.dtype != "float32", point.batch * kept
+    itemsize, wgmma = 2 if is_16_bit else 4, rates[PIPES["wgmma"].format("float16")]
+    nbytes = itemsize * (point.batch * (n_in + n_out) + kept)
+    passes = 1 if is_16_bit else 2 if point.precision == "high" else 6  # tf32 at half the pace
+    return launch + max(
+        nbytes / rates[CACHE if nbytes < CACHED else MEMORY],
+        2 * products * passes / wgmma,
+        products / point.block_size * itemsize / (wgmma * SHARED),
+    )
+
+
+def times_the_roofline(took: dict[Point, float]) -> dict[Point, float]:
+    """How many times as long as its roofline each product takes."""
+    rates, launch = limits(), min(took.values())
+    return {point: seconds / roofline(point, launch, rates) for point, seconds in took.items()}
+
+
+def summary(rows: list[Row], most: int = 10) -> str:
+    """Where a larger batch takes less, one row more takes much more, and how far limits are."""
+    times = [(point_of(row), row["microseconds"].get(OURS)) for row in rows]
+    took = {point: microseconds * 1e-6 for point, microseconds in times if microseconds}
+    if not took:
+        return ""
+    found = sorted(changes(took))
+    falls = [each for each in found if each.times < FALL]
+    steps = [each for each in found if each.batch == each.point.batch + 1]
+    high = [each for each in steps if each.times > STEP][::-1]
+    lines = [f"time falls below {FALL} with more rows at {len(falls)} of {len(found)} pairs"]
+    lines += map(_told, falls[:most])
+    lines.append(f"one row more takes over {STEP} times as long at {len(high)} of {len(steps)}")
+    lines += map(_told, high[:most])
+    far: dict[tuple[str, str, int], list[float]] = {}
+    for point, ratio in times_the_roofline(took).items():
+        far.setdefault((point.dtype, point.precision, point.block_size), []).append(ratio)
+    lines += [
+        f"{dtype} {precision}, B = {size}: median {median(of):.2f} times the roofline, "
+        f"more than {FAR:g} at {sum(ratio > FAR for ratio in of)} of {len(of)}"
+        for (dtype, precision, size), of in sorted(far.items())
+    ]
+    return "\n".join(lines)
+
+
+def _told(each: Change) -> str:
+    return f"  {each.times:.2f} at {each.batch} rows: {' '.join(map(str, each.point))}"
