@@ -46,7 +46,7 @@ from numbsparse.layout import Index, Walk
 
 MOST_ROWS = 4  # of a tile
 SQUARE = 8  # rows that are transposed at once
-AHEAD = 32  # steps, at least, from the prefetch of a block that is not the next in memory
+AHEAD = 512  # weights, at least, from the prefetch of a block that is not the next in memory
 EARLY = 256  # weights of it; the hardware finds those of larger blocks
 WIDE = 16  # a block that takes so long that a loop around its steps does not count
 STRIPS = 4  # for each core, so that one that is late does less
@@ -115,7 +115,7 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
     together = transposed and size >= WIDE
     unrolled = size <= WIDE and not together
-    ahead, early = max(1, AHEAD // size), min(size * size, EARLY)
+    ahead, early = max(1, AHEAD // size**2), min(size * size, EARLY)
     signature = types.void(
         types.int64,  # core
         types.int64[:, ::1],  # progress

@@ -133,8 +133,8 @@ def sum_of(batch, dvalues, index):
     kernel = entry_of(weight_grad_kernel(dtype))
 
     def compute(x, dy, dvalues):
-        packed_x = empty_panels(x_panels, length, width, of)
-        packed_dy = empty_panels(dy_panels, length, width, of)
+        packed = empty_panels(dy_panels + x_panels, length, width, of)
+        packed_x, packed_dy = packed[dy_panels:], packed[:dy_panels]
         x, dy = with_unit_stride(x).T, with_unit_stride(dy).T
         on_cores(kernel, (x, dy, packed_x, packed_dy, lines, dvalues, taps, at), **how)
 
