@@ -60,6 +60,18 @@ def test_tma_load_swizzles_and_fills_with_zeros(width, column, row, rng):
     np.testing.assert_array_equal(out.numpy(), expected)
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize("column", [-4, 1, 20])
+def test_a_box_that_begins_between_multiples_of_16_bytes_is_refused(column):
+    x, out = (
+        device.to_device(np.zeros((8, 64), np.float16)),
+        device.to_device(np.zeros(8, np.uint8)),
+    )
+    args = tensor_map(x, (8, 32), 64), column, 0, out
+    with pytest.raises(ValueError, match=f"item {column}, where a box begins, is not"):
+        launch(box_kernel(8, 64), 1, 32, *args, shared_bytes=2048)
+
+
 def storing_kernel(height, width):
     NBYTES = height * width
 

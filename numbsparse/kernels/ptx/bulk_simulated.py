@@ -81,7 +81,7 @@ def first_multiple(shared, nbytes):
 def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
     """To this block, or to those of the cluster whose bits are set in `ranks`."""
     note_unseen(COPY_ENGINE)
-    info, block = _info(tensor_map, len(corner)), current().block
+    info, block = _info(tensor_map, corner), current().block
     place, start = _place_of_box(shared, i, info)
     corner = [int(n) for n in corner]
     box = _box(info, corner).view(np.uint8)
@@ -100,7 +100,7 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
 def tma_store_2d(shared, i, tensor_map, *places):
     note_unseen(COPY_ENGINE)
     corner = places[::-1]
-    info = _info(tensor_map, len(corner))
+    info = _info(tensor_map, corner)
     place, start = _place_of_box(shared, i, info)
     if min(corner) < 0:
         raise ValueError(f"a box is stored from places of 0 on, got {corner}")
@@ -154,10 +154,13 @@ def _inside(info, corner) -> tuple[int, list[int], list[int], list[int]]:
     return address, first, counts, [s * step for s, step in zip(strides, steps, strict=True)]
 
 
-def _info(tensor_map, places):
-    info = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0]
+def _info(tensor_map, corner):
+    """What a map says; lines of a box may begin anywhere in the array, but at 16 bytes."""
+    info, places = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0], len(corner)
     if info["axes"] != places:
         raise ValueError(f"a map of {info['axes']} axes was given {places} places")
+    if int(corner[-1]) * int(info["itemsize"]) % 16:  # to a GPU an illegal instruction
+        raise ValueError(f"item {corner[-1]}, where a box begins, is not at a multiple of 16 bytes")
     return info
 
 
