@@ -1,6 +1,7 @@
 """forward and input_grad of the Hopper rung where the ladder's cases do not lead: whole pieces of
 16 bytes in both directions, blocks over the edge, more tiles than stages, each smaller tile."""
 
+from functools import partial
 from types import SimpleNamespace
 
 from functools import partial
