@@ -4,8 +4,6 @@
 from functools import partial
 from types import SimpleNamespace
 
-from functools import partial
-
 import numpy as np
 import pytest
 from conftest import HALVES
