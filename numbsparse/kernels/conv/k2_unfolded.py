@@ -66,15 +66,13 @@ def _lines(product, x, values, index, window, y, precision="highest", by=None):
     if x.shape[2] % values.shape[1]:
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
-    rows, lines, pixels = rows_of(y, of, B), index, x.reshape(-1, x.shape[2])
-    same = of.sees_itself and x.shape[2] % B == 0
+    rows, lines = rows_of(y, of, B), index
     if product == "input_grad":
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of)
     together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
     for first in range(0, rows.shape[0], together):
-        part, u = rows[first : first + together], pixels[first : first + together]
-        if not same:
-            u = unfolded(how, first, part.shape[0], x.dtype)
+        part = rows[first : first + together]
+        u = unfolded(how, first, part.shape[0], x.dtype)
         multiply = multiplier(by, product, values, precision, *u.shape, rows.shape[1])
         getattr(multiply, product)(u, values, lines, part, precision)
     interleave(rows, index, of, y)

@@ -100,7 +100,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     together = min(max(1, residues * lines * tiles // ENOUGH), lines)
     stage = how.rows * size + shape.taps * size * size
     launch(
-        line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
+        line_kernel(dtype, size, height, transposed, x.features % size > 0, wide, residues > 1),
         tiles * residues * -(-lines // together), 32 * shape.WARPS,
         x, values, batch, how, of.view,
         units, lines, together, y, features, stage,
@@ -112,7 +112,9 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 
 @cache
-def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool) -> Any:
+def line_kernel(
+    dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide: bool, squares: bool
+) -> Any:
     WARPS, _, ROWS, _ = SHAPES[B]
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
@@ -131,11 +133,13 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
         acc = cuda.local.array(ACC, float32)
         base, x_at = cuda.local.array(TA, int32), cuda.local.array(TA, uint32)
         groups = (lines + together - 1) // together
-        tile, first = place_of(cuda.blockIdx.x // groups, view.residues)
-        of_tile = (units.ptr.size - 1) // lines * groups
-        before = (cuda.blockIdx.x - tile * of_tile) // groups * lines
-        line = before + cuda.blockIdx.x % groups * together
-        begin, end = units.ptr[line], units.ptr[min(line + together, before + lines)]
+        line, number = cuda.blockIdx.x % groups * together, int32(cuda.blockIdx.x // groups)
+        tile, first, before = number, (int32(0), int32(0), int32(0)), int64(0)
+        if squares:
+            tile, first = place_of(number, view.residues)
+            before = (number - tile * ((units.ptr.size - 1) // lines)) * lines
+        begin = units.ptr[before + line]
+        end = units.ptr[before + min(line + together, lines)]
         image, top = tile_of(tile, tiling)
         spread(places, BM, tiling.images, tiling.tile)
         cuda.syncthreads()

@@ -118,11 +118,6 @@ class Pass(NamedTuple):
         each = tuple(sorted(set(self.offsets)))
         return each, np.array([each.index(offset) for offset in self.offsets], int)
 
-    @property
-    def sees_itself(self) -> bool:
-        """Whether each output sees the pixel that has its place, and no other."""
-        return self.view.counts == self.view.sizes and set(self.offsets) == {(0, 0, 0)}
-
     def sources(self, offset: Three) -> np.ndarray:
         """The pixel that each output sees at an offset, (outputs,), or -1 outside the image."""
         return _pixels(self.view.counts, self.view.scale, offset, self.view.sizes)

@@ -134,7 +134,8 @@ def multiply_lines(product, x, values, index, window, y, precision):
     out = output_of(y, of.view, how.tile, size)
     fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
     launch(
-        line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
+        line_kernel(adds, size, shape, prod(of.view.residues)),
+        ptr.size - 1, 128 * shape.WARPGROUPS + 32,
         x_map, w, out, fresh, how, Units(*units), Schedule(items, ptr),
         shared_bytes=itemsize * shape.shared_items(how.rows * size, adds) + 1024,
         overlap=True,
@@ -142,7 +143,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
 
 
 @cache
-def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
+def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
     WARPGROUPS, BM = shape.WARPGROUPS, shape.ROWS
     X_STAGES, W_STAGES, W_TAPS = shape[4:]
     SUMS, BARS, OF_MAPS = adds.SUMS, 2 * (X_STAGES + W_STAGES), adds.NBYTES == 2
@@ -173,7 +174,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
             return
         sums = cuda.local.array(SUMS, float32)
         if OF_MAPS and fresh != 0:
-            for residue in range(y.shape[0]):
+            for residue in range(RESIDUES):
                 fence_tensor_map(y[residue])
         rows = begin(y, places, warp, t % 32, tiling.box)
         box = uint32(tiling.rows * (B // PIECE))
@@ -183,7 +184,9 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
             line = schedule.items[item, 1]
             acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
             image, top = tile_of(schedule.items[item, 0], tiling)
-            residue, column = schedule.items[item, 2], int32(schedule.items[item, 3] * B)
+            residue, column = int32(0), int32(line * B)
+            if RESIDUES > 1:
+                residue, column = schedule.items[item, 2], int32(schedule.items[item, 3] * B)
             store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
         bulk_wait_read()
 
