@@ -9,9 +9,9 @@ import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import k6_hopper, k7_small_blocks
+from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
-from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
 
 pytestmark = [
     pytest.mark.simulator,
@@ -198,8 +198,8 @@ def test_regions_are_put_together_anew_of_what_gates_leave(
     dtype, size, batch, edge, across, density, rng, monkeypatch
 ):
     """Some of all gates, those of most columns, and none; NaN where no block that is left reads."""
-    for item in k7_small_blocks.LEAVES_FROM:
-        monkeypatch.setitem(k7_small_blocks.LEAVES_FROM, item, batch)
+    for item in regions.LEAVES_FROM:
+        monkeypatch.setitem(regions.LEAVES_FROM, item, batch)
     kept = rng.random((19, 21)) < density
     kept[3] = kept[:, 5] = True
     layout, shape = ns.Layout(kept), (19 * size - edge, 21 * size - edge)

@@ -146,7 +146,6 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         x = lines.T if x_transposed else lines
         dense = dense_of(x, values, index, transposed, all_gates)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
-    cluster = (tile.CLUSTER,) if tile.CLUSTER > 1 else None
     launch(
         line_kernel(form),
         blocks,
@@ -154,7 +153,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense, all_gates, rows if form.even else ()),
         shared_bytes=nbytes,
-        cluster=cluster,
+        cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
         overlap=True,
     )
 

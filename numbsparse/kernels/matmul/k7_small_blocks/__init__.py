@@ -53,9 +53,6 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 TAKES_GATES = ("forward", "input_grad")
 TAKES_UNKNOWN_GATES = (*TAKES_GATES, "weight_grad")
-# Rows from which on a weight-gradient leaves out blocks, by bytes of a value. To find them takes
-# some 15 us with 8,192 features at density 0.1 (H200): from there on a twentieth of the product.
-LEAVES_FROM = {2: 4096, 4: 1024}
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
@@ -73,5 +70,4 @@ def input_grad(dy, values, index, dx, precision="highest", gates=None):
 
 def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
-    looks = gates is not None and x.shape[0] >= LEAVES_FROM[dvalues.itemsize]
-    in_regions(x, dy, index, dvalues, precision, gates if looks else None)
+    in_regions(x, dy, index, dvalues, precision, gates)

@@ -141,8 +141,7 @@ def strip_of(
     even: bool = False,
     of_images: bool = False,
 ) -> Strip:
-    """For sizes (batch, features, columns); with gates, of more rows than FEW, w is packed; see
-    `even_rows`.
+    """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`.
 
     As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
     for their steps, as leave three stages.
