@@ -97,17 +97,19 @@ def choose(
 ) -> tuple[list[Run], float | None]:
     """The runs so far that choose a model's rate, and the rate once it is known.
 
-    Short ones; and in a group that is `halved`, long ones of the first seed, shorter ones first if
-    it is `like` a shorter group. A rate at which that seed's own run diverges is halved.
+    Short ones; and in a group that is `halved`, long ones of the first seed, as long as those it is
+    `like`, and its own if they are more than twice as long. A rate at which that seed's own run
+    diverges is halved.
     """
     first = Run("search", group.size, model, plan.search_amount(group), None, SEARCH_SEED)
     runs, lr = between_worse(first, plan.rates, True, plan, results)
-    amounts = dict.fromkeys((group.like or group.amount, group.amount)) if group.halved else ()
-    for amount in amounts:
+    like = group.like or group.amount
+    amounts = [like, group.amount] if group.amount > 2 * like else [like]
+    for amount in amounts if group.halved else ():
         if lr is not None:
             first = Run("final", group.size, model, amount, None, seed=0)
             rates = (lr, lr / 2) if lr / 2 >= plan.LEAST_RATE else (lr,)
-            doubled = group.doubled and amount == next(iter(amounts))
+            doubled = group.doubled and amount == like
             long, lr = between_worse(first, rates, doubled, plan, results)
             runs += long
     while lr is not None and lr / 2 >= plan.LEAST_RATE:

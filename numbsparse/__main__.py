@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
 from numbsparse.bench.measure import Options
-from numbsparse.bench.run import run, run_cpu
+from numbsparse.bench.run import run
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
@@ -311,7 +311,7 @@ def _bench(options: argparse.Namespace) -> None:
     if options.json is not None and len(places) > 1:
         options.error("--json takes one place: give --place cpu or --place cuda")
     if "cpu" in places:
-        run_cpu(Options(quick=options.quick), json_file=options.json)
+        run((), Options(quick=options.quick), json_file=options.json, place="cpu")
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
         if options.png is not None:

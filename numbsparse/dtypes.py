@@ -21,8 +21,9 @@ def as_dtype(dtype: Any) -> np.dtype:
     if isinstance(dtype, str) and dtype == "bfloat16":
         return bfloat16()
     with suppress(TypeError, ValueError):
-        if dtype is not None:  # of which NumPy makes float64
-            return np.dtype(dtype)
+        known = np.dtype(object if dtype is None else dtype)  # of None NumPy makes float64
+        if known.itemsize and known.kind not in NO_NUMBERS:
+            return known
     raise TypeError(f'dtype takes a dtype of NumPy, or its name, as "float32", got {dtype!r}')
 
 
@@ -37,7 +38,7 @@ def bfloat16() -> np.dtype:
     return np.dtype(bfloat16)
 
 
-def as_array(x: Any, argument: str = "x") -> np.ndarray:
+def as_array(x: Any, argument: str = "x", takes: str = "an array of numbers") -> np.ndarray:
     """`numpy.asarray(x)`, of a bfloat16 tensor of torch on the CPU too, sharing its memory.
 
     Raises TypeError for a masked array, whose mask would be lost, and for what holds no numbers.
@@ -47,10 +48,10 @@ def as_array(x: Any, argument: str = "x") -> np.ndarray:
         try:
             array = np.asarray(x)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise type(error)(f"{argument} takes an array of numbers: {error}") from error
+            raise TypeError(f"{argument} takes {takes}, got {type_name(x)}: {error}") from error
         if array.dtype.kind in NO_NUMBERS or array.dtype.hasobject:
             got = type_name(x) if not array.ndim else f"one of {array.dtype}"
-            raise TypeError(f"{argument} takes an array of numbers, got {got}")
+            raise TypeError(f"{argument} takes {takes}, got {got}")
         return array
     import torch
 

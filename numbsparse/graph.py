@@ -23,7 +23,8 @@ def graph(step: Callable[..., Any]) -> "Graph":
 
     A step of many small kernels waits for Python to launch them. `graph` lets the first call run as
     it is, captures the second in a CUDA graph, and from the third on launches that: one launch for
-    a whole training step, forward, backward and optimizer, with the same results bit for bit.
+    a whole training step, forward, backward and optimizer, with the same results bit for bit; but
+    for rounding where a gate is zero, see `matmul`.
 
     Parameters
     ----------

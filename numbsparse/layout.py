@@ -266,7 +266,7 @@ class Layout:
         array([[1, 0, 0],
                [0, 1, 0]])
         """
-        kept = np.asarray(kept)
+        kept = as_array(kept, "kept")
         if kept.dtype != bool or kept.shape != (self.n_blocks,):
             raise ValueError(
                 f"kept takes {self.n_blocks} booleans, got {kept.dtype} of shape {kept.shape}"

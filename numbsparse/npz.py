@@ -41,7 +41,7 @@ def open_npz(path: Any, what: str) -> "Iterator[dict[str, Member]]":
 
     Whatever is wrong in the block under `with` is the file's fault: ValueError, "not a " + `what`.
     """
-    with open(path, "rb") as file:
+    with open(os.fspath(path), "rb") as file:  # no number of an open one
         try:
             yield _members(file, os.fstat(file.fileno()).st_size)
         except (ImportError, MemoryError):

@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +18,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more thre
         os.environ.setdefault(name, "1")
 
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")  # of JAX's CPU
+# JAX would take three quarters of a GPU's memory at once, in each process.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import numpy as np
 import pytest
@@ -199,6 +201,30 @@ def turns_and_holes(request):
     number = crc32(request.node.nodeid.encode()) if device.SIMULATED else 0
     falling = testing.in_turns("falling") if number % 2 else nullcontext()
     with falling, patch.object(memory, "_hole", memory.HOLES[number // 2 % 2]):
+        yield
+
+
+def of_numba():
+    """What the environment tells Numba, which reads it again whenever it has changed."""
+    return {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
+
+
+@contextmanager
+def numba_told_the_same():
+    """Fails, and restores what it was, where something else is left in the environment."""
+    before = of_numba()
+    yield
+    if (after := of_numba()) != before:
+        for name in after:
+            del os.environ[name]
+        os.environ.update(before)
+        pytest.fail(f"left in the environment: {after}, where it had been {before}")
+
+
+@pytest.fixture(autouse=True)
+def tells_numba_nothing():
+    """Of a test: those after it would have kernels of another kind, simulated ones say."""
+    with numba_told_the_same():
         yield
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import combinations, product
 from math import prod
@@ -20,23 +20,27 @@ import numpy as np
 from conftest import host
 from hypothesis import HealthCheck, assume, seed, settings
 from hypothesis import strategies as st
+from numba import from_dtype
 
 from numbsparse import device
 from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_array
+from numbsparse.kernels.matmul import few_rows, k0_cpu
+from numbsparse.kernels.simd import lanes
 
 FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the sizes of blocks
     # Less than a vector, one and several, and several tiles of vectors; each is a kernel, which
-    # takes a second to compile.
-    ("float32", 1): (4, 32),
-    ("float32", 2): (8, 128),
-    ("float32", 4): (8, 64),
-    ("float64", 1): (16,),
-    ("float64", 2): (4,),
-    ("float64", 4): (64,),
+    # takes a second to compile. Smaller ones are those that other tests have anyway.
+    ("float32", 1): (4, 8, 16, 32),
+    ("float32", 2): (4, 32, 128),
+    ("float32", 4): (8, 16, 64),
+    ("float64", 1): (4, 16),
+    ("float64", 2): (4, 8),
+    ("float64", 4): (8, 64),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
-TRIES = 40 if device.SIMULATED else 300  # real kernels take fewer of the drawn cases
+TRIES = 40  # searches for a case
+DEAD_ENDS = 8  # of one search
 EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
 Case = dict[str, Any]
@@ -114,33 +118,46 @@ class Space:
     ) -> Case | None:
         """The begun case, each other factor with what meets most of what is left, if any.
 
-        In so many `more` tries with what is drawn: `check_left_out` tries harder.
+        A search that comes to many dead ends begins again, with what had no choice there first.
+        In so many `more` searches with what is drawn: `check_left_out` tries harder.
         """
         hard: list[str] = []
         for wanted in (left, left, *[None] * more):  # what meets most may end in no case
-            if case := self._grown(begun, wanted, rng, hard):
-                return case
+            easy = rng.permutation([name for name in self.factors if name not in hard]).tolist()
+            names = [name for name in hard + easy if name not in begun]
+            ends: list[str] = []
+            if case := self._grown(begun, names, wanted, rng, ends):
+                return {name: case[name] for name in self.factors}
+            if len(ends) < DEAD_ENDS:  # all was tried: there is none
+                return None
+            hard = list(dict.fromkeys(ends[::-1] + hard))  # the last one first
         return None
 
     def _grown(
-        self, begun: Case, left: Left | None, rng: np.random.Generator, hard: list[str]
-    ) -> Case | None:
-        """`hard` are factors that had no choice, the last one first: to be chosen before others."""
-        case, factors = dict(begun), self.factors
-        easy = rng.permutation([name for name in factors if name not in hard]).tolist()
-        for name in [name for name in hard + easy if name not in case]:
-            worth = rng.random(len(factors[name]))
-            if left is not None:
-                groups = self._met_by(name, case)
-                worth += [left.met(name, value, case, groups) for value in factors[name]]
-            for i in np.argsort(-worth).tolist():  # the best that is allowed
-                case[name] = factors[name][i]
-                if self.allowed(case):
-                    break
-            else:
-                hard[:] = [name, *(other for other in hard if other != name)]
+        self, begun: Case, names: list[str], left: Left | None, rng: np.random.Generator,
+        ends: list[str],
+    ) -> Case | None:  # fmt: skip
+        """The begun case with a value of each name; `ends` are those that had no choice so far."""
+        if not names:
+            return begun
+        name, values = names[0], self.factors[names[0]]
+        worth = rng.random(len(values))
+        if left is not None:
+            groups = self._met_by(name, begun)
+            worth += [left.met(name, value, begun, groups) for value in values]
+        choices = (
+            {**begun, name: values[i]} for i in np.argsort(-worth).tolist()
+        )  # the best first
+        chosen = False
+        for case in filter(self.allowed, choices):
+            chosen = True
+            if found := self._grown(case, names[1:], left, rng, ends):
+                return found
+            if len(ends) >= DEAD_ENDS:
                 return None
-        return {name: case[name] for name in factors}
+        if not chosen:
+            ends.append(name)
+        return None
 
     def _met_by(self, name: str, case: Case) -> list[list[tuple[str, Any]]]:
         """What a value of the factor completes a group with, in this case."""
@@ -214,6 +231,27 @@ class Suite:
             rng = np.random.default_rng(1)
             for meeting in left:
                 assert not space.grown(dict(meeting), None, rng, 100), meeting
+            for case in cases * 8:  # a part of a case that is allowed is too: so they grow
+                part = {name: case[name] for name in case if rng.random() < 0.4}
+                assert space.allowed(part), (part, case)
+
+
+@cache
+def few_of(dtype: np.dtype, size: int, batch: int, product: str) -> int:
+    """How many rows the CPU multiplies as few: all, or the last ones, beyond whole tiles."""
+    if product == "weight_grad":
+        return 0
+    most, (_, vectors) = few_rows.few(dtype, size, product == "input_grad"), k0_cpu.tile_shape(size)
+    rows = batch if batch <= most else batch % (vectors * lanes(from_dtype(dtype)))
+    return rows if rows <= most else 0
+
+
+def is_compiled(numbers: str, size: int, batch: int, product: str) -> bool:
+    """Whether few rows of it, if any, are a kernel of FEW_ROWS: so tests have few to compile."""
+    dtype = "float64" if numbers == "float64" else "float32"  # 16 bits are summed in float32
+    rows = few_of(np.dtype(dtype), size, batch, product)
+    at_once = min(1 << max(rows.bit_length() - 1, 0), few_rows.MOST_ROWS)
+    return not rows or size in FEW_ROWS[dtype, at_once]
 
 
 ORDERS = {

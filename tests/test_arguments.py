@@ -14,7 +14,9 @@ P = [nn.Parameter(np.ones(3, np.float32))]
 NAN, BAD = float("nan"), (None, "a", [], {}, object(), 1j)
 NUMBER = (*BAD, NAN, -1.0, True)
 SIZE = (*BAD, 0, -1, 1.5, True)
-DTYPE = (None, -1, "float33", object(), type("Odd", (), {"dtype": "f33"})())
+DTYPE = (None, -1, "float33", "U3", [], object(), type("Odd", (), {"dtype": "f33"})())
+WATCHED = ns.Tensor(np.ones(2), requires_grad=True)
+AXIS = ("a", 1.5, [0.5], object(), WATCHED)
 PAIR = (3, (1,), (1, 2, 3), object())
 SEED = (-1, 1.5, "a", {}, object())
 X = np.ones((2, 8), np.float32)
@@ -76,7 +78,8 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "add": (F.add, {"a": X, "b": X}, {"a": WORDS, "b": WORDS}),
     "divide": (F.divide, {"a": X, "b": X}, {"a": WORDS, "b": WORDS}),
     "concatenate": (F.concatenate, {"tensors": [X]}, {"tensors": [[X, word] for word in WORDS]}),
-    "reshape": (F.reshape, {"x": X, "shape": 16}, {"x": WORDS, "shape": (None, 1.5, "a", [2.0])}),
+    "reshape": (F.reshape, {"x": X, "shape": 16}, {
+        "x": (*WORDS, W), "shape": (None, 1.5, "a", [2.0])}),
     "broadcast_to": (F.broadcast_to, {"x": X, "shape": (2, 8)}, {"shape": (None, (2, 8.0))}),
     "dropout x": (F.dropout, {"x": X, "rate": 0.5, "seed": 0}, {"x": NO_FLOATS}),
     "embedding": (F.embedding, {"table": X, "indices": [0, 1]}, {
@@ -89,11 +92,28 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         {"logits": X}, {"logits": (X[:0],)}),
     "no predictions": (lambda prediction: F.mse_loss(prediction, prediction), {"prediction": X}, {
         "prediction": (X[:0], X[:, :0])}),
-    "mean": (F.mean, {"x": X}, {"x": (X[:0], *NO_FLOATS)}),
-    "sum": (F.sum, {"x": X}, {"x": NO_FLOATS}),
+    "mean": (F.mean, {"x": X}, {"x": (X[:0], *NO_FLOATS), "axis": AXIS}),
+    "sum": (F.sum, {"x": X}, {"x": NO_FLOATS, "axis": AXIS}),
+    "unbind": (F.unbind, {"x": X}, {"axis": (None, *AXIS)}),
+    "split": (F.split, {"x": X, "sections": 2}, {"axis": (None, *AXIS)}),
+    "stack": (F.stack, {"tensors": [X, X]}, {"tensors": (None, 3), "axis": (None, *AXIS)}),
+    "transpose": (F.transpose, {"x": X}, {"axes": AXIS}),
+    "gelu": (F.gelu, {"x": X}, {"approximate": (*BAD, np.ones(3))}),
+    "matmul": (ns.matmul, {"x": X, "w": W}, {"precision": (*BAD[1:], np.ones(3))}),
+    "pattern": (ns.draw, {"pattern": [[1]]}, {"pattern": (*WORDS, WATCHED)}),
+    "kernel_size": (
+        lambda **sizes: ns.conv(X[None], W, **({"kernel_size": 1} | sizes)), {},
+        {name: (*BAD, np.array(3), 1.5, True) for name in (
+            "kernel_size", "stride", "padding", "dilation")}),
+    "repeated_product": (F.repeated_product, {"w": W}, {"w": NO_MATRIX}),
+    "absent_norms": (nn.utils.absent_norms,
+        {"x": X, "dy": X, "layout": W.layout, "block_size": 4},
+        {"x": (X[0], 3.0), "dy": (X[0], 3.0), "block_size": SIZE, "by": BAD}),
     "features": (F.layer_norm, {"x": X, "gain": np.ones(8, np.float32)}, {
         "gain": (1.0, [1.0], X), "bias": (2, [1.0, 2.0])}),
-    "LayerNorm x": (nn.LayerNorm(8), {"x": X}, {"x": (1.0, [1.0, 2.0], X[:, :4])}),
+    **{f"{layer.__name__} x": (layer(8), {"x": X}, {
+        "x": (1.0, [1.0, 2.0], X[:, :4], *NO_FLOATS, X.astype(float))})
+        for layer in (nn.LayerNorm, nn.BatchNorm)},
     "remap": (F.remap, {"w": W, "layout": W.layout}, {"w": NO_MATRIX}),
     "block_norms": (F.block_norms, {"w": W}, {"w": NO_MATRIX, "by": BAD}),
     "column_norms": (F.column_norms, {"w": W}, {"w": NO_MATRIX}),

@@ -60,6 +60,18 @@ def test_parameters_are_given_back_after_an_error(rng):
     assert (parameter.data == 2).all()
 
 
+def test_what_changes_a_layout_meanwhile_is_undone(put, rng):
+    w = ns.BlockSparse(rng.standard_normal((4, 4, 4), dtype=np.float32), np.ones((2, 2)))
+    parameters = [nn.Parameter(put(w)), nn.Parameter(put(w.T.copy()))]
+    average = optim.ExponentialMovingAverage(parameters)
+    average.step()
+    with average.applied():
+        for layout in ([[0, 1], [1, 1]], [[1, 0], [0, 1]]):
+            parameters[0].data = parameters[0].data.remap(layout)
+    for p, right in zip(parameters, (w, w.T), strict=True):
+        np.testing.assert_array_equal(p.data.toarray(), right.toarray())
+
+
 def test_average_resumes(rng, put):
     values = [rng.standard_normal(4, dtype=np.float32) for _ in range(6)]
     parameter = nn.Parameter(put(values[0]))

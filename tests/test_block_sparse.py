@@ -198,6 +198,8 @@ def test_load_refuses_another_file(tmp_path):
     np.savez(tmp_path / "a.npz", data=np.zeros(3))
     with pytest.raises(ValueError, match="indices"):
         ns.BlockSparse.load(tmp_path / "a.npz")
+    with open(tmp_path / "a.npz") as file, pytest.raises(TypeError, match="PathLike"):
+        ns.BlockSparse.load(file.fileno())  # which it would close
 
 
 @pytest.mark.parametrize("whole", [0.0, 0.5, 0.99])

@@ -9,6 +9,7 @@ from numbsparse.nn import functional as F
 
 PATTERN = [[1, 0, 1], [0, 1, 1]]
 OTHER = ns.Layout([[0, 1, 1], [0, 1, 0]])
+MASK = np.kron(OTHER.pattern, np.ones((4, 4)))[:7, :10]
 SUMS = {"": None, "over rows": 0, "over columns": -1, "over both": (0, 1)}
 FUNCTIONS = {
     "w + v": (lambda w, v: w + v, lambda w, v: w + v),
@@ -18,10 +19,14 @@ FUNCTIONS = {
     "-w": (lambda w, v: -w, lambda w, v: -w),
     "w / 3": (lambda w, v: w / 3, lambda w, v: w / 3),
     "abs": (lambda w, v: abs(w), lambda w, v: abs(w)),
-    "remap": (
-        lambda w, v: F.remap(w, OTHER),
-        lambda w, v: w * np.kron(OTHER.pattern, np.ones((4, 4)))[:7, :10],
-    ),
+    "remap": (lambda w, v: F.remap(w, OTHER), lambda w, v: w * MASK),
+    "other +": (lambda w, v: w + F.remap(v, OTHER), lambda w, v: w + v * MASK),
+    "other -": (lambda w, v: F.remap(v, OTHER) - w, lambda w, v: v * MASK - w),
+    "other *": (lambda w, v: F.remap(v, OTHER) * w, lambda w, v: v * MASK * w),
+    "sum()": (lambda w, v: sum([w, v, 0]), lambda w, v: w + v),
+    "rows": (lambda w, v: w[4:] * v[4:], lambda w, v: (w * v)[4:]),
+    "part": (lambda w, v: w[:4, 4:] - v[:4, -6:], lambda w, v: (w - v)[:4, 4:]),
+    "columns": (lambda w, v: (w[:, :4] * v[:, :4]).T, lambda w, v: (w * v)[:, :4].T),
 } | {
     f"sum {name}": (lambda w, v, axis=axis: F.sum(w, axis), lambda w, v, axis=axis: w.sum(axis))
     for name, axis in SUMS.items()
@@ -59,7 +64,7 @@ def test_values_and_gradients(name, turned, rng):
     got = function(ns.Tensor(w), ns.Tensor(v))
     right = of_dense(w.toarray(), v.toarray())
     np.testing.assert_allclose(host(got.data), right, rtol=1e-13, atol=1e-14)
-    ns.testing.check_grads(function, w, v)
+    ns.testing.check_grads(function, w, v, order=1 if "norms" in name else 2)
 
 
 def test_in_float32_in_either_place(place, put, rng):
@@ -70,6 +75,18 @@ def test_in_float32_in_either_place(place, put, rng):
         assert got.dtype == "float32"
         right = of_dense(w.toarray().astype(float), v.toarray().astype(float))
         np.testing.assert_allclose(host(got.data), right, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gradient_of_another_layout_is_not_added_to(rng):
+    w = ns.Tensor(matrix(rng, False), requires_grad=True)
+    F.sum(w).backward()
+    before, w.data = w.grad, w.data.remap(OTHER)
+    with pytest.raises(ValueError, match=r"grad takes the layout .*, another"):
+        F.sum(w * w).backward()
+    assert w.grad is before
+    w.grad = None
+    F.sum(w * w).backward()
+    assert w.grad.data.layout == OTHER
 
 
 def test_sums_read_nothing_beyond_the_edge(rng):
@@ -106,12 +123,14 @@ def test_norms_of_16_bit_blocks_are_float32(put, rng):
 
 def test_what_would_be_dense_is_refused(rng):
     w = ns.Tensor(matrix(rng, False))
-    other = ns.Tensor(w.data.remap(OTHER))
+    other = ns.Tensor(ns.BlockSparse(np.ones((4, 4, 4)), PATTERN))
     for call in (lambda: w + other, lambda: w - other, lambda: w * other):
-        with pytest.raises(ValueError, match=r"b takes the layout .* got"):
+        with pytest.raises(ValueError, match=r"b takes the shape \(7, 10\), got \(8, 12\)"):
             call()
     for call, words in (
-        (lambda: w - 1.0, "b takes a BlockSparse of the layout of a, got"),
+        (lambda: w - 1.0, "b takes a BlockSparse as the other one, or 0, got float"),
+        (lambda: np.ones(10) + w, "a takes a BlockSparse as the other one, or 0, got numpy.ndarr"),
+        (lambda: w[1:], "rows takes a slice from one multiple of the block size 4"),
         (lambda: F.sum(w, 2), r"axis takes 0, 1, both or None, got 2"),
         (lambda: F.sum(w, (0, 0)), r"axis takes 0, 1, both or None, got \(0, 0\)"),
         (lambda: F.remap(w, np.ones((3, 3))), r"layout takes \(2, 3\) blocks"),

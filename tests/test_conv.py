@@ -13,7 +13,8 @@ from conv_helpers import ConvCase, ConvProblem
 import numbsparse as ns
 from numbsparse import device, ops, testing
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, costs, rung
+from numbsparse.kernels import matmul
+from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, costs, function_of, rung
 
 SMALL = [
     ConvCase(1, (1, 1), 8, 8, 8, (3, 3), padding=1),  # one pixel
@@ -26,6 +27,7 @@ SMALL = [
     ConvCase(2, (3, 2), 16, 16, 16, (3, 1), padding="same", density=0),
     ConvCase(1, (3, 3), 16, 17, 16, (3, 3), stride=2, padding=1),
     ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1),
+    ConvCase(3, (5, 4), 32, 16, 16, (1, 1), stride=2),
     ConvCase(3, (4,), 32, 24, 16, (2,), padding=((1, 0),), dilation=2),
     ConvCase(2, (2, 3), 33, 32, 32, (1, 2), padding="same", density=1),
 ]
@@ -116,7 +118,8 @@ def run(name, product, problem, place, precision="highest"):
     send = device.to_device if place == "cuda" else np.ascontiguousarray
     there = send(blank)
     index = ops.index_beside(w.layout, there)
-    getattr(rung(name), product)(send(first), send(second), index, case.window, there, precision)
+    compute = function_of(name, product)
+    compute(send(first), send(second), index, case.window, there, precision)
     result = there.numpy() if place == "cuda" else there
     return result.reshape(out.shape)
 
@@ -339,8 +342,6 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
 @pytest.mark.parametrize(
     ("size", "batch", "side", "features", "taps", "density", "best"),
     [
-        (16, 16, 14, (256, 128), 3, 0.043, "k2_unfolded"),
-        (16, 2, 32, (64, 128), 3, 0.08, "k2_unfolded"),
         (16, 32, 16, (64, 512), 3, 0.041, "k4_wgmma"),
         (16, 64, 64, (64, 512), 3, 0.188, "k4_wgmma"),
         (8, 16, 56, (256, 512), 5, 0.131, "k6_strips"),
@@ -363,18 +364,19 @@ def test_the_best_rung_of_drawn_input_gradients_of_stride_2(
 
 def test_a_time_is_a_sum_of_what_counts(monkeypatch):
     of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10
-    counts = [
-        1 + 3 * 0.6,
-        1000 * 2560 / 4e9,
-        2560 / 64e3,
-        2 * 32_000 / 1e6,
-        2 * (64_000 + 2560) / 1e6,
-    ]
-    for place, count in enumerate(counts):
-        one = {"k4_wgmma lines float16 16": np.eye(5)[place]}
-        monkeypatch.setattr(costs, "measured", lambda one=one: one)
-        assert costs.microseconds("k4_wgmma", *of, 4) == pytest.approx(count)
-    assert costs.microseconds("k6_strips", *of, 4) == np.inf  # not measured: the last to be taken
+    counts = [1, 1000 * 2560 / 1e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
+    copied = [1.5, *counts[1:4], 2 * (2 * 64_000 + 2560) / 1e6]  # into the places of residues
+    for name, residues, of_rung in (
+        ("k4_wgmma", 4, counts),
+        ("k6_strips", 1, counts),
+        ("k6_strips", 4, copied),
+        ("k2_unfolded/k6_hopper", 4, copied),
+    ):
+        for place, count in enumerate(of_rung):
+            one = {f"{name} lines float16 16": np.eye(5)[place]}
+            monkeypatch.setattr(costs, "measured", lambda one=one: one)
+            assert costs.microseconds(name, *of, residues) == pytest.approx(count)
+    assert costs.microseconds("k3_tensor_core", *of, 4) == np.inf  # not measured: taken last
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
     assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 1) < np.inf
@@ -390,6 +392,22 @@ PIXELS = [
     ConvCase(2, (3, 5), 22, 16, 8, (3, 1), stride=(2, 1), padding=1),  # pixels that none sees
     ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
 ]
+
+
+@needs_cuda
+@pytest.mark.parametrize("by", costs.MULTIPLIERS)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_taps_that_see_no_pixel(by, stride):
+    """Whatever multiplies what is unfolded: some rungs take all blocks that there are."""
+    case = ConvCase(1, (1, 1), 64, 64, 32, (3, 3), stride, 1, density=0.9)
+    how = as_dtype("float32"), "cuda", 1, "highest"
+    if reason := matmul.rung(by).unsupported("input_grad", case.block_size, *how):
+        pytest.skip(reason)
+    problem = ConvProblem(case)
+    error = abs(
+        run(f"k2_unfolded/{by}", "input_grad", problem, "cuda") - problem.exact("input_grad")
+    )
+    assert (error <= problem.bound("input_grad", "float32")).all()
 
 
 @needs_cuda

@@ -62,10 +62,10 @@ def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):
     for row in rows:
         if OURS not in row["seconds"]:
             row["seconds"], row["not_timed"] = {CUDNN: 5e-3}, {}
-    line = show.line("conv", own[0], rows)
+    line = show.line(own[0], rows)
     assert "3 x 3 B 16" in line
     assert "numbsparse 1 ms" in line
-    assert "(5x)" in line
+    assert "(5.00x)" in line
     assert "of the input" in line
     monkeypatch.setattr(committed, "RESULTS", tmp_path)
     section = {"machine": "a card", "command": "bench", "took": 1.0, "rows": rows}

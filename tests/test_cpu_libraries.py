@@ -26,13 +26,26 @@ def test_torch_on_the_cpu():
         ns.matmul(np.ones((4, 16)), w.astype("float64"), out=np.ones((4, 16)).tolist())
 
 
-def test_jax_on_the_cpu():
+def test_jax_on_the_cpu(monkeypatch):
     jax = pytest.importorskip("jax")
+    monkeypatch.setattr(device.streams, "finish", None)  # nothing waits for a GPU, or needs one
     w = ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2))
     x = jax.device_put(np.ones((4, 16), np.float32), jax.devices("cpu")[0])
-    y = ns.matmul(x, w)
-    assert isinstance(y, jax.Array)
-    np.testing.assert_allclose(np.asarray(y), np.full((4, 16), 8), rtol=0, atol=2e-5)
+    pixels = x.reshape(1, 2, 2, 16)
+    for y in (
+        ns.matmul(x, w),
+        ns.matmul(x, w, gate=x[0, :2]),
+        ns.matmul(w, x.T).T,
+        ns.conv(pixels, w, kernel_size=1),
+        ns.conv_transpose(pixels, w, kernel_size=1),
+    ):
+        assert isinstance(y, jax.Array)
+        np.testing.assert_allclose(y.reshape(4, 16), np.full((4, 16), 8), rtol=0, atol=2e-5)
+    for dw in (
+        ns.sddmm(x.T, x, w),
+        ns.conv_weight_grad(pixels, pixels, w, kernel_size=1),
+    ):
+        np.testing.assert_array_equal(dw.data, np.full((2, 8, 8), 4))
 
 
 @needs_bfloat16

@@ -1,6 +1,6 @@
 """The tools that draw cases: every pair that can be met is, and memory is as it says."""
 
-from itertools import combinations, product
+from itertools import combinations, permutations, product
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,6 +28,35 @@ def test_all_that_some_case_has_is_covered(groups, most):
     assert len(cases) < most < len(every)
     sizes = {len(meeting) for meeting in possible}
     assert sizes == ({2, 3} if groups else {2})
+
+
+def no_queen_attacks(case):
+    """Of queens of a chess board: {column: row}."""
+    return all(
+        case[a] != case[b] and abs(case[a] - case[b]) != abs(a - b)
+        for a, b in combinations(case, 2)
+    )
+
+
+def boards(n):
+    return Space({column: list(range(n)) for column in range(n)}, no_queen_attacks)
+
+
+def test_of_hard_cases_all_that_some_case_has_is_covered():
+    space = boards(6)
+    every = [dict(enumerate(rows)) for rows in permutations(range(6))]
+    possible = [space.meetings_of(case) for case in every if no_queen_attacks(case)]
+    assert len(possible) == 4
+    assert set().union(*map(space.meetings_of, space.covering())) == set().union(*possible)
+
+
+@pytest.mark.parametrize("row", range(8))
+def test_cases_that_are_hard_to_find_are_found(row, rng):
+    """Each square has a queen on some board."""
+    for column in range(8):
+        case = boards(8).grown({column: row}, None, rng)
+        assert case[column] == row
+        assert no_queen_attacks(case)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -213,7 +213,16 @@ ELSEWHERE = {  # with tests of their own
     *("scale_blocks", "gated", "ungated", "block_dots", "multiplies_gates"),
     *("adam_step", "sgd_step", "average_step", "check_average"),
     *("scale_to_norm", "judge", "guarded_adam_numbers", "guarded_sgd_numbers", "check_step"),
-    *("copy_into", "dropout_mask", "operand", "remap", "in_layout", "block_norms", "on_device"),
+    *(
+        "copy_into",
+        "dropout_mask",
+        "operand",
+        "remap",
+        "in_layout",
+        "placed",
+        "block_norms",
+        "on_device",
+    ),
     *("repeated", "replayed", "started", "check_factors"),
 }
 OF_NO_ARRAYS = {

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from conftest import HALVES
 from drawn import (
-    FEW_ROWS,
     IMPOSSIBLE,
     ORDERS,
     SEED,
@@ -18,6 +17,7 @@ from drawn import (
     drawn,
     draws,
     has_arrays,
+    is_compiled,
     libraries,
     type_of_result,
 )
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, few_rows, rung
+from numbsparse.kernels.matmul import RUNGS, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
@@ -105,22 +105,15 @@ def allowed(place, case):
         return False
     if not has_arrays(of("library"), of("numbers")):
         return False
-    compiled = place == "cpu" and of("kernel") != "k0_reference"
-    if compiled and {"call", "numbers", "size", "batch"} <= known and not is_compiled(case):
-        return False
+    compiled = place == "cpu" and of("kernel", "k0_reference") != "k0_reference"
+    if compiled and {"call", "numbers", "size", "batch"} <= known:
+        product, _ = CALLS[case["call"]]
+        if not is_compiled(case["numbers"], case["size"], case["batch"], product):
+            return False
     slow = SIMULATED and place == "cuda" and {"size", "batch"} <= known
     if slow and case["batch"] * work_of_a_row(of("layout"), case["size"]) > SIMULATED_WORK:
         return False
     return serves(place, *map(of, ("kernel", "call", "numbers", "size", "batch")))
-
-
-def is_compiled(case):
-    """Whether few rows have such blocks, as in test_few_rows: each takes a second to compile."""
-    dtype, batch = "float64" if case["numbers"] == "float64" else "float32", case["batch"]
-    size, (product, _) = case["size"], CALLS[case["call"]]
-    if not 0 < batch <= few_rows.few(np.dtype(dtype), size, product == "input_grad"):
-        return True
-    return size in FEW_ROWS[dtype, min(1 << batch.bit_length() - 1, few_rows.MOST_ROWS)]
 
 
 @cache

@@ -21,7 +21,7 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
     w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))
     w = w.T if transposed else w
-    x = rng.standard_normal((200, w.shape[0])).astype(dtype)
+    x = rng.standard_normal((192, w.shape[0])).astype(dtype)  # whole tiles: no few rows follow
     many = ns.matmul(x, w)
     taken = []
     made = few_rows.few_product
@@ -112,6 +112,13 @@ def test_a_product_of_known_shapes_reads_what_is_there_now(rng, batch):
     check(x.astype(np.float64), w.astype(np.float64))
     for other in (packed, np.asfortranarray(x), x[::-1], x[0], x[None], x[None, :0]):
         check(other, w)
+    for other in (np.ascontiguousarray(x.T), x.T, packed.T, x[::-1].T, x[0], x[:0].T):
+        for of in (w, w.T):
+            exact = of.toarray().astype(np.float64) @ other.astype(np.float64)
+            for _ in range(2):
+                y = of @ other
+                np.testing.assert_allclose(y, exact, rtol=0, atol=1e-4)
+                assert (y.shape, y.flags.c_contiguous) == (exact.shape, True)
     check(x[:1], w.with_values(np.asfortranarray(w.values[::-1])))
     check(x, w.T)
     check(x, matrix(rng, ns.Layout(ns.patterns.random(4, 4, 0.5, seed=1)), 8, np.float32, (30, 30)))
@@ -123,3 +130,50 @@ def test_a_product_of_known_shapes_reads_what_is_there_now(rng, batch):
             ns.matmul(x, w, **how)
     with pytest.raises(TypeError, match="masked"):
         ns.matmul(np.ma.masked_array(x), w)
+
+
+@pytest.mark.parametrize("batch", [1, 24])
+def test_a_weight_gradient_of_known_shapes_reads_what_is_there_now(rng, batch):
+    layout, other = (ns.Layout(ns.patterns.random(4, 5, 0.5, seed=seed)) for seed in (0, 1))
+    w = matrix(rng, layout, 8, np.float32, (30, 37))
+    x, dy = (rng.standard_normal((batch, n)).astype(np.float32) for n in (30, 37))
+    packed = np.zeros(batch, "i1, (30,)f4")["f1"]  # rows begin at odd addresses
+    packed[...] = 2 - x
+
+    def check(x, dy, like, block_size=None):
+        kept = like.layout if isinstance(like, ns.BlockSparse) else like
+        exact = x.T.astype(np.float64) @ dy.astype(np.float64)
+        size = block_size or like.block_size
+        exact = ns.BlockSparse.from_dense(exact, kept, block_size=size).toarray()
+        for _ in range(2):
+            dw = ns.sddmm(x.T, dy, like, block_size=block_size)
+            np.testing.assert_allclose(dw.toarray(), exact, rtol=0, atol=1e-4)
+            assert (dw.dtype, dw.layout, dw.block_size) == (x.dtype, kept, size)
+
+    check(x, dy, w)
+    x[...], dy[...] = 1 - x, dy[::-1] * 2
+    check(x, dy, w)
+    check(x.astype(np.float64), dy.astype(np.float64), w)
+    for some in (packed, np.asfortranarray(x), x[::-1]):
+        check(some, dy, w)
+        check(some, np.asfortranarray(dy), w)
+    check(x, dy, matrix(rng, other, 8, np.float32, (30, 37)))
+    check(dy, x, w.T)
+    check(x, dy, layout, 8)
+    check(x[:, :15], dy[:, :18], layout, 4)
+    check(np.repeat(x, 2, axis=0), np.repeat(dy, 2, axis=0), w)
+    whole = matrix(rng, layout, 8, np.float32, None)
+    padded = [np.pad(a, ((0, 0), (0, n - a.shape[1]))) for a, n in ((x, 32), (dy, 40))]
+    check(*padded, whole)
+    check(*padded, layout, 8)
+    with pytest.raises(ValueError, match="layout has the shape"):
+        ns.sddmm(padded[0].T, padded[1], w)
+    for wrong, error in ((dy.astype(np.float64), TypeError), (dy[:, :36], ValueError)):
+        with pytest.raises(error, match=r"a and b take|layout has the shape"):
+            ns.sddmm(x.T, wrong, w)
+    for wrong in (8.0, [8]):
+        with pytest.raises(TypeError, match="block_size takes"):
+            ns.sddmm(x.T, dy, layout, block_size=wrong)
+    for how in ({"kernel": "k9"}, {"precision": "low"}):
+        with pytest.raises(ValueError, match="takes"):
+            ns.sddmm(x.T, dy, w, **how)

@@ -6,7 +6,7 @@ import pytest
 from numbsparse import device
 from numbsparse.bench import lstm, lstm_peers, show
 from numbsparse.bench.measure import Options
-from numbsparse.bench.sections import HEADINGS, SECTIONS
+from numbsparse.bench.sections import SECTIONS, heading
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,7 @@ def test_peers_have_all_units_of_a_gate_together(sequence, name):
     np.testing.assert_array_equal(bias.swapaxes(0, 1).ravel(), sequence.weights["bias"].ravel())
 
 
-def test_what_is_wrong_is_not_timed(sequence, monkeypatch):
-    monkeypatch.setattr(lstm, "_step", lambda *_: {"recurrent step": 1e-6})
+def test_what_is_wrong_is_not_timed(sequence):
     y, gradient = sequence.exact()
 
     def trainer(y, gradient):
@@ -67,7 +66,7 @@ def test_what_is_wrong_is_not_timed(sequence, monkeypatch):
     wrong = {name: why[:21] for name, why in row["not_timed"].items()}
     assert wrong.pop("missing") == "failed: ImportError: "
     assert wrong == dict.fromkeys(("output", "gradient", "nan"), "wrong: relative error")
-    assert (row["hidden"], row["steps"], row["step"]) == (64, 2, {"recurrent step": 1e-6})
+    assert (row["hidden"], row["steps"]) == (64, 2)
 
 
 def test_a_row_names_times_memory_and_what_failed():
@@ -81,12 +80,10 @@ def test_a_row_names_times_memory_and_what_failed():
         "seconds": {"numbsparse": 0.01, "cuDNN dense": 0.1},
         "bytes": {"numbsparse": 2**31, "cuDNN dense": 2**33},
         "not_timed": {"torch BSR": "ImportError: no torch"},
-        "step": {"recurrent step": 3e-5},
     }
-    line = show.line("lstm", row, [row])
+    line = show.line(row, [row])
     assert "numbsparse 10 ms 2.00 GiB" in line
-    assert "cuDNN dense 100 ms 8.00 GiB (10.0x, 4.0x)" in line
+    assert "cuDNN dense 100 ms 8.00 GiB (0.10x)" in line
     assert "torch BSR ImportError" in line
-    assert "recurrent step 30 us" in line
     assert "lstm" in SECTIONS
-    assert "lstm" in HEADINGS
+    assert heading("lstm").startswith("LSTMs, forward and backward")

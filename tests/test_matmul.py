@@ -214,8 +214,17 @@ def test_set_precision_holds_until_it_is_set_again(put, asked, place):
         assert (said(), said(precision="highest"), said()) == ("high", "highest", "high")
         with ns.set_precision("highest"):
             assert said() == "highest"
-            with pytest.raises(ValueError, match=r"precision takes one of .*'highest'.*'medium'"):
+            with pytest.raises(
+                ValueError, match="precision takes one of highest, high, got 'medium'"
+            ):
                 ns.set_precision("medium")
+            assert said() == "highest"
+        assert said() == "high"
+        again = ns.set_precision("highest")
+        with again, again:
+            assert said() == "highest"
+        assert said() == "high"
+        with again:
             assert said() == "highest"
         assert said() == "high"
     finally:

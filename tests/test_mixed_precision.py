@@ -280,7 +280,7 @@ def test_block_sparse_and_dense_gradients_have_one_norm(rng, put):
         (lambda p: clip_grad_norm([p], 0.0), "max_norm takes a number above 0"),
         (
             lambda p: optim.Adam([p]).load_state_dict(
-                {"steps": 1, "lr": 0.1, "0.m": np.ones(3, np.float32)}
+                {"steps": 1, "skipped": 0, "lr": 0.1, "0.m": np.ones(3, np.float32)}
             ),
             "state lacks '0.v'",
         ),
@@ -295,7 +295,7 @@ def test_refuses(call, says):
 @needs_a_gpu
 def test_a_checkpoint_without_masters_is_refused():
     parameter = parameter_of(np.ones(3), "float16")
-    state = {"steps": 1, "lr": 0.1, "0.velocity": np.ones(3, np.float32)}
+    state = {"steps": 1, "skipped": 0, "lr": 0.1, "0.velocity": np.ones(3, np.float32)}
     with pytest.raises(ValueError, match=r"state lacks '0\.master'"):
         optim.SGD([parameter], 0.1, momentum=0.9).load_state_dict(state)
     state["0.velocity"] = np.ones(3, np.float16)

@@ -119,7 +119,7 @@ def test_schedules():
 
 
 def state(key, array):
-    return {"steps": 1, "lr": 0.1, key: array}
+    return {"steps": 1, "skipped": 0, "lr": 0.1, key: array}
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,7 @@ def state(key, array):
         (lambda p: optim.SGD(p, 1, momentum=1.0), "momentum"),
         (lambda p: optim.SGD(p, 1, nesterov=True), "nesterov"),
         (lambda p: optim.SGD([*p, *p], 1), "each tensor once"),
+        (lambda p: optim.SGD([p[0] * 2.0], 1), "parameters takes .* got one that was computed"),
         (lambda p: optim.SGD(p, 1, weight_decay=-1), "weight_decay"),
         (lambda p: optim.Adam(p, betas=(1.0, 0.9)), "betas"),
         (lambda p: optim.Adam(p, betas=(0.9,)), "betas"),

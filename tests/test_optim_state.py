@@ -1,5 +1,7 @@
 """The state of optimizers and averages: whose it is, what refuses it, and what then stays."""
 
+import re
+
 import numpy as np
 import pytest
 from conftest import host
@@ -240,24 +242,20 @@ def test_a_state_goes_on_from_a_file(tmp_path, rng, put, name):
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_a_state_of_the_old_form_is_taken(rng, put, name):
-    """One count for all parameters, and arrays of blocks without their layout."""
-    parameter, optimizer, average = grown(rng, put, OPTIMISERS[name])
+def test_a_state_without_counts_or_layouts_is_refused(rng, put, name):
+    _, optimizer, average = grown(rng, put, OPTIMISERS[name])
     state, averages = optimizer.state_dict(), average.state_dict()
-    old = {k: v.data if isinstance(v, ns.BlockSparse) else v for k, v in state.items()}
-    del old["0.steps"]
-    old |= {"steps": state["steps"] + 2, "skipped": 2}
-    for part, own in ((OPTIMISERS[name]([parameter]), old), (average, {"steps": 3})):
-        own = own if "lr" in own else own | {"0": averages["0"].data}
-        with pytest.warns(UserWarning, match=r"says no layout: taken by its shape only"):
-            part.load_state_dict(own)
-        if "lr" in own:
-            got = part.state_dict()
-            assert got["0.steps"] == state["0.steps"]
-            assert_same(dense(got), dense(state))
-    key = next(key for key in old if isinstance(old[key], np.ndarray))
-    with pytest.raises(ValueError, match=r"takes \(4, 4, 4\) of float32, got \(3, 4, 4\)"):
-        optimizer.load_state_dict(old | {key: old[key][:3]})
+    key = next(key for key, value in state.items() if isinstance(value, ns.BlockSparse))
+    without = {name: value for name, value in state.items() if name != "0.steps"}
+    for part, odd, message in (
+        (optimizer, without, "state lacks '0.steps'"),
+        (optimizer, state | {key: state[key].data}, f"state['{key}'] takes a BlockSparse"),
+        (average, averages | {"0": averages["0"].data}, "state['0'] takes a BlockSparse"),
+    ):
+        before = part.state_dict()
+        with pytest.raises(ValueError, match=re.escape(message)):
+            part.load_state_dict(odd)
+        assert_same(dense(part.state_dict()), dense(before))
 
 
 def assert_same(got, expected):

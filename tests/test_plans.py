@@ -58,7 +58,7 @@ def convolution(index):
         ("forward", walks.line_items, (64, 132, 1)),
         ("weight_grad", walks.block_items, (4, 1, 4)),
     ):
-        (of,) = window.passes(product)
+        of = window.whole(product)
         (how, chunks), product = cut(of, 4, 256, 9, 640), (product,) * (product == "forward")
         plan(index, window.taps, *product, of, how.box, chunks, *more)
 

@@ -93,7 +93,7 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
     ]
     got = device.to_device(np.full(shape, np.nan, dtype))
     monkeypatch.setattr(launches, "FEW", 2**30 if x_turned else 0)  # few warps or many
-    monkeypatch.setattr(blocks, "copying", None)  # by the copy engine, or not at all
+    monkeypatch.setattr(blocks, "copying_side", None)  # by the copy engine, or not at all
     rung.weight_grad(*on_device, ops.index_beside(layout, got), got)
     bound = (case.batch + 2) * np.finfo(np.float32).eps * magnitude
     bound += np.finfo(dtype).eps * abs(expected)

@@ -1,5 +1,7 @@
 """A Tensor as Python and NumPy see it: a number, a condition, a text, an array, rows."""
 
+import copy
+import pickle
 from types import ModuleType
 
 import numpy as np
@@ -150,3 +152,12 @@ def test_types_are_called_what_users_call_them():
     ):
         with pytest.raises(TypeError, match=r"got .*\btorch\.Tensor"):
             call()
+
+
+def test_what_was_computed_is_copied_without_its_way_back():
+    x = ns.Tensor(np.ones(2), requires_grad=True)
+    for copied in (lambda a: pickle.loads(pickle.dumps(a)), copy.deepcopy):
+        assert copied(x).requires_grad
+        np.testing.assert_array_equal(copied((x * 2).detach()).data, [2, 2])
+        with pytest.raises(TypeError, match=r"computed .*\.detach\(\)"):
+            copied(x * 2)

@@ -9,9 +9,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import convolutions, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench import times as bench
+from numbsparse.bench import timing
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
@@ -53,10 +53,11 @@ def measured(monkeypatch, tmp_path):
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
     factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
+    factors[0] += bench.LAUNCH
     times = counts @ factors[:, None]
-    np.testing.assert_allclose(convolutions.fitted(counts, times), factors, rtol=0.05)
+    np.testing.assert_allclose(bench.fitted(counts, times), factors, rtol=0.05)
     noise = 2 ** rng.normal(0, 0.1, times.shape)
-    found = convolutions.fitted(counts, times * noise)
+    found = bench.fitted(counts, times * noise)
     assert (found > 0).all()
     ratios = counts @ found / times[:, 0]
     assert abs(np.log2(ratios)).max() < 0.25  # no time counts for more than another
@@ -64,28 +65,36 @@ def test_factors_are_found_again_in_made_up_times(seed):
 
 def test_few_times_leave_factors_near_equal_shares():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
-    (ratio,) = counts @ (found := convolutions.fitted(counts, np.array([[50.0]]))) / 50
+    (ratio,) = counts @ (found := bench.fitted(counts, np.array([[50.0]]))) / 50
     assert ratio == pytest.approx(1)
     np.testing.assert_allclose(counts[0] * found, 10, rtol=0.01)
 
 
 def test_half_the_time_is_as_far_off_as_twice_the_time():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
-    found = convolutions.fitted(counts, np.array([[25.0], [100.0]] * 5))
+    found = bench.fitted(counts, np.array([[25.0], [100.0]] * 5))
     np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
+
+
+def test_no_launch_is_free():
+    """Were it, what is smaller than all that was timed would be expected to take no time."""
+    counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
+    launch, each = bench.fitted(counts, 10 * counts[:, 1:])
+    assert launch == pytest.approx(bench.LAUNCH, rel=0.01)
+    assert each == pytest.approx(10, rel=0.1)
 
 
 def test_a_factor_stays_positive_where_more_takes_less_time():
     """It would vanish, and what it counts cost nothing at sizes that were not timed."""
     counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
-    launch, each = convolutions.fitted(counts, 20 - 0.5 * counts[:, 1:])
+    launch, each = bench.fitted(counts, 20 - 0.5 * counts[:, 1:])
     assert launch == pytest.approx(15, rel=0.1)
     assert 1e-4 < each < 0.05
 
 
 def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     some, again, others = (
-        [str(of) for of in islice(convolutions.drawn(np.random.default_rng(seed)), 72)]
+        [str(of) for of in islice(bench.drawn(np.random.default_rng(seed)), 72)]
         for seed in (1, 1, 2)
     )
     assert some == again != others
@@ -94,9 +103,9 @@ def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     assert len(set(kinds[:12])) == 12
     assert kinds[12:] == kinds[:12]
     assert len({text.split(", ", 1)[1] for text in some}) > 12  # taps, strides, images
-    for of in islice(convolutions.drawn(np.random.default_rng(3)), 180):
+    for of in islice(bench.drawn(np.random.default_rng(3)), 180):
         assert of.problem.layout.n_blocks
-        assert max(of.problem.x.size, of.problem.dy.size) <= convolutions.MOST
+        assert max(of.problem.x.size, of.problem.dy.size) <= bench.MOST
 
 
 @on_device
@@ -107,7 +116,7 @@ def test_the_choice_that_is_weighed_is_that_of_a_call(measured, product, fastest
     names = [*RUNGS[1:], *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)]
     measured({name: 1.0 if name == fastest else 2.0 + i for i, name in enumerate(names)})
     problem = matrices(64, 16, 0.5, 2, "float16", side=4, taps=3, stride=2)
-    drawn = convolutions.Convolution(problem, product)
+    drawn = bench.Convolution(problem, product)
     rungs = drawn.named()
     assert "k1_naive" not in rungs
     window = problem.window, problem.in_features, problem.out_features
@@ -121,9 +130,10 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
-    sizes = lambda product, name: convolutions.Convolution(problem, product).sizes(name)  # noqa: E731
+    sizes = lambda product, name: bench.Convolution(problem, product).sizes(name)  # noqa: E731
     assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
-    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 72, 48, 32, n, 4)
+    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 18, 48, 128, n, 4)
+    assert sizes("input_grad", "k2_unfolded/k6_hopper") == ("input_grad", *of, 18, 192, 128, n, 4)
     assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
 
 
@@ -131,13 +141,13 @@ def test_sizes_are_those_of_the_product_that_is_made():
 def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys):
     """At a tiny size, whose times are made up; a rung that fails is told of, and has no factors."""
     tiny = matrices(16, 8, 0.5, 1, "float32", side=2, taps=3, stride=2)
-    points = [convolutions.Convolution(tiny, product) for product in PRODUCTS]
-    monkeypatch.setattr(convolutions, "drawn", lambda rng: iter(points))
-    monkeypatch.setattr(convolutions, "SIZES", (8,))
-    monkeypatch.setattr(convolutions, "APART", (("float32", "highest"),))
-    monkeypatch.setattr(convolutions, "FITTED", 1)
+    points = [bench.Convolution(tiny, product) for product in PRODUCTS]
+    monkeypatch.setattr(bench, "drawn", lambda rng: iter(points))
+    monkeypatch.setattr(bench, "SIZES", (8,))
+    monkeypatch.setattr(bench, "APART", (("float32", "highest"),))
+    monkeypatch.setattr(bench, "FITTED", 1)
     took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
-    monkeypatch.setattr(convolutions.Convolution, "named", lambda _: [*took, "k9_none"])
+    monkeypatch.setattr(bench.Convolution, "named", lambda _: [*took, "k9_none"])
     monkeypatch.setattr(conv.rung("k2_unfolded"), "multipliers", None)  # who multiplies is named
     monkeypatch.setattr(bench, "require_times", lambda: None)
     monkeypatch.setattr(measuring, "graph_of", lambda _, call: timing.Graph(call, 1, call))
@@ -163,7 +173,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
 def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
     assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
-    for size, numbers, product in every(convolutions.SIZES, convolutions.APART, PRODUCTS):
+    for size, numbers, product in every(bench.SIZES, bench.APART, PRODUCTS):
         of = product, size, *numbers, 1000, 128, 128, 10, 1
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
         assert 0 < min(times) < 1e3

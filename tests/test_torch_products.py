@@ -153,6 +153,10 @@ def test_autocast(enabled):
     torch.testing.assert_close(grads(called, [x, w.values]), first, rtol=0, atol=0)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
         assert (drawn(5, 12) @ matrix()).dtype == torch.float64  # as torch's own products
+        for dtype in (torch.int64, torch.complex64):
+            for call in (lambda a: a @ w, lambda a: nst.sddmm(a.T, x.detach(), LAYOUT)):
+                with pytest.raises(TypeError, match="take one dtype, got torch"):
+                    call(x.detach().to(dtype))
 
 
 def test_precision_of_a_gradient_is_that_of_its_product(monkeypatch):
@@ -388,8 +392,29 @@ def test_forward_derivatives_are_refused_and_not_lost():
         for dual in (forward_ad.make_dual(x, x), forward_ad.make_dual(x.requires_grad_(), x)):
             with pytest.raises(NotImplementedError, match="jvp"):
                 dual @ w
-    with pytest.raises(RuntimeError, match="setup_context"):
-        torch.func.jvp(lambda x: x @ w, (x.detach(),), (x.detach(),))
+    for transform in (torch.func.jacfwd, torch.func.hessian):
+        with pytest.raises(NotImplementedError, match="jvp"):
+            transform(lambda x: (x @ w).square().sum())(x.detach())
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which has a loop then
+def test_transforms_of_functions_are_those_of_a_dense_product():
+    w, x, func = matrix(), drawn(5, 12).detach(), torch.func
+    kept = nst.BlockSparse(torch.ones_like(w.values), w.layout).to_dense()
+
+    def ours(x, values):
+        own = nst.BlockSparse(values, w.layout)
+        return nst.sddmm(x.mT, (own.T @ x.mT).mT, own).values.square().sum()
+
+    def dense(x, values):
+        whole = nst.BlockSparse(values, w.layout).to_dense()
+        return (x.mT @ (x @ whole) * kept).square().sum()
+
+    twice = lambda f: func.grad(lambda *of: func.grad(f, 1)(*of).square().sum())  # noqa: E731
+    each = lambda f: func.vmap(func.grad(f, 1), (0, None))  # noqa: E731
+    for transform, a in ((func.grad, x), (twice, x), (each, x[:, None])):
+        got, expected = (transform(f)(a, w.values.detach()) for f in (ours, dense))
+        torch.testing.assert_close(got, expected)
 
 
 def test_odd_tensors_go_through_the_dispatcher():

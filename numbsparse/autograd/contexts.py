@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -59,17 +59,17 @@ def set_recording(value: bool) -> AbstractContextManager[None]:
 
 
 class _set(ContextDecorator, Generic[T]):
-    """Within this context a variable has that value; once, or as often as a function is called."""
+    """Within this context a variable has that value; again and within itself too."""
 
     def __init__(self, variable: ContextVar[T], value: T):
-        self._what = variable, value
+        self._what, self._tokens = (variable, value), list[Token[T]]()
 
     def _recreate_cm(self) -> "_set[T]":
         return _set(*self._what)
 
     def __enter__(self) -> None:
         variable, value = self._what
-        self._token = variable.set(value)
+        self._tokens.append(variable.set(value))
 
     def __exit__(self, *error: Any) -> None:
-        self._what[0].reset(self._token)
+        self._what[0].reset(self._tokens.pop())

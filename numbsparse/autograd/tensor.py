@@ -191,6 +191,8 @@ class Tensor:
         with reducing(create_graph) as reduced:
             for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
                 if not leaf._edges and leaf.requires_grad:
+                    if isinstance(gradient._data, BlockSparse) and leaf.grad is not None:
+                        leaf.grad.matrix.stored_as(gradient._data, "grad")  # or it is refused
                     total = gradient if leaf.grad is None else leaf.grad + gradient
                     found.append((leaf, reduced(leaf, total)))
         for leaf, total in found:
@@ -225,6 +227,11 @@ class Tensor:
         def reshape(self, *shape: Any) -> Tensor: ...
         def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
         def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor: ...
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._edges:
+            raise TypeError("a Tensor that was computed is not pickled or copied: .detach() is")
+        return super().__reduce_ex__(protocol)
 
     def __len__(self) -> int:
         if not self.shape:

@@ -32,7 +32,7 @@ NEW = 3  # layouts that are planned
 
 
 def changing(options: Options) -> Iterator[Row]:
-    """A row a product, and what of it changes."""
+    """Layouts that change: a row a product, and what of it changes."""
     shapes = [(64, 32, 2, "float16")] if options.quick else SHAPES
     for features, size, batch, dtype in shapes:
         problem = matrices(features, size, 0.5 if options.quick else 0.1, batch, dtype)

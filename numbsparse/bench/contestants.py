@@ -131,12 +131,7 @@ def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = F
 
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     """A product or a convolution as users call it, its result allocated too."""
-    x, dy, w, n_in = (
-        problem.here(problem.x),
-        problem.here(problem.dy),
-        problem.w,
-        problem.in_features,
-    )
+    x, dy, w = problem.here(problem.x), problem.here(problem.dy), problem.w
     how, window = {"kernel": kernel, "precision": problem.precision}, problem.window
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: ops.matmul(x, w, **how),
@@ -146,7 +141,7 @@ def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     if problem.side:
         calls = {
             "forward": lambda: ops.conv(x, w, window, **how),
-            "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, n_in, **how),
+            "input_grad": lambda: ops.conv_transpose(dy, w, window, 2, problem.in_features, **how),
             "weight_grad": lambda: ops.conv_weight_grad(x, dy, w, window, **how).values,
         }
     return Contestant(calls[product], rows_of)

@@ -50,7 +50,7 @@ print(imported - began, time.perf_counter() - imported)
 
 
 def host(options: Options) -> Iterator[Row]:
-    """Seconds of the host a call, ours and torch's; seconds to a first result."""
+    """The host: seconds a call, ours and torch's; seconds to a first result."""
     yield {"host": "a call, nothing waited for", "seconds": calls(options)}
     if chain := chains(options):
         yield {"host": "a product in a jitted chain of JAX", "seconds": chain}
@@ -89,21 +89,8 @@ def calls(options: Options) -> dict[str, float]:
 
 
 def products_of_torch(torch: Any, x: Any, w: Any, values: Any, layout: Any) -> dict[str, Any]:
-    """numbsparse.torch's product, torch's own, and an autograd.Function that only takes memory.
-
-    The last is the least that a product can cost whose gradient is written in Python.
-    """
+    """numbsparse.torch's product and torch's own; where a gradient is recorded, and made."""
     nst = import_module("numbsparse.torch")
-
-    def forward(ctx: Any, x: Any, w: Any) -> Any:
-        ctx.save_for_backward(x, w)
-        return torch.empty_like(x)
-
-    def backward(ctx: Any, dy: Any) -> Any:
-        return tuple(map(torch.empty_like, ctx.saved_tensors))
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    empty: Any = type("Empty", (torch.autograd.Function,), methods)
 
     def back(product: Any, x: Any, w: Any, leaf: Any) -> Any:
         return torch.autograd.grad(product(x, w), (x, leaf), dy)
@@ -112,7 +99,6 @@ def products_of_torch(torch: Any, x: Any, w: Any, values: Any, layout: Any) -> d
     for name, product, leaf, factor in (
         ("numbsparse.torch.matmul", nst.matmul, values, lambda v: nst.BlockSparse(v, layout)),
         ("torch.mm", torch.mm, w, lambda v: v),
-        ("an empty autograd.Function", empty.apply, values, lambda v: v),
     ):
         found[name] = partial(product, x, factor(leaf))
         trained = [a.clone().requires_grad_() for a in (x, leaf)]

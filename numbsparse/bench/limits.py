@@ -15,7 +15,7 @@ MEMORY = 4e9  # bytes: many times an L2 cache
 
 
 def limits(options: Options) -> Iterator[Row]:
-    """A row a limit: bytes or operations in a second."""
+    """What the card can do at most: a row a limit, bytes or operations in a second."""
     from numbsparse.kernels import limits as kernels  # loads numba.cuda
     from numbsparse.kernels.elementwise import fill
 

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse import nn, ops, patterns
+from numbsparse import nn, patterns
 from numbsparse.autograd import no_grad
-from numbsparse.bench.limits import limits
 from numbsparse.bench.measure import Options, Wrong, cell
 from numbsparse.bench.results import Row
-from numbsparse.bench.timing import Graph, graph_of, record, seconds_of
+from numbsparse.bench.timing import Graph, seconds_of
 from numbsparse.device import SIMULATED, memory, synchronize, to_device
 from numbsparse.device.runtime import current_device
 from numbsparse.dtypes import as_dtype
@@ -91,7 +90,7 @@ class Trainer(NamedTuple):
 
 
 def lstm(options: Options) -> Iterator[Row]:
-    """A row a dtype and width: seconds and bytes of each, and of one recurrent step of ours."""
+    """LSTMs, forward and backward over a sequence: a row a dtype and width."""
     from numbsparse.bench.lstm_peers import PEERS
 
     for hidden in (64,) if options.quick else WIDTHS:
@@ -176,24 +175,4 @@ def _measured(
             seconds |= seconds_of(once, 10 * options.seconds)
             row["bytes"][name] = contestant.nbytes()
         contestant = None  # its memory is for the next one
-    return row | {"seconds": seconds, "step": _step(sequence, options)}
-
-
-def _step(sequence: Sequence, options: Options) -> dict[str, float]:
-    """Seconds of a recurrent step forward, of all in turn, and of reading the kept weights once."""
-    weight, bias = sequence.layer.weight_hh.data, sequence.layer.bias.data
-    steps, n, units = sequence.steps, sequence.batch, sequence.hidden
-    dtype, place = weight.dtype, weight.place
-    z = ops.zeros((steps, n, weight.shape[1]), dtype, place)
-    h = ops.zeros((steps + 1, n, units), dtype, place)
-    c = ops.zeros(h.shape, ops.state_dtype(dtype), place)
-    cells = ops.LSTMCells(weight, bias, precision=sequence.precision)
-    run = ops.lstm_steps(ops.LSTMTrace(z, h, c), cells)
-
-    def turns() -> None:
-        run(0, steps)
-
-    turns()
-    took = seconds_of({"": graph_of(record, turns)}, options.seconds)[""] / steps
-    rate = next(limits(options))["rate"]
-    return {"recurrent step": took, "reading weight_hh": weight.values.nbytes / rate}
+    return row | {"seconds": seconds}

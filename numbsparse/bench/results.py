@@ -1,6 +1,6 @@
 """The benchmark's rows, and the files of JSON that keep them.
 
-Each section of a GPU's file stands with the machine and the command that it was made with. Sections
+Each section of a file stands with the machine and the command that it was made with. Sections
 may be run one at a time: what a file holds of the others is kept.
 """
 
@@ -19,14 +19,14 @@ Results = dict[str, dict[str, Any]]
 def load(path: Path) -> Results:
     """Sections by name: {"machine", "command", "took": seconds, "rows"}.
 
-    ValueError where the file holds something else, as the CPU's results.
+    ValueError where the file holds something else.
     """
     if not path.exists():
         return {}
     try:
         return json.loads(path.read_text(encoding="utf-8"))["sections"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no results of the GPU's benchmark: {error!r}") from error
+        raise ValueError(f"{path} holds no results of the benchmark: {error!r}") from error
 
 
 def save(path: Path, sections: Results) -> None:

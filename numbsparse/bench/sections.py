@@ -69,7 +69,7 @@ def float32(options: Options) -> Iterator[Case]:
 
 
 def float16(options: Options) -> Iterator[Case]:
-    """The same in float16, and in bfloat16."""
+    """The table at 8192 x 8192, batch 8192 in float16, and in bfloat16."""
     yield from _table(options, "float16", "highest", (0.1, 0.02, 0.5))
     yield from _table(options, "bfloat16", "highest", (0.1,))
 
@@ -136,7 +136,7 @@ def feature_major(options: Options) -> Iterator[Case]:
 
 
 def conv(options: Options) -> Iterator[Case]:
-    """3 x 3 and 1 x 1 at 512 features, 32 x 32 images, batch 64, density 0.1.
+    """Convolutions of 3 x 3 and 1 x 1 at 512 features, 32 x 32 images, batch 64, density 0.1.
 
     Beside cuDNN's dense ones, channels last.
     """
@@ -164,25 +164,20 @@ def _products(problem: Problem, kernels: str, *others: str, **more: Any) -> Iter
         yield Case(problem, product, kernels, others, more)
 
 
-_OF_PRODUCTS = (headline, float16, float32, ladder, steps, layouts, feature_major, conv, cpu)
-CASES: dict[str, Callable[[Options], Iterator[Case]]] = {f.__name__: f for f in _OF_PRODUCTS}
+CASES: dict[str, Callable[[Options], Iterator[Case]]] = {
+    section.__name__: section
+    for section in (
+        *(headline, float16, float32, ladder, steps),
+        *(layouts, feature_major, conv, cpu),
+    )
+}
 OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    f.__name__: f for f in (limits, lstm, changing, host)
+    section.__name__: section for section in (limits, changing, lstm, host)
 }
-HEADINGS = {
-    "limits": "the card's own limits",
-    "headline": "the launch post's figure; in brackets, times as fast as cuBLAS, dense",
-    "float16": "every block size; in brackets, times as fast as cuBLAS, dense",
-    "float32": "every block size; in brackets, times as fast as cuBLAS, dense",
-    "ladder": "in brackets, how many times as fast as the rung before",
-    "steps": "the taught ladder; in brackets, how many times as fast as the one before",
-    "layouts": "in brackets, the time a block against as many random blocks",
-    "changing": "layouts that change; in brackets, the time against the first",
-    "feature_major": "activations as `w @ x` has them; in brackets, the time against batch-major",
-    "lstm": "forward and backward over a sequence; in brackets, how many times ours",
-    "conv": "beside cuDNN, dense and channels last; in brackets, times as fast",
-    "host": "what the host's side costs",
-    "cpu": "median time per call; in brackets, how many times as long as ours",
-}
-SECTIONS = tuple(name for name in HEADINGS if name != "cpu")
+SECTIONS = ("limits", *(name for name in CASES if name != "cpu"), "changing", "lstm", "host")
 """Those of the GPU, in the order in which they are run."""
+
+
+def heading(name: str) -> str:
+    """What a section says of itself."""
+    return ((CASES | OTHERS)[name].__doc__ or "").partition("\n")[0]

@@ -33,12 +33,12 @@ def in_order_with(x: Any) -> AbstractContextManager[Any]:
 
     Work goes to the stream that the library works on. Within `stream(...)` it stays there: the
     library's stream comes before it and after it. JAX gives no stream to wait on: the work is
-    done at the end.
+    done at the end. Arrays on the CPU are in no order.
     """
     ours = streams.current()
     if runtime.capturing() is None:
         if _library_of(x) == "jaxlib":
-            return _done_at_the_end()
+            return _done_at_the_end() if is_device_operand(x) else nullcontext()
         for way in SHORT_WAYS:
             if (theirs := way.stream_of(x)) is not None and not theirs.is_same(ours):
                 away = runtime.several_devices and theirs.device != ours.device

@@ -103,6 +103,15 @@ def compiled(signature: Any = None, **how: Any) -> Callable[[Any], Any]:
     return decorate
 
 
+def entry_of(kernel: Any) -> Callable[..., Any]:
+    """A function that `compiled` made for one signature, without comparing types at each call.
+
+    It takes arrays of those types for granted.
+    """
+    (made,) = kernel.overloads.values()
+    return made.entry_point  # type: ignore[no-any-return]
+
+
 @compiled(types.void(types.int64[::1], types.int64))
 def wait(counts, work):
     """Return when all the work is done; it has all been taken, so that is soon."""

@@ -1,6 +1,5 @@
 """The moving average of weights, which is what a trained model is often used with."""
 
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, tensors_of
-from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import forget_captures, live, outside_capture
 from numbsparse.nn import kept
 from numbsparse.patterns.checks import integer, number
@@ -125,12 +123,15 @@ class ExponentialMovingAverage:
         if not self._averages:
             raise RuntimeError("there is no average before the first step")
         self._check_forms()
-        own = [ops.copy(p.values) for p in self.parameters]
+        own = [(p, p.data, ops.copy(p.values)) for p in self.parameters]
         try:
             self._write(self._averages)
             yield
         finally:
-            self._write(own)
+            for p, data, _ in own:
+                if p.data is not data:  # with another layout, or in another place
+                    p.data = data
+            self._write([values for *_, values in own])
 
     def _write(self, arrays: list[Any]) -> None:
         """Into the parameters."""
@@ -150,8 +151,7 @@ class ExponentialMovingAverage:
         """Take what `state_dict()` gave.
 
         Raises TypeError or ValueError where it is of other parameters or layouts; nothing is
-        changed then. State of a version that wrote no layouts is taken only by its shapes, with a
-        UserWarning.
+        changed then.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
@@ -162,12 +162,10 @@ class ExponentialMovingAverage:
                 f"state takes steps and {len(self.parameters)} averages, got {sorted(state)}"
             )
         steps = integer("state['steps']", state["steps"], least=0)
-        averages = []
-        for name, p in zip(expected, self.parameters, strict=False):
-            averages.append(kept.loaded(f"state[{name!r}]", state[name], p.data))
-            if isinstance(p.data, BlockSparse) and not isinstance(state[name], BlockSparse):
-                message = f"state[{name!r}] says no layout: taken by its shape only"
-                warnings.warn(message, stacklevel=2)
+        averages = [
+            kept.loaded(f"state[{name!r}]", state[name], p.data)
+            for name, p in zip(expected, self.parameters, strict=False)
+        ]
         self._averages, self.steps = averages, steps
         self._forms = [kept.form_of(p.data) for p in self.parameters] if names else []
         forget_captures()

@@ -9,6 +9,7 @@ from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.ops.operands import together
 from numbsparse.patterns.checks import integer, number
 
 
@@ -60,6 +61,7 @@ class BatchNorm(Module):
         features = self.weight.shape[0]
         if x.ndim < 2 or x.shape[-1] != features:
             raise ValueError(f"x takes the shape (..., {features}), got {x.shape}")
+        together(x=x.data, weight=self.weight.data)
         if self.training:
             mean, centred, variance = self._of_batch(x)
         else:

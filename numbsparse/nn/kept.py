@@ -7,7 +7,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, moved
-from numbsparse.dtypes import refuse_masked
+from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.layout import Layout
 
 
@@ -90,18 +90,18 @@ def saved(array: Any, form: Form) -> Any:
 def loaded(name: str, value: Any, data: Any) -> Any:
     """An array of a state dict as it is kept with `data`.
 
-    A plain array where `data` is a BlockSparse is of a version that wrote no layouts. Raises
-    ValueError, which calls it by `name`, for another layout, shape or dtype.
+    Raises ValueError, which calls it by `name`, for another kind, layout, shape or dtype.
     """
-    if isinstance(value, BlockSparse) and isinstance(data, BlockSparse):
+    refuse_masked(value, name)
+    takes_matrix = isinstance(data, BlockSparse)
+    if not isinstance(value, BlockSparse if takes_matrix else np.ndarray):
+        takes = "a BlockSparse" if takes_matrix else "an array"
+        raise ValueError(f"{name} takes {takes}, got {type_name(value)}")
+    if isinstance(value, BlockSparse):
         own, got = form_of(data), form_of(value)
         if own.layout != got.layout and data.layout != value.layout:
             raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
         value = value.to("cpu").stored_as(data, name).values
-    refuse_masked(value, name)
-    if not isinstance(value, np.ndarray):
-        takes = "a BlockSparse" if isinstance(data, BlockSparse) else "an array"
-        raise ValueError(f"{name} takes {takes}, got {type(value).__name__}")
     shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
     if value.shape != shape or value.dtype != dtype:
         raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")

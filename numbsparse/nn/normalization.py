@@ -8,6 +8,7 @@ from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
+from numbsparse.ops.operands import together
 from numbsparse.patterns.checks import integer, number
 
 
@@ -32,6 +33,7 @@ class LayerNorm(Module):
         x = as_tensor(x)
         if x.shape[-1:] != self.weight.shape:
             raise ValueError(f"x takes the shape (..., {self.weight.shape[0]}), got {x.shape}")
+        together(x=x.data, weight=self.weight.data)
         return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
     def describe(self) -> str:

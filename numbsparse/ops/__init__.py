@@ -23,7 +23,7 @@ from numbsparse.ops.activations import (
     tanh,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
-from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, remap
+from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, placed, remap
 from numbsparse.ops.average import average_step, check_average
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns

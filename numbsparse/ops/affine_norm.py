@@ -26,7 +26,7 @@ from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import together
 from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.ops.shape import adjoining, reshape
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import number, word
 
 KINDS = ("plain", "relu", "times", "plus_relu")
 
@@ -161,8 +161,7 @@ def _lines(*of_gain: Any) -> list[Any]:
 
 
 def _check(kind: str, x: Any, gain: Any, bias: Any, eps: float, other: Any) -> bool:
-    if kind not in KINDS:
-        raise ValueError(f"kind takes one of {', '.join(KINDS)}, got {kind!r}")
+    word("kind", kind, KINDS)
     number("eps", eps)
     if (other is None) != (kind in ("plain", "relu")):
         raise ValueError(f"other takes an array for the kinds times and plus_relu, kind is {kind}")

@@ -29,6 +29,7 @@ from numbsparse.ops.index import positions_beside
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
+from numbsparse.patterns.checks import word
 
 NORMS = ("l1", "l2", "max")
 
@@ -89,9 +90,7 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
 
 def checked_norm(by: str) -> str:
     """The name of a norm; another is refused."""
-    if by not in NORMS:
-        raise ValueError(f"by takes one of {', '.join(NORMS)}, got {by!r}")
-    return by
+    return word("by", by, NORMS)
 
 
 def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
@@ -170,14 +169,10 @@ def getitem(w: BlockSparse, key: Any) -> BlockSparse:
     >>> w[4:], np.shares_memory(w[4:].data, w.data)
     (BlockSparse(4 x 8, float64, 2 blocks of 4 x 4, density 1), True)
     """
-    rows, columns = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
     if w.is_transposed:
-        return getitem(w.T, (columns, rows)).T
+        return getitem(w.T, _both(key)[::-1]).T
     layout, values = w.stored_layout, w.values
-    (row, row_end, height), (column, column_end, width) = (
-        _block_range(*given, w.block_size)
-        for given in (("rows", rows, w.shape[0]), ("columns", columns, w.shape[1]))
-    )
+    (row, row_end, height), (column, column_end, width) = _block_ranges(w, key)
     start, stop = layout.indptr[row], layout.indptr[row_end]
     indptr, indices = layout.indptr[row : row_end + 1] - start, layout.indices[start:stop]
     values = values[start:stop]
@@ -187,6 +182,26 @@ def getitem(w: BlockSparse, key: Any) -> BlockSparse:
         indices, values = indices[kept] - column, _taken(values, np.flatnonzero(kept))
     part = Layout.from_arrays(indptr, indices, (row_end - row, column_end - column))
     return BlockSparse(values, part, shape=(height, width))
+
+
+def placed(v: BlockSparse, like: BlockSparse, key: Any) -> BlockSparse:
+    """Zeros in the layout of `like`, with v in the place of `like[key]`, as which it is stored."""
+    if like.is_transposed:
+        return placed(v.T, like.T, _both(key)[::-1]).T
+    (row, *_), (column, *_) = _block_ranges(like, key)
+    index = like.stored_layout.index
+    where = v.stored_layout.find(index.block_rows - row, index.block_columns - column)
+    return like.with_values(_taken(v.values, where))
+
+
+def _both(key: Any) -> tuple[Any, Any]:
+    """The rows and the columns of a key."""
+    return key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+
+
+def _block_ranges(w: BlockSparse, key: Any) -> list[tuple[int, int, int]]:
+    given = zip(("rows", "columns"), _both(key), w.shape, strict=True)
+    return [_block_range(*each, w.block_size) for each in given]
 
 
 def _block_range(argument: str, given: Any, n: int, size: int) -> tuple[int, int, int]:

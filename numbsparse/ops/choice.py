@@ -15,6 +15,7 @@ from numbsparse.kernels.matmul import (
 from numbsparse.layout import Layout
 from numbsparse.ops import times, tuned
 from numbsparse.ops.made import MadeLayout
+from numbsparse.patterns.checks import word
 
 MOST = 1024  # cases that are remembered, before all are forgotten
 
@@ -90,8 +91,7 @@ def with_tiles(
 
 def _checked(kernel: str, precision: str, place: str) -> list[str]:
     """The rungs to choose from, in the order of the ladder."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
+    word("precision", precision, PRECISIONS)
     if kernel == "auto":  # the reference is for checking, never for speed
         return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     names = [*RUNGS, *OWN]

@@ -1,7 +1,8 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
-from collections.abc import Iterable
 from typing import Any
+
+import numpy as np
 
 from numbsparse.kernels.conv import Window
 from numbsparse.patterns.checks import INTEGER
@@ -123,7 +124,7 @@ def in_blocks_of(rows: int, window: Window) -> int:
 
 
 def _numbers(argument: str, value: Any, axes: int, least: int = 1) -> tuple[int, ...]:
-    numbers = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else None
+    numbers = tuple(value) if np.iterable(value) and not isinstance(value, str) else None
     numbers = (value,) * axes if numbers is None else numbers
     if len(numbers) != axes or not all(
         isinstance(n, INTEGER) and not isinstance(n, bool) for n in numbers
@@ -151,10 +152,10 @@ def _pairs(padding: Any, space: tuple[int, ...] | None, spread: Any, stride: Any
         raise ValueError(
             f'padding takes "same", "valid", whole numbers or pairs of them, got {padding!r}'
         )
-    padding = tuple(padding) if isinstance(padding, Iterable) else padding
-    if isinstance(padding, tuple) and any(isinstance(pair, Iterable) for pair in padding):
+    padding = tuple(padding) if np.iterable(padding) else padding
+    if isinstance(padding, tuple) and any(np.iterable(pair) for pair in padding):
         if len(padding) != axes or not all(
-            isinstance(pair, Iterable) and len(tuple(pair)) == 2 for pair in padding
+            np.iterable(pair) and len(tuple(pair)) == 2 for pair in padding
         ):
             raise TypeError(
                 f"padding takes a (before, after) pair for each of {axes} axes, got {padding!r}"

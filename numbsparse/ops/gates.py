@@ -38,6 +38,7 @@ class Selection(NamedTuple):
     gates: Any
     places: Places | None = None  # on a GPU, if blocks are left out
     is_known: bool = True  # whether the host knows which are zero
+    ones: bool = False  # whether it knows that all that are left are one
 
     def index_beside(self, array: Any) -> Index:
         """Of the layout, with blocks named by where they are in `full`."""
@@ -62,7 +63,7 @@ class Known(NamedTuple):
     """What the host knows of gates."""
 
     mask: np.ndarray  # which are not zero
-    ones: bool  # whether all are one
+    ones: bool  # whether all these are one
     key: bytes | None  # stands for the mask; None if none is zero
 
 
@@ -91,8 +92,8 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
         numbers = gate_numbers(w.T, gate.T)
     elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
-    known = _known_of(w, numbers)
-    return None if known is not None and known.ones else _selected(w, numbers, known)
+    kept = select_gated(w, numbers)
+    return None if kept.ones and kept.layout is kept.full else kept
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -139,14 +140,11 @@ def gate_dtype(w: BlockSparse) -> np.dtype:
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
     """What `gates`, numbers as stored, leave of w."""
-    return _selected(w, gates, _known_of(w, gates))
-
-
-def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
-    """`select_gated`, of gates of which this is known, or nothing."""
+    known = _known_of(w, gates)
     full, on_gpu = w.stored_layout, isinstance(gates, DeviceArray)
     if known is None or known.key is None:
-        return all_blocks(w, gates)._replace(is_known=known is not None)
+        ones = known is not None and known.ones
+        return all_blocks(w, gates)._replace(is_known=known is not None, ones=ones)
     made = _selections.setdefault(full, {})
     mask, key = known.mask, (on_gpu and gates.device_id, on_gpu, known.key)
     found = made.pop(key, None)
@@ -154,15 +152,14 @@ def _selected(w: BlockSparse, gates: Any, known: Known | None) -> Selection:
         chosen = np.flatnonzero(mask).astype(np.int32)
         back = np.where(mask, np.cumsum(mask) - 1, -1).astype(np.int32)
         layout = full.select(mask)
+        found = layout, chosen, back, None
         if on_gpu:
             found = layout, to_device(chosen), to_device(back), Places(layout, chosen)
-        else:
-            found = layout, chosen, back, None
         while len(made) >= MOST_SELECTIONS:
             del made[next(iter(made))]
     made[key] = found  # the last one used is the last to go
     layout, chosen, back, places = found
-    return Selection(layout, full, chosen, back, gates, places)
+    return Selection(layout, full, chosen, back, gates, places, ones=known.ones)
 
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
@@ -200,9 +197,8 @@ def _known(gates: Any) -> Known:
 
 def _seen(numbers: np.ndarray) -> Known:
     mask = numbers != 0
-    return Known(
-        mask, bool((numbers == 1).all()), None if mask.all() else np.packbits(mask).tobytes()
-    )
+    key = None if mask.all() else np.packbits(mask).tobytes()
+    return Known(mask, bool((numbers[mask] == 1).all()), key)
 
 
 _seen_of: WeakKeyDictionary[Any, tuple[Any, Known]] = WeakKeyDictionary()

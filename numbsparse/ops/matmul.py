@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse, checked_shape
+from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
 from numbsparse.device import (
     DeviceArray,
     empty,
@@ -25,7 +25,7 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
-from numbsparse.layout import Layout, as_layout
+from numbsparse.layout import Index, Layout, as_layout
 from numbsparse.ops import choice
 from numbsparse.ops.choice import choose
 from numbsparse.ops.create import empty_beside
@@ -37,7 +37,7 @@ from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.shape import reshape
 from numbsparse.patterns.checks import integer
 
-USUAL = 0x101  # of the flags of NumPy's arrays: C-contiguous, aligned
+C_CONTIGUOUS, ALIGNED = 0x1, 0x100  # of the flags of NumPy's arrays
 GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
 """Of the products y = x @ w, x = y @ w.T and w = sddmm(x.T, y), each linear in both operands: which
 one gives the gradient of its first operand, and which that of its second; each with two of the
@@ -78,11 +78,11 @@ def matmul(
         made and planned; the last four are remembered. Gates are copied from a GPU to the host once
         after each change that this library makes to them; another library's arrays are copied at
         every product. NaN and infinity as gates are multiplied like any number. Within a step that
-        `ns.graph` captures nothing is copied: those two and `k6_hopper`, this in the
-        weight-gradient too, skip zeros as they find them; other kernels take as long as with all
-        gates one. Results are the same, unless x or gates have infinity or NaN. In a layout that
-        `Layout.on_device` made the host looks at no gate either, and they are in the order of
-        `w.values`, for `w.T` too.
+        `ns.graph` captures nothing is copied: those two and `k6_hopper` skip zeros as they find
+        them, in the weight-gradient `k7_small_blocks` and, but for blocks of 128, `k6_hopper`;
+        other kernels take as long as with all gates one. Results are the same to rounding, unless
+        x or gates have infinity or NaN. In a layout that `Layout.on_device` made the host looks at
+        no gate either, and they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str
@@ -175,7 +175,16 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    (a, b), precision, gates = _factors(a, b), checked_precision(precision), None
+    precision = checked_precision(precision)
+    if kernel == "auto" and type(a) is type(b) is np.ndarray:
+        return _sum_of_arrays(a, b, layout, block_size, precision)
+    return _sddmm(a, b, layout, block_size, kernel, precision)
+
+
+def _sddmm(
+    a: Any, b: Any, layout: Any, block_size: int | None, kernel: str, precision: str
+) -> BlockSparse:
+    (a, b), gates = _factors(a, b), None
     if isinstance(layout, Selection):  # of gates; what is computed where they are 0 is open
         gates = None if layout.is_known else layout.gates
         layout = layout.layout
@@ -275,8 +284,8 @@ def _multiply(
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
     known = gate is None and kernel == "auto"
-    if known and type(dense) is type(w.values) is np.ndarray and not feature_major:
-        return _of_arrays(dense, w, out, precision)
+    if known and type(dense) is type(w.values) is np.ndarray:
+        return _of_arrays(dense, w, feature_major, out, precision)
     if known and w.place == "cuda" and not runtime.several_devices:
         y = _memory_beside(dense, w, feature_major) if out is None else out
         if y is not None:
@@ -287,30 +296,71 @@ def _multiply(
     return _in_order(dense, w, gate, feature_major, out, kernel, precision)
 
 
-def _of_arrays(x: np.ndarray, w: BlockSparse, out: Any, precision: str) -> Any:
-    """x @ w of NumPy arrays: what follows from their shapes and dtype is worked out once."""
-    values, index = w.values, w.stored_layout.index
-    case = x.shape, w.shape, w.is_transposed, values.shape, x.dtype
-    usual = x.flags.num & values.flags.num & USUAL == USUAL and x.dtype is values.dtype
+def _of_arrays(dense: np.ndarray, w: BlockSparse, feature_major: bool, *of: Any) -> Any:
+    """The product of NumPy arrays: what follows from their shapes and dtype is worked out once."""
+    values, index, (out, precision) = w.values, w.stored_layout.index, of
+    case = dense.shape, w.shape, w.is_transposed, feature_major, values.shape, dense.dtype
+    usual = is_usual(dense) and is_usual(values, C_CONTIGUOUS) and dense.dtype is values.dtype
     if usual and (known := index.calls.get(case)):
         shape, compute = known
-        y = np.empty(shape, x.dtype) if out is None else _checked_out(out, shape, x, w)
-        compute(x, values, y)
+        y = np.empty(shape, dense.dtype) if out is None else _checked_out(out, shape, dense, w)
+        compute(dense, values, y)
         return y if out is None else out
-    y = _in_order(x, w, None, False, out, "auto", precision)
+    y = _in_order(dense, w, None, feature_major, out, "auto", precision)
     if usual:
-        if len(index.calls) >= choice.MOST:
-            index.calls.clear()
-        batch = prod(x.shape[:-1])
-        compute = rung("k0_cpu").again(batch, values, index, w.is_transposed)
-        compute = compute if x.ndim == 2 else _of_rows(compute, batch, *w.shape)
-        index.calls[case] = tuple(y.shape), compute
+        batch = prod(dense.shape[1:] if feature_major else dense.shape[:-1])
+        product = "input_grad" if w.is_transposed != feature_major else "forward"
+        compute = rung("k0_cpu").again(product, batch, values, index)
+        if feature_major:
+            compute = _of_columns(compute)
+        elif dense.ndim != 2:
+            compute = _of_rows(compute, batch, *w.shape)
+        remember(index, case, (tuple(y.shape), compute))
     return y
+
+
+def is_usual(array: np.ndarray, flags: int = 0) -> bool:
+    """Whether it is aligned and has these flags."""
+    flags |= ALIGNED
+    return array.flags.num & flags == flags
+
+
+def remember(index: Index, case: Any, what: Any) -> None:
+    """Keep what was worked out for a product on the CPU."""
+    if len(index.calls) >= choice.MOST:
+        index.calls.clear()
+    index.calls[case] = what
 
 
 def _of_rows(compute: Callable[..., None], batch: int, n: int, k: int) -> Callable[..., None]:
     """The same of arrays with any number of axes before the features."""
     return lambda x, values, y: compute(x.reshape(batch, n), values, y.reshape(batch, k))
+
+
+def _of_columns(compute: Callable[..., None]) -> Callable[..., None]:
+    """The same of features before the batch."""
+    return lambda x, values, y: compute(_columns_as_rows(x), values, _columns_as_rows(y))
+
+
+def _sum_of_arrays(
+    a: np.ndarray, b: np.ndarray, layout: Any, block_size: int | None, precision: str
+) -> BlockSparse:
+    """`sddmm` of NumPy arrays, as `_of_arrays`."""
+    like = layout if isinstance(layout, BlockSparse) else None
+    kept = layout if like is None else like.stored_layout
+    own = None if like is None else (like.shape, like.block_size, like.is_transposed)
+    case = a.shape, b.shape, a.dtype, block_size, own
+    usual = type(kept) is Layout and type(block_size) in (int, type(None)) and a.dtype is b.dtype
+    if usual and (known := kept.index.calls.get(case)):
+        shape, compute = known
+        values = np.empty(shape, a.dtype)
+        compute(a.T, b, values)
+        return unchecked(values, kept, (len(a), b.shape[1]))
+    found = _sddmm(a, b, layout, block_size, "auto", precision)
+    if usual and not found.is_transposed:
+        compute = rung("k0_cpu").again("weight_grad", len(b), found.values, kept.index)
+        remember(kept.index, case, (found.values.shape, compute))
+    return found
 
 
 def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
@@ -412,7 +462,8 @@ def _run(
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
     if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
-        compute(x, values, kept.index_beside(x), y, precision, gates=kept.gates)
+        factors = None if kept.ones else kept.gates
+        compute(x, values, kept.index_beside(x), y, precision, gates=factors)
         return
     if kept is not None:
         v = gated(w.T if w.is_transposed else w, kept.gates, kept)

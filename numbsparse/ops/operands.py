@@ -6,6 +6,7 @@ from inspect import signature
 from typing import Any
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from numbsparse.device import (
     DeviceArray,
@@ -179,6 +180,14 @@ def length_of(a: Any, argument: str) -> int:
     if a.ndim == 0:
         raise ValueError(f"{argument} takes at least one axis, got the shape ()")
     return a.shape[-1]  # type: ignore[no-any-return]
+
+
+def axes_of(axis: Any, ndim: int, argument: str = "axis") -> tuple[int, ...]:
+    """One axis or several, counted from 0; ValueError where there is no such axis."""
+    try:
+        return normalize_axis_tuple(axis, ndim, argument)  # type: ignore[no-any-return]
+    except (OverflowError, TypeError):
+        raise TypeError(f"{argument} takes integers, got {axis!r}") from None
 
 
 def place_of(a: Any) -> str:

@@ -1,6 +1,7 @@
 """How accurate float32 products are by default: one setting for the whole process."""
 
 from numbsparse.kernels.matmul import PRECISIONS
+from numbsparse.patterns.checks import word
 
 _default = "highest"
 
@@ -30,15 +31,18 @@ class set_precision:
 
     def __init__(self, precision: str):
         global _default
-        self._precision = _checked(precision)
-        self._before, _default = _default, precision
+        self._precision = word("precision", precision, PRECISIONS)
+        self._at_first: str | None = _default
+        self._before, _default = list[str](), precision
 
     def __enter__(self) -> None:
-        pass
+        global _default
+        self._before.append(self._at_first or _default)
+        self._at_first, _default = None, self._precision
 
     def __exit__(self, *error: object) -> None:
         global _default
-        _default = self._before
+        _default = self._before.pop()
 
     def __repr__(self) -> str:
         return f"set_precision({self._precision!r})"
@@ -46,15 +50,9 @@ class set_precision:
 
 def checked_precision(precision: str | None) -> str:
     """The precision of a call: its own, or the default."""
-    return _default if precision is None else _checked(precision)
+    return _default if precision is None else word("precision", precision, PRECISIONS)
 
 
 def own_precision(precision: str | None) -> str | None:
     """A layer's own precision, checked; None stays, for the default at the time of each call."""
-    return None if precision is None else _checked(precision)
-
-
-def _checked(precision: str) -> str:
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision takes one of {PRECISIONS}, got {precision!r}")
-    return precision
+    return None if precision is None else word("precision", precision, PRECISIONS)

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_tuple
 
 from numbsparse.device import DeviceArray, empty
-from numbsparse.ops.operands import contiguous, on_gpu
+from numbsparse.ops.operands import axes_of, contiguous, on_gpu
 
 Axis = int | tuple[int, ...] | None
 
@@ -79,7 +78,7 @@ def _check_not_empty(a: Any, axis: Axis) -> None:
 
 
 def _axes(a: Any, axis: Axis) -> tuple[int, ...]:
-    return normalize_axis_tuple(range(a.ndim) if axis is None else axis, a.ndim, "axis")
+    return axes_of(range(a.ndim) if axis is None else axis, a.ndim)
 
 
 def _on_cpu(function: Callable[..., Any], a: np.ndarray, axis: Axis, keepdims: bool) -> np.ndarray:

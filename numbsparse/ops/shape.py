@@ -5,13 +5,12 @@ from math import prod
 from typing import Any
 
 import numpy as np
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.views import collapse
 from numbsparse.ops.create import zeros
 from numbsparse.ops.elementwise import copy, write
-from numbsparse.ops.operands import contiguous, not_an_array, place_of, places_differ
+from numbsparse.ops.operands import axes_of, contiguous, not_an_array, place_of, places_differ
 
 
 def reshape(a: Any, shape: tuple[int, ...]) -> Any:
@@ -40,7 +39,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
         return a.transpose(axes)
     if axes is None:
         return a.T
-    order = normalize_axis_tuple(axes, a.ndim, "axes")
+    order = axes_of(axes, a.ndim, "axes")
     if len(order) != a.ndim:
         raise ValueError(f"axes takes {a.ndim} axes, got {tuple(axes)}")
     shape, strides = (tuple(of[i] for i in order) for of in (a.shape, a.strides))
@@ -57,7 +56,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """
     gpu = _check_joinable(arrays)
     first = arrays[0]
-    axis = normalize_axis_index(axis, first.ndim, "axis")
+    (axis,) = axes_of(axis, first.ndim)
     kept = first.shape[:axis] + first.shape[axis + 1 :]
     for array in arrays:
         if array.ndim != first.ndim or array.shape[:axis] + array.shape[axis + 1 :] != kept:
@@ -105,7 +104,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
     for array in arrays:
         if array.shape != shape:
             raise ValueError(f"arrays take one shape, got {shape} and {array.shape}")
-    axis = normalize_axis_index(axis, len(shape) + 1, "axis")
+    (axis,) = axes_of(axis, len(shape) + 1)
     if not gpu:
         return contiguous(np.stack(arrays, axis))
     key = (slice(None),) * axis + (None,)

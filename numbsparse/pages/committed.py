@@ -1,6 +1,5 @@
 """The results that are committed, what they say of a rung, and how pages say it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,8 @@ def on_changing() -> dict[str, Any]:
 
 
 def on_cpu() -> dict[str, Any]:
-    """The committed results of the CPU's benchmark."""
-    return json.loads((RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    """The committed section of the CPU's benchmark."""
+    return load(RESULTS / "cpu.json")["cpu"]
 
 
 def profiled() -> Results:

@@ -1,12 +1,13 @@
 """What a pattern is, and the checks of the arguments that makers of patterns take."""
 
 import math
+from collections.abc import Collection
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from numbsparse.dtypes import refuse_masked
+from numbsparse.dtypes import as_array
 
 Pattern: TypeAlias = NDArray[np.bool_]
 Seed: TypeAlias = int | np.random.Generator
@@ -59,15 +60,9 @@ def as_pattern(pattern: Any, argument: str = "pattern") -> Pattern:
 
 def real_array(argument: str, value: Any, takes: str) -> np.ndarray:
     """`value` as an array of booleans or real numbers; `takes` says what was expected."""
-    refuse_masked(value, argument)
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        got = type(value).__name__
-        raise TypeError(f"{argument} takes {takes}, got a {got} that is not an array") from error
+    array = as_array(value, argument, takes)
     if array.dtype.kind not in "biuf":
-        got = f"dtype {array.dtype}" if array.ndim else type(value).__name__
-        raise TypeError(f"{argument} takes {takes}, got {got}")
+        raise TypeError(f"{argument} takes {takes}, got dtype {array.dtype}")
     return array
 
 
@@ -108,6 +103,13 @@ def number(
     if not least <= value <= most or value >= below:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
     return float(value)
+
+
+def word(argument: str, value: Any, words: Collection[str]) -> str:
+    """`value`, which is one of the words."""
+    if not isinstance(value, str) or value not in words:
+        raise ValueError(f"{argument} takes one of {', '.join(words)}, got {value!r}")
+    return value
 
 
 def pair(argument: str, takes: str, value: Any) -> tuple[Any, Any]:

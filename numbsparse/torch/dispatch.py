@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_compiling
 
 from numbsparse.device import current_stream
@@ -21,6 +23,7 @@ from numbsparse.torch.kinds import Kinds, kind_of, new_kind, started
 
 DEVICES = ("cpu", "cuda")
 TYPES = (torch.Tensor, torch.nn.Parameter)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)  # which torch.autocast casts
 _dispatch_keys: Any = torch._C._dispatch_keys
 _keys_of_thread: Any = torch._C._dispatch_tls_local_include_set
 _is_autocast: Any = torch._C._is_any_autocast_enabled
@@ -78,7 +81,12 @@ def operator(
         return kernels[of[0].is_cuda](*of, *rest)
 
     def dispatched(of: Any, rest: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
+        levels = torch._C._are_functorch_transforms_active()  # those below record for themselves
+        with (
+            torch._C._AutoDispatchBelowAutograd(),
+            torch.set_grad_enabled(levels or is_grad_enabled()),
+            forward_ad._set_fwd_grad_enabled(levels or torch._C._is_fwd_grad_enabled()),
+        ):
             return made(*of, *rest)
 
     # What torch's register_autograd would make takes 15 us more a call.
@@ -91,11 +99,11 @@ def operator(
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        return type(name, (torch.autograd.Function,), methods)
+        # Function.apply looks for transforms of functions first: this is within one, or in none.
+        function: Any = type(name, (_SingleLevelFunction,), methods)
+        return function.apply
 
-    # Function.apply looks for transforms of functions first, which plain tensors have none of.
-    record = super(torch.autograd.Function, recorded(computed)).apply
-    differentiate = recorded(dispatched).apply
+    record, differentiate = recorded(computed), recorded(dispatched)
 
     def autocast(*inputs: Any) -> Any:
         of = _cast(inputs[:tensors], wide, half_on_cpu)
@@ -125,7 +133,8 @@ def operator(
         if forward_ad._current_level >= 0 or (
             is_grad_enabled() and any(a.requires_grad for a in of)
         ):
-            return differentiate(*of, (rest, None))
+            with enable_single_level_autograd_function():  # torch.func calls this for each level
+                return differentiate(*of, (rest, None))
         return dispatched(of, rest)
 
     _library.impl(name, differentiated, "Autograd")
@@ -178,7 +187,7 @@ def _cast(of: Any, wide: tuple[int, ...], half_on_cpu: bool) -> Any:
         narrow = torch.float32
     dtypes = [torch.float32 if i in wide else narrow for i in range(len(of))]
     pairs = zip(of, dtypes, strict=True)
-    return tuple([a if a.dtype in (dtype, torch.float64) else a.to(dtype) for a, dtype in pairs])
+    return tuple([a.to(dtype) if a.dtype in FLOATS else a for a, dtype in pairs])
 
 
 def in_order(kernel: Callable[..., Any]) -> Callable[..., Any]:

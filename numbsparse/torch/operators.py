@@ -147,7 +147,9 @@ def check_dense(argument: str, x: Any) -> None:
 def check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:
     if a.device != b.device:
         raise ValueError(f"{first} and {second} take one device, got {a.device} and {b.device}")
-    if a.dtype != b.dtype and not torch.is_autocast_enabled(a.device.type):
+    if a.dtype != b.dtype and not (
+        {a.dtype, b.dtype} <= CODES.keys() and torch.is_autocast_enabled(a.device.type)
+    ):
         raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")
 
 

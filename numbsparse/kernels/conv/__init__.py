@@ -97,7 +97,7 @@ def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     of = product, block_size, dtype, precision
     sizes = sizes_of(product, batch, window, n_in, n_out, n_blocks)
     times = {name: microseconds(name, *of, *sizes) for name in names}
-    times[UNFOLDED], _ = next(multipliers(*of, *unfolded(window, *sizes)), (inf, None))
+    times[UNFOLDED], _ = next(multipliers(*of, *unfolded(product, window, *sizes)), (inf, None))
     return sorted(names, key=lambda name: -times[name])
 
 

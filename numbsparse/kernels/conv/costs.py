@@ -1,11 +1,12 @@
 """How long each rung is expected to take on an H200: the basis of `chosen`.
 
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
-product, the numbers and the block size: launches, and what waits for them; products of kept values;
-terms of the longest sum; bytes of what is read of x, through all taps where they are unfolded; and
-those of the result and w. `costs.json` has the factors, which fit convolutions that were drawn and
-timed; `python -m numbsparse times --conv` makes it. Those that are there fit 362 products and are
-older than that command. What counts is the order of the rungs.
+product, the numbers and the block size: launches; products of kept values; terms of the longest
+sum; bytes of what is read of x, at all offsets where they are unfolded; and those of the result and
+w. An output of an input-gradient at a stride is a square of pixels. `costs.json` has the factors,
+which fit convolutions that were drawn and timed; `python -m numbsparse times --conv` makes it.
+Those that are there fit 362 products and are older than that command. What counts is the order of
+the rungs.
 """
 
 import json
@@ -22,7 +23,7 @@ FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
-LATER = {"k4_wgmma": 0.6, "k6_strips": 1.45}  # launches: it begins early, or its result is copied
+COPYING = (UNFOLDED, "k6_strips")  # pixels of such outputs into their places, by a launch
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -53,35 +54,33 @@ def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str
 
 
 def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) -> tuple[float, ...]:
-    """What takes time, of what `sizes_of` gives.
-
-    Launches, in each of which other outputs see other taps: LATER ones take as long as so many of
-    the first.
-    """
-    outputs, seen, features, n_blocks, passes = sizes
+    """What takes time, of what `sizes_of` gives."""
+    outputs, seen, features, n_blocks, residues = sizes
     kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
+    copies = int(residues > 1 and rung.partition("/")[0] in COPYING)
     return (
-        1 + LATER.get(rung, 1) * (passes - 1),
-        outputs * kept / passes / 1e9,
+        1 + copies / 2,  # which begins early
+        outputs * kept / 1e9,
         (outputs if product == "weight_grad" else kept / max(features, 1)) / 1e3,
         itemsize * outputs * seen / 1e6,
-        itemsize * (outputs * features + kept) / 1e6,
+        itemsize * (outputs * features * (1 + copies) + kept) / 1e6,
     )
 
 
 def sizes_of(
     product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
 ) -> tuple[int, int, int, int, int]:
-    """Outputs, the features that each sees of a pixel, and has; kept blocks; launches."""
+    """Outputs, the features that each sees of a pixel, and has; kept blocks; residues of pixels."""
+    view = window.whole(product).view
+    outputs, residues = batch * prod(view.counts), prod(view.residues)
     if product == "input_grad":
-        outputs, passes = batch * prod(window.big), prod(window.stride)
-        return outputs, out_features, in_features, n_blocks, passes
-    return batch * prod(window.small), in_features, out_features, n_blocks, 1
+        return outputs, out_features, in_features * residues, n_blocks, residues
+    return outputs, in_features, out_features, n_blocks, residues
 
 
-def unfolded(window: Window, outputs: int, seen: int, *sizes: int) -> tuple[int, ...]:
+def unfolded(product: str, window: Window, outputs: int, seen: int, *sizes: int) -> tuple[int, ...]:
     """The same of the product of matrices that k2 makes of it."""
-    return outputs, seen * window.taps, *sizes[:2], 1
+    return outputs, seen * len(window.whole(product).seen[0]), *sizes
 
 
 def multipliers(

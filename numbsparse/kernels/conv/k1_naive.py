@@ -31,7 +31,7 @@ unsupported = reach("k1_naive", "cuda", (), DTYPES)
 
 def _lines(product, x, values, index, window, y, precision="highest", repairs=False):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    (of,) = window.passes("weight_grad")
+    of = window.whole(product)
     walk = Walk(*planned(index, line_walk, window.taps, product, of))
     launch(
         line_kernel, -(-y.size // (THREADS * (RUN if repairs else 1))), THREADS,
@@ -45,7 +45,7 @@ repair_lines = partial(_lines, repairs=True)
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest", repairs=False):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    (of,) = window.passes("weight_grad")
+    of = window.whole("weight_grad")
     walk = Walk(*planned(index, line_walk, window.taps, "forward", of))
     launch(
         weight_grad_kernel, -(-dvalues.size // (THREADS * (RUN if repairs else 1))), THREADS,
@@ -75,14 +75,13 @@ def wanted(out, repairs):
 def output_of(x, values, transposed, walk, view, n, place, k):
     """Feature k of the output at a place of image n."""
     size = values.shape[1]
-    line, j = k // size, k % size
+    lines = (walk.indptr.size - 1) // (view.residues[0] * view.residues[1] * view.residues[2])
+    o, residue = square_of(place, view)
+    line, j = residue * lines + k // size, k % size
     acc = float32(0)
     for position in range(walk.indptr[line], walk.indptr[line + 1]):
         offset = walk.offsets[walk.taps[position]]
-        if transposed:
-            source = seeing(place, offset, view)
-        else:
-            source = pixel(moved(place, view.scale, offset), view.sizes)
+        source = pixel(moved(o, view.scale, offset), view.sizes)
         if source < 0:
             continue
         block, begin = walk.blocks[position], walk.others[position] * size
@@ -93,23 +92,19 @@ def output_of(x, values, transposed, walk, view, n, place, k):
 
 
 @cuda.jit(device=True)
-def seeing(place, offset, view):
-    """The output that sees a pixel through a tap, -1 where none does."""
-    a, b, c = place[0] - offset[0], place[1] - offset[1], place[2] - offset[2]
-    s, t, u = view.scale
-    if a % s != 0 or b % t != 0 or c % u != 0:
-        return int32(-1)
-    return pixel((int32(a // s), int32(b // t), int32(c // u)), view.counts)
+def square_of(place, view):
+    """The output that has a pixel, and which of its residues that is."""
+    (a, b, c), (s, t, u), (_, v, w) = place, view.step, view.residues
+    return (a // s, b // t, c // u), (a % s * v + b % t) * w + c % u
 
 
 @cuda.jit
 def line_kernel(x, values, transposed, walk, view, y, features, repairs):
-    sizes = view.sizes if transposed else view.counts
     first, which = wanted(y, repairs)
     for r in range(RUN if which else 0):
         at = first + r * THREADS
         if which >> r & 1:
-            n, place = place_of(at // features, sizes)
+            n, place = place_of(at // features, view.out_sizes)
             total = output_of(x, values, transposed, walk, view, n, place, at % features)
             y[at] = rounded(total, y)
 

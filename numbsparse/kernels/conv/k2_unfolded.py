@@ -8,6 +8,9 @@ rows:
     input_grad    dx = unfolded(dy) @ v.T      v: the same blocks, all taps of an in-block in a line
     weight_grad   dw = unfolded(x).T @ dy
 
+At a stride a row of the input-gradient's result is a square of pixels of dx, one of each residue:
+few taps reach each, so v has lines for each, and rows are unfolded once for all of them.
+
 Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, and for the
 weight-gradient some taps at a time.
 
@@ -18,6 +21,7 @@ by all multiprocessors.
 """
 
 from functools import cache, partial
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +33,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.conv.costs import multipliers
-from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.conv.window import Pass
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
@@ -56,20 +60,24 @@ unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0
 
 def _lines(product, x, values, index, window, y, precision="highest", by=None):
     """y[:] = conv(x, w), or conv_transpose(x, w), by a rung of that name, or the fastest."""
-    how = unfolding(product, x, index, window, values.shape[1], range(window.taps))
+    of = window.whole(product)
+    (sources,), B = planned(index, sources_of, of), values.shape[1]
+    how = unfolding(x, sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
     if x.shape[2] % values.shape[1]:
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
-    y = y.reshape(-1, y.shape[2])
+    rows, lines, pixels = rows_of(y, of, B), index, x.reshape(-1, x.shape[2])
+    same = of.sees_itself and x.shape[2] % B == 0
     if product == "input_grad":
-        taps = tuple(range(window.taps))
-        index, *_ = planned(index, taps_in_lines, window.taps, product, taps)
-    together = max(IN_CACHE // (4 * how.words * window.taps * ROWS), 1) * ROWS
-    for first in range(0, y.shape[0], together):
-        part = y[first : first + together]
-        u = unfolded(how, first, part.shape[0], x.dtype)
-        of = multiplier(by, product, values, precision, *u.shape, y.shape[1])
-        getattr(of, product)(u, values, index, part, precision)
+        lines, *_ = planned(index, taps_in_lines, window.taps, product, of)
+    together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
+    for first in range(0, rows.shape[0], together):
+        part, u = rows[first : first + together], pixels[first : first + together]
+        if not same:
+            u = unfolded(how, first, part.shape[0], x.dtype)
+        multiply = multiplier(by, product, values, precision, *u.shape, rows.shape[1])
+        getattr(multiply, product)(u, values, lines, part, precision)
+    interleave(rows, index, of, y)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -80,16 +88,16 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
     of = multiplier(by, "weight_grad", dvalues, precision, *sizes)
-    width = -(-x.shape[2] // B) * B * x.itemsize
-    together = max(IN_MEMORY // max(width * dy.shape[0], 1), 1)
+    width, whole = -(-x.shape[2] // B) * B, window.whole("weight_grad")
+    together = max(IN_MEMORY // max(width * x.itemsize * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
-        taps = range(first, min(first + together, window.taps))
-        how = taps_in_lines, window.taps, "weight_grad", tuple(taps)
-        rows, begin, end = planned(index, *how)
-        some = unfolding("weight_grad", x, index, window, B, taps)
+        part = whole.some(range(first, min(first + together, window.taps)))
+        rows, begin, end = planned(index, taps_in_lines, window.taps, "weight_grad", part)
+        (sources,) = planned(index, sources_of, part)
+        how = unfolding(x, sources, len(part.taps), width)
         # Not named: its memory is there for the next part.
         of.weight_grad(
-            unfolded(some, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
+            unfolded(how, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
         )
 
 
@@ -114,6 +122,36 @@ def without_edge(
     return whole
 
 
+def rows_of(y: DeviceArray, of: Pass, B: int) -> DeviceArray:
+    """The matrix that has y's features in rows; one to `interleave` where residues have lines."""
+    (batch, _, features), residues = y.shape, prod(of.view.residues)
+    if residues == 1:
+        return y.reshape(-1, features)
+    return empty((batch * prod(of.view.counts), residues * -(-features // B) * B), y.dtype)
+
+
+def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> None:
+    """y (batch, pixels, features) from the matrix of `rows_of`, if it is not y itself."""
+    (batch, _, features), residues, run = y.shape, prod(of.view.residues), 16 // y.itemsize
+    if residues == 1 or not y.size:
+        return
+    squares, whole = rows.reshape(batch, -1, rows.shape[1] // residues), y.reshape(-1, features)
+    (places,) = planned(index, places_of, of)
+    how = unfolding(squares, places, 1, -(-features // run) * run)
+    out = whole if features % run == 0 else empty((whole.shape[0], how.words * run // 4), y.dtype)
+    unfold(how, 0, out)
+    if out is not whole:
+        copy_matrix(whole, out[:, :features])
+
+
+def places_of(index: Index, of: Pass) -> tuple[np.ndarray]:
+    """(of each pixel of an image, its place among the residues of all outputs,)."""
+    pixels = np.stack([of.outputs(n) for n in range(prod(of.view.residues))], 1).reshape(-1)
+    places = np.empty(prod(of.view.out_sizes), np.int32)
+    places[pixels[pixels >= 0]] = np.flatnonzero(pixels >= 0)
+    return (places,)
+
+
 class Unfolding(NamedTuple):
     """How images are unfolded; one argument of a kernel."""
 
@@ -122,15 +160,12 @@ class Unfolding(NamedTuple):
     pixels: int  # of an image
     row_words: int  # of a row, in whole pieces of 16 bytes
     words: int  # for them in the matrix
-    taps: int
+    taps: int  # with different offsets
     sources: DeviceArray  # (outputs of an image * taps): the pixel, or NONE
 
 
-def unfolding(
-    product: str, x: DeviceArray, index: Index, window: Window, B: int, taps: range
-) -> Unfolding:
-    """Of x, or for the input-gradient dy (batch, pixels, features), for some taps."""
-    (sources,) = planned(index, sources_of, product, window, taps)
+def unfolding(x: DeviceArray, sources: DeviceArray, taps: int, room: int) -> Unfolding:
+    """Of x, or for the input-gradient dy (batch, pixels, features), with so many for each tap."""
     (_, pixels, features), per_word, run = x.shape, 4 // x.itemsize, 16 // x.itemsize
     rows, width = x.reshape(-1, features), -(-features // run) * run
     if features < width:
@@ -141,29 +176,32 @@ def unfolding(
     return Unfolding(
         DeviceArray(rows.address, (rows.size // per_word,), "uint32", None, rows),
         rows.shape[1] // per_word,
-        *(pixels, width // per_word, -(-features // B) * B // per_word, len(taps), sources),
+        *(pixels, min(width, room) // per_word, room // per_word, taps, sources),
     )
 
 
-def sources_of(index: Index, product: str, window: Window, taps: range) -> tuple[np.ndarray]:
-    """(of each output of an image, and each of these taps, the pixel that it sees or NONE,)."""
-    sources = window.sources(product)[taps.start : taps.stop]
-    return (sources.T.reshape(-1).astype(np.int32),)
+def sources_of(index: Index, of: Pass) -> tuple[np.ndarray]:
+    """(of each output of an image, and each that it sees, the pixel or NONE,)."""
+    sources = [of.sources(offset) for offset in of.seen[0]]
+    return (np.array(sources, np.int32).T.reshape(-1),)
 
 
 def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
     """(rows, taps * features): what the outputs from `first` on see through each tap."""
-    words, overlap = empty((rows, how.taps * how.words), "uint32"), copy_engine()
+    matrix = empty((rows, how.taps * how.words * 4 // np.dtype(dtype).itemsize), dtype)
+    unfold(how, first, matrix)
+    return matrix
+
+
+def unfold(how: Unfolding, first: int, matrix: DeviceArray) -> None:
+    overlap, lines = copy_engine(), matrix.shape[0] * how.taps
     image, entry = divmod(first * how.taps, how.sources.size)
-    lines = rows * how.taps
     run = RUN if lines > 2 * RUN * THREADS[1] * multiprocessors() else 1
     launch(
         unfold_kernel(run, overlap), -(-lines // (run * THREADS[1])), THREADS,
-        how, image, entry, words.span,
+        how, image, entry, matrix.span.view("uint32"),
         overlap=overlap,
     )  # fmt: skip
-    shape = rows, words.shape[1] * 4 // np.dtype(dtype).itemsize
-    return DeviceArray(words.address, shape, dtype, None, words)
 
 
 @cache
@@ -207,24 +245,26 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
 
 
 def taps_in_lines(
-    index: Index, n_taps: int, product: str, taps: tuple[int, ...], together: int = 1
+    index: Index, n_taps: int, product: str, of: Pass, together: int = 1
 ) -> tuple[Index, int, int]:
-    """(index of the blocks of some taps in the product of what these see, begin, end).
+    """(index of the blocks of a pass in the product of what its taps see, begin, end).
 
-    They are in rows (tap, in_block), for the input-gradient in columns (tap, out_block), of each
-    tap a multiple of `together`. In a weight-gradient taps are neighbours: its blocks, `begin` to
-    `end`, are counted from the first one.
+    They are in rows (offset, in_block), for the input-gradient in columns (offset, out_block), of
+    each offset a multiple of `together`, and rows (residue, in_block). In a weight-gradient taps
+    are neighbours: its blocks, `begin` to `end`, are counted from the first one.
     """
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
     tap, rows = np.divmod(index.block_rows, counts[0])
-    kept = np.flatnonzero(np.isin(tap, taps))
-    sides = [rows[kept], index.block_columns[kept]]
-    seen, begin = int(product == "input_grad"), 0
+    kept = np.flatnonzero(np.isin(tap, of.taps))
+    sides, tap = [rows[kept], index.block_columns[kept]], np.searchsorted(of.taps, tap[kept])
+    (offsets, which), seen, begin = of.seen, int(product == "input_grad"), 0
     if product == "weight_grad" and kept.size:
         begin = int(kept[0])
     of_tap = -(-counts[seen] // together) * together
-    sides[seen] = np.searchsorted(taps, tap[kept]) * of_tap + sides[seen]
-    counts[seen] = len(taps) * of_tap
+    sides[seen] = which[tap] * of_tap + sides[seen]
+    counts[seen] = len(offsets) * of_tap
+    sides[1 - seen] = np.array(of.residues, int)[tap] * counts[1 - seen] + sides[1 - seen]
+    counts[1 - seen] *= prod(of.view.residues)
     blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)
     walks = ((a.indptr, a.indices, a.data) for a in (blocks.tocsr(), blocks.tocsc()))
     lines, columns = (Walk(*(a.astype(np.int32) for a in arrays)) for arrays in walks)

@@ -11,7 +11,7 @@ Reads per output of a 3 x 3 convolution with all taps kept, from global memory: 
 before read it 9 times; w is read once a tile.
 
 A stride of the forward product makes a box of every s-th pixel; that of the input-gradient makes
-passes, one for the outputs of each residue, which few taps reach.
+lines for the outputs of each residue, which few taps reach.
 
 For 16 bits alone: float32, which `mma.sync` takes as tf32 in three products, is unfolded, as are
 weight-gradients.
@@ -30,6 +30,7 @@ from numbsparse.kernels.conv.boxes import (
     fetch_rows,
     find_rows,
     in_box,
+    place_of,
     spread,
     tile_of,
 )
@@ -87,22 +88,24 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     values = aligned_rows(values.reshape(-1, size)).values
     y, _, wide = stored(y)
     lines = -(-features // size)
-    for of in window.passes(product):
-        height, outputs = shape.height, batch * prod(of.view.counts)
-        while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * lines < ENOUGH:
-            height //= 2
-        how, chunks = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
-        units = Units(*planned(index, line_units, window.taps, product, of, how.box, chunks))
-        tiles = prod(how.tiles)
-        together = min(max(1, lines * tiles // ENOUGH), lines)  # lines of a block of threads
-        stage = how.rows * size + shape.taps * size * size
-        launch(
-            line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
-            tiles * -(-lines // together), 32 * shape.WARPS,
-            x, values, batch, how, of.view,
-            units, together, y, features, stage,
-            shared_bytes=STAGES * stage * values.itemsize,
-        )  # fmt: skip
+    of = window.seeing(product)
+    residues, outputs = prod(of.view.residues), batch * prod(of.view.counts)
+    height = shape.height
+    while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * residues * lines < ENOUGH:
+        height //= 2
+    how, chunks = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
+    units = Units(*planned(index, line_units, window.taps, product, of, how.box, chunks))
+    tiles = prod(how.tiles)
+    # Lines of a block of threads, of one residue.
+    together = min(max(1, residues * lines * tiles // ENOUGH), lines)
+    stage = how.rows * size + shape.taps * size * size
+    launch(
+        line_kernel(dtype, size, height, transposed, x.features % size > 0, wide),
+        tiles * residues * -(-lines // together), 32 * shape.WARPS,
+        x, values, batch, how, of.view,
+        units, lines, together, y, features, stage,
+        shared_bytes=STAGES * stage * values.itemsize,
+    )  # fmt: skip
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -120,21 +123,23 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
     fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
 
     @cuda.jit
-    def kernel(x, values, batch, tiling, view, units, together, y, features, stage):
+    def kernel(x, values, batch, tiling, view, units, lines, together, y, features, stage):
         ring = cuda.shared.array(0, uint16, ALIGNMENT)  # stages, each a box of x and blocks of w
         rows = cuda.shared.array(ROWS, int32)
         places = cuda.shared.array(ROWS, int64)  # of the tile's outputs, then of the box's pixels
         out_rows = cuda.shared.array(BM, int32)
         acc = cuda.local.array(ACC, float32)
         base, x_at = cuda.local.array(TA, int32), cuda.local.array(TA, uint32)
-        lines = units.ptr.size - 1
         groups = (lines + together - 1) // together
-        line = cuda.blockIdx.x % groups * together
-        begin, end = units.ptr[line], units.ptr[min(line + together, lines)]
-        image, top = tile_of(cuda.blockIdx.x // groups, tiling)
+        tile, first = place_of(cuda.blockIdx.x // groups, view.residues)
+        of_tile = (units.ptr.size - 1) // lines * groups
+        before = (cuda.blockIdx.x - tile * of_tile) // groups * lines
+        line = before + cuda.blockIdx.x % groups * together
+        begin, end = units.ptr[line], units.ptr[min(line + together, before + lines)]
+        image, top = tile_of(tile, tiling)
         spread(places, BM, tiling.images, tiling.tile)
         cuda.syncthreads()
-        step, first, sizes = view.step, view.first, view.out_sizes
+        step, sizes = view.step, view.out_sizes
         find_rows(out_rows, places, BM, image, batch, top, step, first, sizes, 1)
 
         lane = uint32(cuda.threadIdx.x) % 32
@@ -186,7 +191,7 @@ def line_kernel(dtype: str, B: int, TA: int, transposed: bool, edge: bool, wide:
                 now = now + stage if now + stage < STAGES * stage else 0
                 line = units.line[unit]
                 if unit + 1 == end or units.line[unit + 1] != line:
-                    store(acc, y, (out_rows, own), int64(line * B), features)
+                    store(acc, y, (out_rows, own), int64((line - before) * B), features)
                     clear_sums(acc)
 
     return kernel

@@ -12,10 +12,10 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from numbsparse.device import DeviceArray, empty
-from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.conv.k2_unfolded import interleave, rows_of, taps_in_lines
 from numbsparse.kernels.conv.window import Pass, Three
-from numbsparse.kernels.elementwise import copy, fill
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
@@ -40,8 +40,7 @@ def refused(product: str, size: int, _: str, batch: int, *call: Any) -> str | No
         return f"takes a stride of 1 or 2, along all axes, got {window.stride}"
     if read % size:
         return f"takes multiples of {size} features in {product}, got {read}"
-    offsets = tuple(by for of in window.passes(product) for by in of.offsets)
-    if not fits(offsets, -(-max(in_features, out_features) // WIDTH)):
+    if not fits(window.seeing(product).offsets, -(-max(in_features, out_features) // WIDTH)):
         return f"takes fewer features, and taps less far apart, got {window}"
     if product == "weight_grad" and batch:
         tile = tile_that_fits(batch, window.small, DEPTH)
@@ -55,22 +54,15 @@ unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    passes, (batch, _, features), B = window.passes(product), y.shape, values.shape[1]
-    for of in passes:
-        part = y if len(passes) == 1 else empty((batch, prod(of.view.counts), features), y.dtype)
-        rows = part.reshape(-1, features)
-        lines, *_ = planned(index, taps_in_lines, window.taps, product, of.taps, WIDTH // B)
-        if x.size and lines.block_rows.size:
-            images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
-            along_strips(images, values, lines, rows, product == "input_grad", precision)
-        else:
-            fill(rows, 0.0)
-        if part is not y:
-            word = "uint32" if features % 2 == 0 else "uint16"
-            part, whole = (a.view(word) for a in (part, y))
-            words, along = part.shape[2], map(slice, of.view.first, of.view.out_sizes, of.view.step)
-            own = whole.reshape(batch, *of.view.out_sizes, words)[(slice(None), *along)]
-            copy(own, part.reshape(batch, *of.view.counts, words))
+    of, B = window.seeing(product), values.shape[1]
+    lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B)
+    rows = rows_of(y, of, B)
+    if x.size and lines.block_rows.size:
+        images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
+        along_strips(images, values, lines, rows, product == "input_grad", precision)
+    else:
+        fill(rows, 0.0)
+    interleave(rows, index, of, y)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -78,8 +70,8 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    (of,), B = window.passes("weight_grad"), dvalues.shape[1]
-    how = taps_in_lines, window.taps, "weight_grad", of.taps, FEATURES // B
+    of, B = window.whole("weight_grad"), dvalues.shape[1]
+    how = taps_in_lines, window.taps, "weight_grad", of, FEATURES // B
     lines, *_ = planned(index, *how)
     x = images_of(x, window.big, window.small, of, FEATURES)
     dy = images_of(dy, window.small, window.small, None, 1)
@@ -90,5 +82,5 @@ def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, gro
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))
-    taps = [(max(of.view.scale) - 1, *by) for by in of.offsets] if of else [(0, 0, 0, 0)]
+    taps = [(max(of.view.scale) - 1, *by) for by in of.seen[0]] if of else [(0, 0, 0, 0)]
     return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)

@@ -6,6 +6,7 @@ NamedTuple, which is one argument of a kernel.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,11 +29,18 @@ class Entries(NamedTuple):
     block: np.ndarray
     lines: int
 
-    def of(self, taps: tuple[int, ...]) -> Entries:
-        """Those of some rising taps, which then count by their place among these."""
-        kept = np.isin(self.tap, taps)
+    def of(self, some: Pass) -> Entries:
+        """Those of the rising taps of a pass, which then count by their place among these.
+
+        The lines of a residue follow all those of the one before.
+        """
+        kept = np.isin(self.tap, some.taps)
         line, tap, other, block = (a[kept] for a in self[:4])
-        return Entries(line, np.searchsorted(taps, tap), other, block, self.lines)
+        tap = np.searchsorted(some.taps, tap)
+        line = line + np.array(some.residues, int)[tap] * self.lines
+        order = np.argsort(line, kind="stable")
+        line, tap, other, block = (a[order] for a in (line, tap, other, block))
+        return Entries(line, tap, other, block, self.lines * prod(some.view.residues))
 
 
 def entries(index: Index, n_taps: int, product: str, parts: int = 1) -> Entries:
@@ -65,7 +73,7 @@ class Walk(NamedTuple):
 
 
 def line_walk(index: Index, n_taps: int, product: str, of: Pass) -> Walk:
-    found = entries(index, n_taps, product).of(of.taps)
+    found = entries(index, n_taps, product).of(of)
     indptr = np.searchsorted(found.line, np.arange(found.lines + 1))
     offsets = np.reshape(of.offsets, (-1, 3))
     return Walk(*_int32(indptr, found.tap, found.other, found.block, offsets))
@@ -91,7 +99,7 @@ class Units(NamedTuple):
 def line_units(
     index: Index, n_taps: int, product: str, of: Pass, box: Three, chunks: Any, parts: int = 1
 ) -> Units:
-    found = entries(index, n_taps, product, parts).of(of.taps)
+    found = entries(index, n_taps, product, parts).of(of)
     names = "line", "chunk", "other"
     (line, chunk, other), sizes, block, shift, origins = _runs(found, box, chunks, *names)
     empty = np.setdiff1d(np.arange(found.lines), line)
@@ -103,9 +111,9 @@ def line_units(
 
 
 class Schedule(NamedTuple):
-    """Of each block of threads the (tile, line) that it computes, one after another."""
+    """Of each block of threads what it computes, one after another."""
 
-    items: Any  # (n, 2)
+    items: Any  # (n, 4): tile, line, residue, which of its lines
     ptr: Any  # (blocks + 1)
 
 
@@ -129,7 +137,8 @@ def line_items(
     units = line_units(index, n_taps, product, of, box, chunks, parts)
     taps = np.diff(units.entry_ptr[units.ptr])
     lines = np.argsort(-taps, kind="stable")
-    items = np.stack([np.repeat(np.arange(tiles), lines.size), np.tile(lines, tiles)], 1)
+    of_line = np.stack([lines, *np.divmod(lines, lines.size // prod(of.view.residues))], 1)
+    items = np.column_stack([np.repeat(np.arange(tiles), lines.size), np.tile(of_line, (tiles, 1))])
     places = min(places, len(items))
     order, ptr = in_turn(dealt(taps[items[:, 1]] + START, places)[0], places)
     return *units, items[order].astype(np.int32), ptr
@@ -160,7 +169,7 @@ def block_items(
     most: int,
 ) -> Items:
     """Units of up to `together` taps, of which an item has at most `most`."""
-    found = entries(index, n_taps, "input_grad", parts).of(of.taps)
+    found = entries(index, n_taps, "input_grad", parts).of(of)
     names = "chunk", "line", "other"
     (chunk, row, column), sizes, block, shift, origins = _runs(found, box, chunks, *names)
     heaviest = np.argsort(-sizes, kind="stable")

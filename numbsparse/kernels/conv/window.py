@@ -1,15 +1,16 @@
 """Which pixels the taps of a convolution join, and how outputs are cut into tiles.
 
-A pass is a grid of outputs that all see the same pattern of pixels. A tile is a box of outputs of a
-few images. The pixels that a chunk of taps sees from there are a box too, a little larger: loaded
-once, it serves all of them, and a tap is a shift in it. Taps whose offsets differ modulo the scale
-see pixels that have nothing in common: they are in other chunks, and then a box holds every
-scale-th pixel.
+A pass is a grid of outputs that all see the same pattern of pixels. An output of an input-gradient
+at a stride is a square of pixels, one of each residue, with lines of its own for each. A tile is a
+box of outputs of a few images. The pixels that a chunk of taps sees from there are a box too, a
+little larger: loaded once, it serves all of them, and a tap is a shift in it. Taps whose offsets
+differ modulo the scale see pixels that have nothing in common: they are in other chunks, and then a
+box holds every scale-th pixel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -21,6 +22,7 @@ from numbsparse.device import SIMULATED
 
 Three = tuple[int, int, int]
 Four = tuple[int, int, int, int]
+ONE = (1, 1, 1)
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
@@ -50,21 +52,26 @@ class Window(NamedTuple):
         return self.taps == 1 and self.big == self.small and not any(self.low)
 
     @lru_cache(maxsize=512)  # noqa: B019  a window is a few numbers
-    def passes(self, product: str) -> tuple[Pass, ...]:
-        """The outputs of a product, each in one of the passes, without taps that see no pixel."""
-        if product == "weight_grad":
-            return (_forward(self),)
-        if product == "forward":
-            return (_forward(self).seeing(),)
-        return tuple(of.seeing() for of in _input_grad(self))
+    def whole(self, product: str) -> Pass:
+        """The outputs of a product, and all taps."""
+        return _input_grad(self) if product == "input_grad" else _forward(self)
+
+    @lru_cache(maxsize=512)  # noqa: B019
+    def seeing(self, product: str) -> Pass:
+        """The same without the taps that see no pixel."""
+        of = self.whole(product)
+        (counts, _, scale, sizes, *_), offsets = of.view, np.array(of.offsets)
+        first = np.maximum(-(offsets // scale), 0)  # that sees pixel 0, or one beyond
+        meets = (first < counts) & (first * scale + offsets < sizes)
+        return of.some(np.flatnonzero(meets.all(axis=1)).tolist())
 
     def sources(self, product: str) -> np.ndarray:
         """(taps, pixels of the result, or dy): the pixel that each one sees, or -1: none."""
-        passes = self.passes(product)
-        sources = np.full((self.taps, prod(passes[0].view.out_sizes)), -1)
-        for of in passes:
-            for k, tap in enumerate(of.taps):
-                sources[tap, of.outputs()] = of.sources(k)
+        of = self.whole(product)
+        sources = np.full((self.taps, prod(of.view.out_sizes)), -1)
+        for tap, offset, residue in zip(*of[1:], strict=True):
+            outputs, seen = of.outputs(residue), of.sources(offset)
+            sources[tap, outputs[outputs >= 0]] = seen[outputs >= 0]
         return sources
 
     def offsets(self) -> np.ndarray:
@@ -74,65 +81,82 @@ class Window(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a kernel knows of a `Pass`: outputs o * step + first for o below counts."""
+    """What a kernel knows of a `Pass`: output o, below counts, is o * step and what follows it."""
 
     counts: Three
     step: Three
-    first: Three
     scale: Three
     sizes: Three  # of the images that it sees
     out_sizes: Three  # of those that it writes
+    residues: Three  # pixels of an output along each axis
 
 
 class Pass(NamedTuple):
-    """Outputs of which taps[k] sees o * scale + offsets[k]."""
+    """Outputs whose pixel residues[k] sees o * scale + offsets[k] through taps[k]."""
 
     view: View
     taps: tuple[int, ...]
     offsets: tuple[Three, ...]
+    residues: tuple[int, ...]
 
-    def seeing(self) -> Pass:
-        """Without the taps that see no pixel."""
-        offsets, (counts, _, _, scale, sizes, _) = np.reshape(self.offsets, (-1, 3)), self.view
-        first = np.maximum(-(offsets // scale), 0)  # that sees pixel 0, or one beyond
-        meets = (first < counts) & (first * scale + offsets < sizes)
-        kept = np.flatnonzero(meets.all(axis=1))
-        taps = tuple(self.taps[k] for k in kept)
-        return self._replace(taps=taps, offsets=_threes(offsets[kept]))
+    def some(self, which: Sequence[int]) -> Pass:
+        """With these of its taps."""
+        lists: Any = ([of_taps[k] for k in which] for of_taps in self[1:])
+        return Pass(self.view, *map(tuple, lists))
 
     def rows(self) -> Pass:
         """The same of rows of pixels: of images that are one pixel wide."""
-        view = ((*axes[:2], n) for axes, n in zip(self.view, (1, 1, 0, 1, 1, 1), strict=True))
-        return Pass(View(*view), self.taps, tuple((z, y, 0) for z, y, _ in self.offsets))
+        view = View(*((*axes[:2], 1) for axes in self.view))
+        offsets = tuple((z, y, 0) for z, y, _ in self.offsets)
+        return Pass(
+            view, self.taps, offsets, tuple(n // self.view.residues[2] for n in self.residues)
+        )
 
-    def outputs(self) -> np.ndarray:
-        """The pixel of each output, (outputs,)."""
-        counts, step, first, _, _, out_sizes = self.view
-        places = np.indices(counts).reshape(3, -1).T * step + first
-        return np.ravel_multi_index(tuple(places.T), out_sizes)
+    @property
+    def seen(self) -> tuple[tuple[Three, ...], np.ndarray]:
+        """The offsets, each once, and which of them each tap has."""
+        each = tuple(sorted(set(self.offsets)))
+        return each, np.array([each.index(offset) for offset in self.offsets], int)
 
-    def sources(self, k: int) -> np.ndarray:
-        """The pixel that each output sees through taps[k], (outputs,), or -1 outside the image."""
-        counts, _, _, scale, (depth, height, width), _ = self.view
-        places = np.indices(counts).reshape(3, -1).T * scale + self.offsets[k]
-        inside = ((places >= 0) & (places < (depth, height, width))).all(axis=1)
-        return np.where(inside, places @ (height * width, width, 1), -1)
+    @property
+    def sees_itself(self) -> bool:
+        """Whether each output sees the pixel that has its place, and no other."""
+        return self.view.counts == self.view.sizes and set(self.offsets) == {(0, 0, 0)}
+
+    def sources(self, offset: Three) -> np.ndarray:
+        """The pixel that each output sees at an offset, (outputs,), or -1 outside the image."""
+        return _pixels(self.view.counts, self.view.scale, offset, self.view.sizes)
+
+    def outputs(self, residue: int) -> np.ndarray:
+        """The pixel of each output that is this residue, (outputs,), or -1 outside the image."""
+        first = np.unravel_index(residue, self.view.residues)
+        return _pixels(self.view.counts, self.view.step, first, self.view.out_sizes)
 
 
 def _forward(window: Window) -> Pass:
-    whole = window.small, (1, 1, 1), (0, 0, 0), window.stride
-    taps, offsets = tuple(range(window.taps)), _threes(window.offsets())
-    return Pass(View(*whole, window.big, window.small), taps, offsets)
+    view = View(window.small, ONE, window.stride, window.big, window.small, ONE)
+    taps = tuple(range(window.taps))
+    return Pass(view, taps, _threes(window.offsets()), (0,) * window.taps)
 
 
-def _input_grad(window: Window) -> Iterator[Pass]:
-    """A pass for the pixels of each residue modulo the stride: the same taps reach all of them."""
-    for first in np.ndindex(*np.minimum(window.stride, window.big)):
-        (counts,) = _threes(-(np.subtract([first], window.big) // window.stride))
-        steps, rest = np.divmod(first - window.offsets(), window.stride)
-        taps = np.flatnonzero((rest == 0).all(axis=1))
-        view = View(counts, window.stride, first, (1, 1, 1), window.small, window.big)
-        yield Pass(view, tuple(taps.tolist()), _threes(steps[taps]))
+def _input_grad(window: Window) -> Pass:
+    """An output is as many pixels as the stride is long: a tap reaches one of them."""
+    offsets, sizes = window.offsets(), np.array(window.big)
+    residues, taps = np.minimum(window.stride, sizes), np.arange(window.taps)
+    first = offsets % window.stride
+    steps, none = (first - offsets) // window.stride, (first >= residues).any(axis=1)
+    first[none], steps[none, 0] = 0, window.small[0] + taps[none]  # each beyond the images
+    reached = np.ravel_multi_index(tuple(first.T), residues)
+    counts, residues = _threes(np.stack([-(-sizes // window.stride), residues]))
+    view = View(counts, window.stride, ONE, window.small, window.big, residues)
+    return Pass(view, tuple(taps.tolist()), _threes(steps), tuple(reached.tolist()))
+
+
+def _pixels(counts: Three, scale: Three, offset: Any, sizes: Three) -> np.ndarray:
+    """Of each output the number of a pixel in images of these sizes, -1 outside of them."""
+    places = np.indices(counts).reshape(3, -1).T * scale + offset
+    inside = ((places >= 0) & (places < sizes)).all(axis=1)
+    return np.where(inside, places @ (sizes[1] * sizes[2], sizes[2], 1), -1)
 
 
 def _threes(rows: Any) -> tuple[Three, ...]:

@@ -101,17 +101,13 @@ def forward_kernel(dtype):
     )
 
     @inner()
-    def operand(arrays, t):
-        return arrays[5][t]
-
-    @inner()
     def gates(arrays, t, n, end):
         _, r, z, bias, kept, hs, cs = arrays
         activate(z[t, n:end], r[n:end], bias)
         some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
         update(z[t, n:end], some, cs[t, n:end], cs[t + 1, n:end], hs[t + 1, n:end])
 
-    return steps_kernel(dtype, False, arrays, operand, gates)
+    return steps_kernel(dtype, False, arrays, 5, gates)
 
 
 @cache
@@ -127,21 +123,17 @@ def backward_kernel(dtype):
     )
 
     @inner()
-    def operand(arrays, t):
-        return arrays[1][t + 1]
-
-    @inner()
     def gates(arrays, t, n, end):
         dh, _, dz, kept, cs, dy, dc = arrays
         some = kept[min(t, len(kept) - 1), min(n, kept.shape[1] - 1) :]
         states = cs[t, n:end], cs[t + 1, n:end]
         differentiate(dz[t, n:end], some, *states, dy[t, n:end], dh[n:end], dc[n:end])
 
-    return steps_kernel(dtype, True, arrays, operand, gates)
+    return steps_kernel(dtype, True, arrays, 1, gates)
 
 
 def steps_kernel(dtype, back, arrays, operand, gates):
-    """Of each step: arrays[0] = the product of `operand`(arrays, t), then its `gates`, by rows."""
+    """Of each step: arrays[0] = the product of that of an array, then its `gates`, by rows."""
     walk = types.UniTuple(read_only(types.int32, 1), 3)  # indptr (lines + 1,), indices, blocks
     signature = types.void(
         types.int64,  # core
@@ -162,7 +154,7 @@ def steps_kernel(dtype, back, arrays, operand, gates):
         for step in range(abs(last - first)):
             t = first - 2 - step if back else first + step
             counts = progress[1 + PHASES * step :]
-            pack(core, counts[0], operand(arrays, t), packed)
+            pack(core, counts[0], arrays[operand][t + 1 if back else t], packed)
             tiles = multiply(tiles_at, (core, counts[1], share, *operands))
             if not wait_or_part(core, counts[1], tiles, progress[0]):
                 return

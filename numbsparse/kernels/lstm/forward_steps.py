@@ -16,6 +16,7 @@ from numba import cuda, float32, int64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
@@ -59,11 +60,11 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     """
     (_, batch, units), width = c.shape, bias.size
     ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
-    blocks, rows = (ring.FEW, B, B), (1, ROWS, B)
-    operands = [(values, blocks), (hs.reshape(1, -1, units), rows)]
+    of_read, rows = (ring.FEW, B, B), (1, ROWS, B)
+    operands = [(values, of_read), (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
-        operands += [(more, blocks), (x.reshape(1, -1, x.shape[2]), rows)]
+        operands += [(more, of_read), (x.reshape(1, -1, x.shape[2]), rows)]
     kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
     arrays = gates, bias, hs if kept is None else kept, hs, c
     given = Given(*(a.span.view("uint32") if a.itemsize == 2 else a.span for a in arrays))
@@ -175,14 +176,10 @@ def computing(two: int, i: int, dropped: bool) -> Any:
     return compute
 
 
-THREADS = 256
-
-
 def transposed_blocks(values: DeviceArray) -> DeviceArray:
     """(blocks, 32, 32) of float32, each transposed and rounded to tf32."""
     transposed = empty(values.shape, values.dtype)
-    grid = -(-values.size // THREADS)
-    launch(transposing_kernel, grid, THREADS, values.span, transposed.span)
+    launch(transposing_kernel, blocks(values.size), THREADS, values.span, transposed.span)
     return transposed
 
 

@@ -1,7 +1,6 @@
 """The gates on the CPU: block after block of a row, in loops that fill vectors."""
 
 import math
-from functools import lru_cache
 
 import numpy as np
 
@@ -58,15 +57,10 @@ def by_gate(gates, block_size):
 
 
 def all_kept(kept, like):
-    """The update's dropout factors; ones, stored only once, where nothing is dropped."""
-    return _ones(like.ndim, like.shape[-1], like.dtype) if kept is None else kept
-
-
-@lru_cache(maxsize=16)
-def _ones(axes, units, dtype):
-    ones = np.ones((*[1] * (axes - 1), units), dtype)
-    ones.flags.writeable = False
-    return ones
+    """The update's dropout factors; ones, for all steps and rows, where nothing is dropped."""
+    if kept is not None:
+        return kept
+    return as_read_only(np.ones((*[1] * (like.ndim - 1), like.shape[-1]), like.dtype))
 
 
 def as_read_only(array):

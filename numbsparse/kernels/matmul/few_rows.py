@@ -24,6 +24,7 @@ from numbsparse.kernels.cores import (
     DONE,
     compiled,
     cores_for,
+    entry_of,
     inner,
     next_share,
     on_cores,
@@ -75,12 +76,12 @@ def few_product(
     strips = STRIPS * cores if cores > 1 else 1
     walk, lines = walk_of(index, transposed)
     (starts,) = planned(index, strips_of, strips, transposed)
-    kernel, known = few_kernel(values.dtype, rows, size, transposed), (starts, lines, *walk[1:])
+    kernel = entry_of(few_kernel(values.dtype, rows, size, transposed))
+    known = starts, lines, *walk[1:]
     if cores > 1:
         how = {"phases": 1, "work": strips, "multiply_adds": multiply_adds}
         return lambda *arrays: on_cores(kernel, (*known, *arrays), **how)
-    (made,) = kernel.overloads.values()  # whose types Numba does not compare again
-    return partial(made.entry_point, 0, ALONE, strips, *known)
+    return partial(kernel, 0, ALONE, strips, *known)
 
 
 def walk_of(index: Index, transposed: bool) -> tuple[Walk, int]:

@@ -31,6 +31,7 @@ from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import (
     DONE,
     compiled,
+    entry_of,
     inner,
     next_share,
     on_cores,
@@ -89,41 +90,46 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
     in_floats(_sum_rows, x, dy, dvalues, index)
 
 
-def again(batch, values, index, transposed):
-    """`forward` or `input_grad` as a function of x, values and y: see `few_product`."""
-    if values.itemsize > 2:
-        return product_of(batch, values, index, transposed)
-    return lambda x, values, y: in_floats(_product, x, values, y, index, transposed)
+def again(product, batch, values, index):
+    """A product of so many rows as a function of its three arrays: see `few_product`.
+
+    Of `values`, or of `dvalues`, its shape and dtype are asked for.
+    """
+    if values.itemsize == 2:
+        compute = {"forward": forward, "input_grad": input_grad}.get(product, weight_grad)
+        return lambda a, b, out: compute(a, b, index, out)
+    if product == "weight_grad":
+        return sum_of(batch, values, index)
+    return product_of(batch, values, index, product == "input_grad")
 
 
 def _sum_rows(x, dy, dvalues, index):
+    sum_of(len(x), dvalues, index)(x, dy, dvalues)
+
+
+def sum_of(batch, dvalues, index):
+    """`_sum_rows` as a function of x, dy and dvalues: see `few_product`."""
     n_blocks, size, _ = dvalues.shape
-    dtype = from_dtype(dvalues.dtype)
+    dtype, of = from_dtype(dvalues.dtype), dvalues.dtype
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
     slab_at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
     x_panels = size // width * (len(index.rows.indptr) - 1)
     dy_panels = size // width * (len(index.columns.indptr) - 1)
-    batch, slab = len(x), _slab(width * (x_panels + dy_panels), dvalues.nbytes)
-    packed_x = empty_panels(x_panels, min(slab, batch), width, dvalues.dtype)
-    packed_dy = empty_panels(dy_panels, min(slab, batch), width, dvalues.dtype)
-    lines = (index.block_rows, index.block_columns)
-    on_cores(
-        weight_grad_kernel(dtype),
-        (
-            with_unit_stride(x).T,
-            with_unit_stride(dy).T,
-            packed_x,
-            packed_dy,
-            lines,
-            dvalues,
-            (np.array([0, 1]), np.array([[0, 0, slab]]), 1),
-            slab_at,
-        ),
-        phases=1 + 3 * max(1, -(-batch // slab)),
-        work=n_blocks,
-        multiply_adds=dvalues.size * batch,
-    )
+    slab = _slab(width * (x_panels + dy_panels), dvalues.nbytes)
+    length, lines = min(slab, batch), (index.block_rows, index.block_columns)
+    taps = np.array([0, 1]), np.array([[0, 0, slab]]), 1
+    phases = 1 + 3 * max(1, -(-batch // slab))
+    how = {"phases": phases, "work": n_blocks, "multiply_adds": dvalues.size * batch}
+    kernel = entry_of(weight_grad_kernel(dtype))
+
+    def compute(x, dy, dvalues):
+        packed_x = empty_panels(x_panels, length, width, of)
+        packed_dy = empty_panels(dy_panels, length, width, of)
+        x, dy = with_unit_stride(x).T, with_unit_stride(dy).T
+        on_cores(kernel, (x, dy, packed_x, packed_dy, lines, dvalues, taps, slab_at), **how)
+
+    return compute
 
 
 def _slab(features, nbytes):
@@ -172,7 +178,8 @@ def product_of(batch, values, index, transposed):
     if start == 0 < batch:
         return few_product(batch, values, index, transposed)
     last = few_product(batch - start, values, index, transposed) if start < batch else None
-    walk, by_line, kernel = tuple(lines), values.nbytes > OUTER_CACHE, product_kernel(dtype)
+    walk, by_line = tuple(lines), values.nbytes > OUTER_CACHE
+    kernel = entry_of(product_kernel(dtype))
 
     def compute(x, values, y):
         x = with_unit_stride(x)

@@ -79,24 +79,33 @@ def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | 
     WORDS, BLOCKS = TERMS * HALVES * PIECES, blocks_of_step(B, item)
     CODES, OWN = (RUN, BLOCKS), (RUN, WORDS)
     GATED, scaled = gated is not None, scaling(gated, skips=True) if gated else as_it_is
-    load = (load_16_bit if item == 2 else load_float32)(transposed, scaled)
+    read, finish = (reading_16_bit if item == 2 else reading_float32)(transposed, GATED, scaled)
     store = words_of_lane(WORDS).store
 
     @cuda.jit(device=True)
     def pack(values, codes, n_steps, first, gates, out, to):
         own, words = cuda.local.array(CODES, int32), cuda.local.array(OWN, uint32)
+        factors = cuda.local.array(CODES, float32)
         # A warp's loads are in flight together: first what is where, then all values.
         for k in range(RUN):
             for i in range(BLOCKS):
                 own[k, i] = codes[BLOCKS * (first + k) + i] if first + k < n_steps else int32(0)
         for k in range(RUN):
+            for i in range(BLOCKS):
+                factors[k, i] = gates[own[k, i] >> INSIDE_BITS] if GATED else float32(1)
+        for k in range(RUN):
             for half in range(HALVES):
                 code, at = own[k, half // PIECES], half % PIECES * PIECE
                 block, inside = int64(code >> INSIDE_BITS), code & INSIDE
-                gate = gates[block] if GATED else float32(1)
                 for square in range(PIECES):
                     word = (square * HALVES + half) * TERMS
-                    load(values, block, at, square * PIECE, inside, gate, words[k], word)
+                    read(values, block, at, square * PIECE, inside, words[k], word)
+        for k in range(RUN):
+            for half in range(HALVES):
+                code, at = own[k, half // PIECES], half % PIECES * PIECE
+                for square in range(PIECES):
+                    word = (square * HALVES + half) * TERMS
+                    finish(at, code & INSIDE, factors[k, half // PIECES], words[k], word)
         for k in range(RUN):
             if first + k < n_steps:
                 store(out, (to + first + k) * (32 * WORDS), words[k])
@@ -110,42 +119,62 @@ def as_it_is(word, gate):
 
 
 @cache
-def load_16_bit(transposed: bool, scaled: Any) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 * 2 and the next, in a word."""
+def reading_16_bit(transposed: bool, GATED: bool, scaled: Any) -> Any:
+    """read, finish: of column n + lane // 4 the values of features k + lane % 4 * 2 and the next,
+    in a word. What is not there stays 0, whatever the gate."""
 
     @cuda.jit(device=True)
-    def load(values, block, k, n, inside, gate, words, at):
+    def left_of(k, inside):
+        lane = uint32(cuda.grid(1)) % 32
+        return int32(inside - k - (lane % 4 * 2 if transposed else lane // 4))
+
+    @cuda.jit(device=True)
+    def read(values, block, k, n, inside, words, at):
         lane = uint32(cuda.grid(1)) % 32
         row, column = lane // 4, lane % 4
+        words[at] = 0
+        if left_of(k, inside) > 0:
+            if transposed:
+                words[at] = values[block, n + row, k // 2 + column]
+            else:
+                words[at] = values[block, k + row, n // 2 + column]
+
+    @cuda.jit(device=True)
+    def finish(k, inside, gate, words, at):
+        left = left_of(k, inside)
+        two = words[at]
+        if GATED:
+            two = scaled(two, gate) if left > 0 else uint32(0)
         if transposed:
-            left, two = inside - k - column * 2, uint32(0)
-            if left > 0:
-                two = scaled(values[block, n + row, k // 2 + column], gate)
             words[at] = two & uint32(0xFFFF) if left == 1 else two
         else:
-            two = uint32(0)
-            if inside > k + row:
-                two = scaled(values[block, k + row, n // 2 + column], gate)
             words[at] = movmatrix_trans(two)
 
-    return load
+    return read, finish
 
 
 @cache
-def load_float32(transposed: bool, scaled: Any) -> Any:
-    """Of column n + lane // 4 the values of features k + lane % 4 and that + 4."""
+def reading_float32(transposed: bool, GATED: bool, scaled: Any) -> Any:
+    """The same of features k + lane % 4 and that + 4, in two words."""
 
     @cuda.jit(device=True)
-    def load(values, block, k, n, inside, gate, words, at):
+    def read(values, block, k, n, inside, words, at):
         lane = uint32(cuda.grid(1)) % 32
         for term in range(2):
             f, c = k + lane % 4 + 4 * term, n + lane // 4
             words[at + term] = 0
             if inside > f:
-                own = values[block, c, f] if transposed else values[block, f, c]
-                words[at + term] = scaled(own, gate)
+                words[at + term] = values[block, c, f] if transposed else values[block, f, c]
 
-    return load
+    @cuda.jit(device=True)
+    def finish(k, inside, gate, words, at):
+        if GATED:
+            lane = uint32(cuda.grid(1)) % 32
+            for term in range(2):
+                there = inside > k + lane % 4 + 4 * term
+                words[at + term] = scaled(words[at + term], gate) if there else uint32(0)
+
+    return read, finish
 
 
 def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:

@@ -171,6 +171,29 @@ def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) 
     return copy
 
 
+@cache
+def copying_side(
+    form: Form, features: int, others: int, depth: int, by_feature: bool, slab: int, reach: Reach
+) -> Any:
+    """An operand's part of a stage: a tile, or one for each 32 of the others, or a slab."""
+    TILES, TILE, SLAB = 1 if by_feature else others // WIDTH, WIDTH * form.row, slab > 0
+    copy_tile = copying(form, (features, others // TILES), depth, by_feature, reach)
+    copy_slabs = copying_slabs(form, (features, 8 * slab), depth, reach)
+
+    @cuda.jit(device=True)
+    def copy(memory, record, view, first, shared, start):
+        batch, features, of_batch, of_feature = view
+        if SLAB:
+            copy_slabs(memory, record, features, batch, shared, start)
+        else:
+            stride = of_batch if by_feature else of_feature
+            for u in range(TILES):
+                here, place = first + u * WIDTH, uint32(start + u * TILE)
+                copy_tile(memory, record, features, stride, here, batch, shared, place)
+
+    return copy
+
+
 @cuda.jit(device=True)
 def square_of(place, shift):
     """(column, row) among values in lines of 32 << shift, of the one at 32 * place."""
@@ -217,22 +240,14 @@ def x_words(form: Form, x_side: Operand) -> int:
 @cache
 def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: Reach) -> Any:
     """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
-    X_WORDS, TILE, SLAB = x_words(form, x_side), WIDTH * form.row, x_side.slab > 0
-    x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
-    copy_x = copying(form, (WIDTH, 8 * x_side.groups // X_TILES), depth, not x_across, reach)
-    copy_slabs = copying_slabs(form, (WIDTH, 8 * x_side.slab), depth, reach)
+    X_WORDS, how = x_words(form, x_side), (not x_side.across, x_side.slab, reach)
+    copy_x = copying_side(form, WIDTH, 8 * x_side.groups, depth, *how)
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
     def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
-        batch, features, x_batch, x_feature = x_view
-        x_stride, w_start = x_feature if x_across else x_batch, uint32(start + X_WORDS)
-        if SLAB:
-            copy_slabs(x, record, features, batch, shared, start)
-        else:
-            for u in range(X_TILES):
-                first, place = top + u * WIDTH, uint32(start + u * TILE)
-                copy_x(x, record, features, x_stride, first, batch, shared, place)
-        copy_w(values, record, features, w_view[0], int64(0), depth, shared, w_start)
+        copy_x(x, record, x_view, top, shared, start)
+        w_start = uint32(start + X_WORDS)
+        copy_w(values, record, x_view[1], w_view[0], int64(0), depth, shared, w_start)
 
     return request

@@ -8,18 +8,23 @@ beforehand (`packed`), and the copy engine copies them, so that no lane has to.
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
+from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.swizzle import PIECE
 from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
     cp_async_arrive,
     cp_async_zero_fill,
     ldmatrix_x2,
     ldmatrix_x2_trans,
     ldmatrix_x4,
     ldmatrix_x4_trans,
+    load_4xu32,
     shfl_idx,
+    store_4xu32,
 )
 
 TOGETHER = 1 if SIMULATED else 4  # copies that a lane requests one after another
@@ -28,7 +33,7 @@ TOGETHER = 1 if SIMULATED else 4  # copies that a lane requests one after anothe
 class Copying(NamedTuple):
     """How the fetchers copy the blocks of a stage, a share each.
 
-    codes : those that a lane knows of a stage
+    codes : numbers that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
     copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
@@ -38,16 +43,45 @@ class Copying(NamedTuple):
     copy: Any
 
 
-def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool) -> Copying:
+class Gated(NamedTuple):
+    """As one argument of a kernel: codes, and the gates of the blocks that they name."""
+
+    codes: Any
+    gates: Any
+
+
+def copying(
+    B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool, gated: str | None = None
+) -> Copying:
     """For up to STEPS steps of 16 products in a stage, by FETCHERS warps; codes as in `packed`.
 
-    What is beyond the last of the features that are summed over becomes 0.
+    What is beyond the last of the features that are summed over becomes 0. `gated` is the dtype of
+    values that are multiplied by gates, where these are not one; a block whose gate is 0 is not
+    read.
     """
     A_STEP = 16 // B
     INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, 2 * B * B, B // PIECE  # of a block, of a row
     LANES, AT_ONCE = B * PIECES, 32 // (B * PIECES)
     CODES = -(-STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
+    SCALES, scaled, FOUR = gated is not None, scaling(gated or "float16"), (TOGETHER, 4)
+
+    @cuda.jit(device=True)
+    def look_up_gates(given, known, k, fetcher, own):
+        look_up(given.codes, known, k, fetcher, own)
+        for c in range(CODES):
+            gate = given.gates[own[c] >> INSIDE_BITS]
+            own[c] = own[c] if gate != 0 else int32(0)
+            own[CODES + c] = int32(as_uint32(gate))
+
+    @cuda.jit(device=True)
+    def put_scaled(words, gate, nbytes, shared, at):
+        """16 bytes times a gate, of which so many are there."""
+        for i in range(4):
+            left, word = nbytes - 4 * i, scaled(words[i], gate)
+            word = uint32(word & uint32(0xFFFF)) if left == 2 else word
+            words[i] = word if left > 0 else uint32(0)
+        store_4xu32(shared, at, words[0], words[1], words[2], words[3])
 
     @cuda.jit(device=True)
     def look_up(codes, known, k, fetcher, own):
@@ -65,6 +99,8 @@ def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: boo
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
         exchange, begin = row // 4 % PIECES, int32(fetcher * AT_ONCE)
         rounds = (many - begin + EACH - 1) // EACH
+        words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
+        places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
         for c in range(CODES):
             mine = min(ROUNDS, rounds - c * ROUNDS)
             for first in range(0, mine, TOGETHER):
@@ -78,10 +114,24 @@ def copying(B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: boo
                         nbytes = 2 * min(max(inside - PIECE * piece, 0), PIECE)
                     there = uint32(start + (row * PIECES + (piece ^ exchange)) * 16)
                     of_line = at + int64(row * B + piece * PIECE)
+                    if SCALES:
+                        gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
+                        gates[u], places[u], sizes[u] = as_float32(uint32(gate)), there, nbytes
+                        if nbytes > 0 and gates[u] != 1:
+                            four = load_4xu32(values, of_line)
+                            for i in range(4):
+                                words[u, i] = four[i]
+                            continue
                     cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+                if SCALES:
+                    for u in range(TOGETHER):
+                        if sizes[u] > 0 and gates[u] != 1:
+                            put_scaled(words[u], gates[u], sizes[u], shared, places[u])
+        if SCALES:
+            cuda.threadfence_block()
         cp_async_arrive(bars, stage)
 
-    return Copying(CODES, look_up, copy)
+    return Copying(2 * CODES, look_up_gates, copy) if SCALES else Copying(CODES, look_up, copy)
 
 
 @cache

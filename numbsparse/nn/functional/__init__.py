@@ -30,10 +30,10 @@ from numbsparse.nn.functional.arithmetic import log as log
 from numbsparse.nn.functional.arithmetic import multiply as multiply
 from numbsparse.nn.functional.arithmetic import negative as negative
 from numbsparse.nn.functional.arithmetic import power as power
+from numbsparse.nn.functional.arithmetic import remap as remap
 from numbsparse.nn.functional.arithmetic import sqrt as sqrt
 from numbsparse.nn.functional.arithmetic import subtract as subtract
 from numbsparse.nn.functional.block_sparse import block_norms as block_norms
-from numbsparse.nn.functional.block_sparse import remap as remap
 from numbsparse.nn.functional.cell import repeated_cell as repeated_cell
 from numbsparse.nn.functional.columns import column_norms as column_norms
 from numbsparse.nn.functional.columns import normalise_columns as normalise_columns

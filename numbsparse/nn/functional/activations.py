@@ -16,7 +16,7 @@ from numbsparse.nn.functional.arithmetic import (
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
 from numbsparse.nn.functional.shape import reshape
 from numbsparse.ops.operands import on_gpu
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import number, word
 
 
 def relu(x: Any) -> Tensor:
@@ -111,8 +111,7 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     >>> F.gelu(Tensor([-1.0, 0.0, 1.0]), approximate="tanh")
     Tensor([-0.15880801,  0.        ,  0.84119199])
     """
-    if approximate not in ("none", "tanh"):
-        raise ValueError(f'approximate takes "none" or "tanh", got {approximate!r}')
+    word("approximate", approximate, ("none", "tanh"))
     x, exact = as_tensor(x), approximate == "none"
     if is_block_sparse(x):
         return with_blocks(x.data, gelu(blocks_of(x), approximate))

@@ -1,5 +1,7 @@
 """Arithmetic, elementwise, with NumPy's broadcasting."""
 
+from collections.abc import Callable
+from operator import and_, or_
 from typing import Any
 
 from numbsparse import ops
@@ -10,7 +12,7 @@ from numbsparse.nn.functional.shape import sum_to
 
 
 def add(a: Any, b: Any) -> Tensor:
-    """a + b; each a Tensor, an array or a number. Two block-sparse tensors take one layout.
+    """a + b; each a Tensor, an array or a number. Block-sparse, the blocks of both.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -18,7 +20,7 @@ def add(a: Any, b: Any) -> Tensor:
     Tensor([2., 3.])
     """
     a, b = _operand(a, "a"), _operand(b, "b")
-    if is_block_sparse(a):
+    if is_block_sparse(a) or is_block_sparse(b):
         return _add_block_sparse(a, b)
     return record(
         ops.add(data_of(a), data_of(b)),
@@ -28,7 +30,7 @@ def add(a: Any, b: Any) -> Tensor:
 
 
 def subtract(a: Any, b: Any) -> Tensor:
-    """a - b; each a Tensor, an array or a number. Two block-sparse tensors take one layout.
+    """a - b; each a Tensor, an array or a number. Block-sparse, the blocks of both.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -36,7 +38,7 @@ def subtract(a: Any, b: Any) -> Tensor:
     Tensor([0., 1.])
     """
     a, b = _operand(a, "a"), _operand(b, "b")
-    if is_block_sparse(a):
+    if is_block_sparse(a) or is_block_sparse(b):
         return _add_block_sparse(a, negative(b) if is_block_sparse(b) else b)
     return record(
         ops.subtract(data_of(a), data_of(b)),
@@ -51,7 +53,7 @@ def subtract(a: Any, b: Any) -> Tensor:
 def multiply(a: Any, b: Any) -> Tensor:
     """a * b; each a Tensor, an array or a number.
 
-    A block-sparse tensor takes a number, or another one of its layout.
+    A block-sparse tensor takes a number, or another one: the blocks that both have.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -222,12 +224,42 @@ def is_block_sparse(a: Any) -> bool:
     return isinstance(a, Tensor) and isinstance(unread(a), BlockSparse)
 
 
-def _add_block_sparse(a: Tensor, b: Any) -> Tensor:
-    if not is_block_sparse(b):
-        raise ValueError(f"b takes a BlockSparse of the layout of a, got {type_name(data_of(b))}")
-    b = _stored_as(b, a.matrix, "b")
+def _add_block_sparse(a: Any, b: Any) -> Tensor:
+    for argument, one, other in (("b", a, b), ("a", b, a)):
+        if isinstance(other, ops.NUMBERS) and not other:  # as the sum() of several begins
+            return one
+        if not is_block_sparse(other):
+            got = type_name(data_of(other))
+            raise ValueError(f"{argument} takes a BlockSparse as the other one, or 0, got {got}")
+    a, b = _in_one_layout(a, b, or_)
     total = a.matrix.with_values(ops.add(a.values, b.values))
     return record(total, (a, lambda dy, y: dy), (b, lambda dy, y: dy))
+
+
+def remap(w: Any, layout: Any) -> Tensor:
+    """A block-sparse tensor in another layout, as `BlockSparse.remap`; differentiable.
+
+    Blocks of both layouts keep their values, new ones are zero; so have their gradients.
+
+    >>> import numpy as np, numbsparse as ns
+    >>> from numbsparse.nn import functional as F
+    >>> w = ns.Tensor(ns.BlockSparse(np.ones((2, 4, 4)), [[1, 1, 0]]), requires_grad=True)
+    >>> F.sum(F.remap(w, [[0, 1, 1]])).backward()
+    >>> w.grad.data.block_norms("l1")
+    array([ 0., 16.])
+    """
+    w = as_matrix(w)
+    own = w.matrix.layout
+    return record(ops.remap(w.data, layout), (w, lambda dv, v: remap(dv, own)))
+
+
+def _in_one_layout(a: Tensor, b: Tensor, of_both: Callable[..., Any]) -> tuple[Tensor, Tensor]:
+    """Two block-sparse tensors with the same blocks, stored in the same order."""
+    one, other = a.matrix.layout, b.matrix.layout
+    if one.shape == other.shape and one != other:
+        layout = of_both(one, other)
+        a, b = remap(a, layout), remap(b, layout)
+    return a, _stored_as(b, a.matrix, "b")
 
 
 def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
@@ -237,7 +269,7 @@ def _stored_as(a: Tensor, like: BlockSparse, argument: str) -> Tensor:
 
 
 def _multiply_block_sparse(a: Tensor, b: Tensor) -> Tensor:
-    b = _stored_as(b, a.matrix, "b")
+    a, b = _in_one_layout(a, b, and_)
     product = a.matrix.with_values(ops.multiply(a.values, b.values))
     return record(product, (a, lambda dy, y: multiply(dy, b)), (b, lambda dy, y: multiply(dy, a)))
 

@@ -1,9 +1,9 @@
-"""Block-sparse tensors in another layout, their sums, and the norms of their blocks."""
+"""Slices of block-sparse tensors, their sums, and the norms of their blocks."""
 
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record
+from numbsparse.autograd import Tensor, record, unread
 from numbsparse.nn.functional.activations import abs
 from numbsparse.nn.functional.arithmetic import as_matrix, cast, multiply
 from numbsparse.nn.functional.columns import blocks_of, by_length
@@ -11,21 +11,16 @@ from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
 
 
-def remap(w: Any, layout: Any) -> Tensor:
-    """A block-sparse tensor in another layout, as `BlockSparse.remap`; differentiable.
+def slice_block_sparse(w: Tensor, key: Any) -> Tensor:
+    """`getitem` of a block-sparse tensor: slices of whole blocks."""
+    own = unread(w)
+    return record(w.matrix[key], (w, lambda dv, v: _placed(dv, own, key)), reads=())
 
-    Blocks of both layouts keep their values, new ones are zero; so have their gradients.
 
-    >>> import numpy as np, numbsparse as ns
-    >>> from numbsparse.nn import functional as F
-    >>> w = ns.Tensor(ns.BlockSparse(np.ones((2, 4, 4)), [[1, 1, 0]]), requires_grad=True)
-    >>> F.sum(F.remap(w, [[0, 1, 1]])).backward()
-    >>> w.grad.data.block_norms("l1")
-    array([ 0., 16.])
-    """
-    w = as_matrix(w)
-    own = w.matrix.layout
-    return record(ops.remap(w.data, layout), (w, lambda dv, v: remap(dv, own)))
+def _placed(v: Tensor, like: Any, key: Any) -> Tensor:
+    """Zeros with v at `key`: the gradient of a slice, and the other way round."""
+    whole = ops.placed(v.matrix, like, key)
+    return record(whole, (v, lambda dw, w: slice_block_sparse(dw, key)), reads=())
 
 
 def block_norms(w: Any, by: str = "l2") -> Tensor:

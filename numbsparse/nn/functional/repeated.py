@@ -14,6 +14,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, is_recording, record, refuse_again, unchanged, unread
 from numbsparse.device import DeviceArray, empty, on
+from numbsparse.nn.functional.arithmetic import as_matrix
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
 from numbsparse.ops.affine_norm import Place
@@ -52,7 +53,7 @@ def repeated_product(
         xs, dys = (list(of) for of in zip(*reversed(terms), strict=True))
         return sddmm(transpose(concatenate(xs)), concatenate(dys), kept, **how)
 
-    kept = unread(w)
+    kept = unread(w := as_matrix(w))
     hidden = record(w.data, (w, product_of_all))
     places = Places(calls)
 

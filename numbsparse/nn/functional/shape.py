@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
-from numpy.lib.array_utils import normalize_axis_index, normalize_axis_tuple
+import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.ops.operands import axes_of
 from numbsparse.patterns.checks import INTEGER, integer
 
 Axis = int | tuple[int, ...] | None
@@ -82,6 +83,8 @@ def reshape(x: Any, shape: Shape) -> Tensor:
     Tensor([1., 2., 3., 4.])
     """
     x = as_tensor(x)
+    if isinstance(unread(x), BlockSparse):
+        raise TypeError(f"x takes a dense Tensor, got {x!r}: see .numpy()")
     return record(
         ops.reshape(x.data, _sizes(shape)), (x, lambda dy, y: reshape(dy, x.shape)), reads=()
     )
@@ -101,7 +104,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
         return record(x.data.T, (x, lambda dy, y: transpose(dy)), reads=())
     if axes is None:
         axes = tuple(reversed(range(x.ndim)))
-    order = normalize_axis_tuple(axes, x.ndim, "axes")
+    order = axes_of(axes, x.ndim, "axes")
     if len(order) != x.ndim:
         raise ValueError(f"axes takes {x.ndim} axes, got {tuple(axes)}")
     back = tuple(order.index(axis) for axis in range(x.ndim))
@@ -109,7 +112,9 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
 
 
 def getitem(x: Any, key: Any) -> Tensor:
-    """x[key] for integers and slices. To take all the parts of an axis, use `unbind` or `split`.
+    """x[key] for integers and slices; of a block-sparse tensor, for slices of whole blocks.
+
+    To take all the parts of an axis, use `unbind` or `split`.
 
     >>> from numbsparse import Tensor
     >>> from numbsparse.nn import functional as F
@@ -117,6 +122,10 @@ def getitem(x: Any, key: Any) -> Tensor:
     Tensor([2., 3.])
     """
     x = as_tensor(x)
+    if isinstance(unread(x), BlockSparse):
+        from numbsparse.nn.functional.block_sparse import slice_block_sparse  # as in `sum`
+
+        return slice_block_sparse(x, key)
     return record(ops.getitem(x.data, key), (x, lambda dy, y: _put(x.shape, key, dy)))
 
 
@@ -180,7 +189,7 @@ def unbind(x: Any, axis: int = 0) -> list[Tensor]:
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
     x = as_tensor(x)
-    axis = normalize_axis_index(axis, x.ndim, "axis")
+    (axis,) = axes_of(axis, x.ndim)
     keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
     return _parts(x, keys, lambda pieces: stack(pieces, axis))
 
@@ -194,7 +203,7 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
     x = as_tensor(x)
-    axis = normalize_axis_index(axis, x.ndim, "axis")
+    (axis,) = axes_of(axis, x.ndim)
     sections = integer("sections", sections)
     width, rest = divmod(x.shape[axis], sections)
     if rest:
@@ -214,6 +223,8 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 
 
 def _listed(tensors: Sequence[Any]) -> list[Tensor]:
+    if not np.iterable(tensors):
+        raise TypeError(f"tensors takes a list of Tensors, got {tensors!r}")
     listed = [as_tensor(tensor, f"tensors[{i}]") for i, tensor in enumerate(tensors)]
     if not listed:
         raise ValueError("tensors takes at least one Tensor")
@@ -223,7 +234,7 @@ def _listed(tensors: Sequence[Any]) -> list[Tensor]:
 def kept_shape(shape: tuple[int, ...], axis: Axis) -> tuple[int, ...]:
     """The shape with the given axes as 1."""
     every = range(len(shape))
-    reduced = every if axis is None else normalize_axis_tuple(axis, len(shape), "axis")
+    reduced = every if axis is None else axes_of(axis, len(shape))
     return tuple(1 if a in reduced else n for a, n in enumerate(shape))
 
 

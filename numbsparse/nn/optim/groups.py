@@ -71,6 +71,8 @@ class Groups:
             raise ValueError(f"a group takes {', '.join(takes)}, {got}")
         params = group["params"]
         params = tensors_of("parameters", [params] if isinstance(params, Tensor) else params)
+        if any(parameter._edges for parameter in params):
+            raise ValueError("parameters takes what gets gradients, got one that was computed")
         known = {id(parameter) for parameter in (*self.parameters, *params)}
         if len(known) < len(self.parameters) + len(params):
             raise ValueError("parameters takes each tensor once, got one more than once")

@@ -1,6 +1,5 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
-from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, live, moved, on, outside_capture
 from numbsparse.nn import kept
 from numbsparse.nn.optim.groups import Groups, Setting
@@ -282,34 +280,28 @@ class Optimizer:
         """Take what `state_dict()` gave.
 
         Raises TypeError or ValueError where it is of another optimizer or another layout; nothing
-        is changed then. The state of a version that counted steps for all parameters together is
-        taken as if each had taken them all, and of one that wrote no layouts, with a UserWarning,
-        only by its shapes.
+        is changed then.
         """
         steps, skipped = _checked_header(state)
         rates = self._groups.checked_rates(state)
-        arrays, counts = self._loaded(state)
-        for i, slots in arrays.items():
-            for name in self._slot_names(i):
-                if name not in slots:
+        found = self._loaded(state)
+        for i, own in found.items():
+            for name in (*self._slot_names(i), "steps"):
+                if name not in own:
                     raise ValueError(f"state lacks {f'{i}.{name}'!r}")
-            if counts and i not in counts:
-                raise ValueError(f"state lacks {f'{i}.steps'!r}")
-        together = {} if counts else dict.fromkeys(arrays, steps - skipped)
+        counts = {i: own.pop("steps") for i, own in found.items()}
         self.steps = steps
         self._groups.set_rates(rates)
         self._skipped = np.zeros_like(self._skips_in("cpu"))
         self._skipped[0] = skipped
-        self._counts = [(counts or together).get(i, 0) for i in range(len(self.parameters))]
-        self._state = {i: arrays.get(i, {}) for i in sorted({*arrays, *counts})}
+        self._counts = [counts.get(i, 0) for i in range(len(self.parameters))]
+        self._state = dict(sorted(found.items()))
         self._forms = {i: kept.form_of(self.parameters[i].data) for i in self._state}
         forget_captures()
 
-    def _loaded(self, state: Mapping[str, Any]) -> tuple[dict[int, dict[str, Any]], dict[int, int]]:
-        """The arrays of each parameter, and the steps that it took."""
-        arrays: dict[int, dict[str, Any]] = {}
-        counts: dict[int, int] = {}
-        by_shape = []
+    def _loaded(self, state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """The steps that each parameter took, and its arrays."""
+        found: dict[int, dict[str, Any]] = {}
         for key, value in state.items():
             if key in _HEADER:
                 continue
@@ -318,16 +310,13 @@ class Optimizer:
             data = self.parameters[i].data if i < len(self.parameters) else None
             if data is None or name not in ("steps", *self._slot_names(i)):
                 raise ValueError(f"state is of another optimizer: it has {key!r}")
-            if name == "steps":
-                counts[i] = integer(f"state[{key!r}]", value, least=0)
-                continue
-            if isinstance(data, BlockSparse) and not isinstance(value, BlockSparse):
-                by_shape.append(key)
-            arrays.setdefault(i, {})[name] = kept.loaded(f"state[{key!r}]", value, data)
-        if by_shape:
-            message = f"state[{by_shape[0]!r}] says no layout: taken by its shape only"
-            warnings.warn(message, stacklevel=3)
-        return arrays, counts
+            argument = f"state[{key!r}]"
+            found.setdefault(i, {})[name] = (
+                integer(argument, value, least=0)
+                if name == "steps"
+                else kept.loaded(argument, value, data)
+            )
+        return found
 
 
 _HEADER = ("steps", "skipped", "lr", "groups")
@@ -337,11 +326,11 @@ def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     """Steps, steps skipped."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
-    for key in ("steps", "lr"):
+    for key in ("steps", "skipped", "lr"):
         if key not in state:
             raise ValueError(f"state lacks {key!r}")
     steps = integer("state['steps']", state["steps"], least=0)
-    return steps, integer("state['skipped']", state.get("skipped", 0), least=0, most=steps)
+    return steps, integer("state['skipped']", state["skipped"], least=0, most=steps)
 
 
 def check_gradient(name: str, parameter: Tensor) -> None:

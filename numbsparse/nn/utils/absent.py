@@ -44,7 +44,11 @@ def absent_norms(
     """
     layout, piece = as_layout(layout), integer("piece", piece)
     x, dy = ops.operand(x, "x"), ops.operand(dy, "dy")
-    grid = tuple(-(-a.shape[-1] // block_size) for a in (x, dy))
+    for argument, a in (("x", x), ("dy", dy)):
+        if a.ndim != 2:
+            raise ValueError(f"{argument} takes the shape (batch, features), got {a.shape}")
+    size = integer("block_size", block_size)
+    grid = tuple(-(-a.shape[1] // size) for a in (x, dy))
     if grid != layout.shape:
         raise ValueError(f"layout takes {grid} blocks for this x and dy, got {layout.shape}")
     found, absent, height = np.zeros(layout.shape), ~layout.pattern, max(piece // grid[1], 1)

@@ -10,15 +10,15 @@ from numbsparse.autograd import Tensor
 from numbsparse.device import moved
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
+    SCOPES,
     Changing,
     check_density,
-    checked_scope,
     largest_of_all,
     norms_of,
     refuse_capture,
     weights_of,
 )
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import number, word
 
 
 class GroupLasso(Changing):
@@ -75,7 +75,7 @@ class GroupLasso(Changing):
         scope: str = "layer",
     ):
         self.model = model if isinstance(model, Module) else list(model)
-        self.density, self.scope = number("density", density, most=1), checked_scope(scope)
+        self.density, self.scope = number("density", density, most=1), word("scope", scope, SCOPES)
         self.growth = number("growth", growth, least=1)
         weights = weights_of(self.model)
         if self.scope == "layer":

@@ -8,10 +8,10 @@ from numbsparse.autograd import Tensor
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     COUNT,
+    SCOPES,
     SHARE,
     Changing,
     check_density,
-    checked_scope,
     followers_of,
     keep,
     largest_of_all,
@@ -19,7 +19,7 @@ from numbsparse.nn.utils.weights import (
     refuse_capture,
     weights_of,
 )
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import integer, number, word
 
 
 def prune(
@@ -77,7 +77,7 @@ def prune(
     weights, followers = weights_of(model), followers_of(remap)
     if density is not None:
         density = number("density", density, most=1)
-        kept = largest_of_all(weights, norms_of(weights, by), density, checked_scope(scope))
+        kept = largest_of_all(weights, norms_of(weights, by), density, word("scope", scope, SCOPES))
     else:
         least = number("threshold", threshold)
         kept = [norms >= least for norms in norms_of(weights, by)]
@@ -165,7 +165,7 @@ class GradualPruning(Changing):
         self.start, self.every = integer("start", start, least=0), integer("every", every)
         self.stop = integer("stop", stop, least=self.start + 1)
         self.remap, self.steps = followers_of(remap), 0
-        self._how: Any = {"by": ops.checked_norm(by), "scope": checked_scope(scope)}
+        self._how: Any = {"by": ops.checked_norm(by), "scope": word("scope", scope, SCOPES)}
         weights = weights_of(self.model)
         if scope == "layer":
             check_density(weights, self.density)

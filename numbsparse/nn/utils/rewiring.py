@@ -28,7 +28,7 @@ from numbsparse.nn.utils.weights import (
     set_layouts,
     weights_of,
 )
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import integer, number, word
 
 RULES = ("gradient", "random", "degrees")
 
@@ -119,9 +119,7 @@ class Rewiring(Changing):
     ):
         self.model = model if isinstance(model, Module) else list(model)
         self.fraction, self.every = number("fraction", fraction, most=1), integer("every", every)
-        if grow not in RULES:
-            raise ValueError(f"grow takes one of {', '.join(RULES)}, got {grow!r}")
-        self.grow, self.by = grow, ops.checked_norm(by)
+        self.grow, self.by = word("grow", grow, RULES), ops.checked_norm(by)
         self.stop = None if stop is None else integer("stop", stop)
         self.density = None if density is None else number("density", density, most=1)
         self.candidates = None if candidates is None else integer("candidates", candidates)

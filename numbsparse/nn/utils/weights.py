@@ -190,12 +190,6 @@ def largest(norms: np.ndarray, n: int) -> np.ndarray:
     return kept
 
 
-def checked_scope(scope: str) -> str:
-    if scope not in SCOPES:
-        raise ValueError(f"scope takes one of {', '.join(SCOPES)}, got {scope!r}")
-    return scope
-
-
 def followers_of(remap: Any) -> list[Any]:
     is_one = hasattr(remap, "remap") or not hasattr(remap, "__iter__")
     followers = [remap] if is_one else list(remap)

@@ -25,38 +25,35 @@ from numbsparse.kernels.simd import (
 def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     backward = product == "input_grad"
-    passes = window.passes(product)
-    sizes, out_sizes = passes[0].view.sizes, passes[0].view.out_sizes
+    of = window.seeing(product)
+    sizes, out_sizes = of.view.sizes, of.view.out_sizes
     batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
     y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
     rows, vectors = tile_shape(size)
-    for of in passes:
-        if not batch:
-            return
-        walk = planned(index, line_walk, window.taps, product, of)[:4]
-        how = strips_of(of, batch, vectors * lanes(dtype), lanes(dtype))
-        features = -(-x.shape[2] // SQUARE) * SQUARE
-        of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
-        groups = -(-batch // how.images)
-        slab = max(1, SLAB // of_group)
-        for group in range(0, groups, slab):
-            count = min(slab, groups - group)
-            packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
-            chunks = -(-how.width * how.images // how.columns)
-            tiles = count * how.out_rows.size * how.strips * chunks
-            lines = (len(walk[0]) - 1) * (size // rows)
-            on_cores(
-                line_kernel(dtype, rows, how.columns // lanes(dtype)),
-                (
-                    images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
-                    (*how[:2], of.view.scale[2], of.view.counts[2], group * how.images),
-                    *how[5:], (of.view.step[2], of.view.first[2]), y,
-                ),
-                phases=2,
-                work=tiles * lines,
-                multiply_adds=values.size * tiles * how.columns,
-            )  # fmt: skip
+    walk = planned(index, line_walk, window.taps, product, of)[:4]
+    how = strips_of(of, max(batch, 1), vectors * lanes(dtype), lanes(dtype))
+    features = -(-x.shape[2] // SQUARE) * SQUARE
+    of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
+    groups = -(-batch // how.images)
+    slab = max(1, SLAB // of_group)
+    for group in range(0, groups, slab):
+        count = min(slab, groups - group)
+        packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
+        chunks = -(-how.width * how.images // how.columns)
+        tiles = count * how.out_rows.shape[1] * how.strips * chunks
+        lines = (len(walk[0]) - 1) * (size // rows)
+        on_cores(
+            line_kernel(dtype, rows, how.columns // lanes(dtype)),
+            (
+                images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
+                (*how[:2], of.view.scale[2], of.view.counts[2], group * how.images),
+                *how[5:], of.view.step[2], y,
+            ),
+            phases=2,
+            work=tiles * lines,
+            multiply_adds=values.size * tiles * how.columns,
+        )  # fmt: skip
 
 
 def _room(groups, rows, how, features, dtype):
@@ -86,15 +83,16 @@ def line_kernel(dtype, rows, vectors):
         types.UniTuple(types.int64, 5),  # images, width, scale, count, first image
         *(integers, integers),  # pixels, tap_lane
         types.int64[:, ::1],  # tap_row (taps, out rows)
-        integers,  # out_rows
-        pair,  # step, first
+        types.int64[:, ::1],  # out_rows (residues, out rows)
+        integers,  # first
+        types.int64,  # step
         dtype[:, :, :, ::1],  # y (batch, rows, pixels, features)
     )
 
     @compiled(signature)
     def kernel(
         core, progress, share, x, packed, values, strides, walk, shape, pixels, tap_lane, tap_row,
-        out_rows, step, y,
+        out_rows, first, step, y,
     ):  # fmt: skip
         sum_stride, out_stride = strides
         indptr, taps, others, blocks = walk
@@ -104,9 +102,10 @@ def line_kernel(dtype, rows, vectors):
         pack_rows(core, progress[0], x, images, strips, width, scale, pixels, first_image, packed)
         tiles_in_line = size // rows
         lines = (len(indptr) - 1) * tiles_in_line
+        of_residue = (len(indptr) - 1) // len(out_rows)
         chunks = (width * images + columns - 1) // columns
         corner = np.empty((columns, rows), y.dtype)
-        work = groups * len(out_rows) * strips * chunks * lines
+        work = groups * out_rows.shape[1] * strips * chunks * lines
         number, last = next_share(core, progress[1], share, work)
         while number < last:
             taken = last - number
@@ -115,7 +114,11 @@ def line_kernel(dtype, rows, vectors):
                 line_number = item % lines // tiles_in_line
                 chunk, where = where % chunks * columns, where // chunks
                 strip, where = where % strips, where // strips
-                out_row, group = where % len(out_rows), where // len(out_rows)
+                out_row, group = where % out_rows.shape[1], where // out_rows.shape[1]
+                residue, k = line_number // of_residue, line_number % of_residue * size + r
+                place = out_rows[residue, out_row]
+                if place < 0:
+                    continue
                 tile = zeros(packed, rows, columns)
                 for position in range(indptr[line_number], indptr[line_number + 1]):
                     tap = taps[position]
@@ -134,14 +137,14 @@ def line_kernel(dtype, rows, vectors):
                         a += sum_stride
                         b += lanes
                 store_transposed(tile, corner, 0, rows)
-                k = line_number * size + r
                 inside = min(rows, y.shape[3] - k)
                 for v in range(min(columns, width * images - chunk)):
                     o = strip * width + (chunk + v) // images
                     n = first_image + group * images + (chunk + v) % images
-                    if o < count and n < len(y):
+                    pixel = o * step + first[residue]
+                    if o < count and pixel < y.shape[2] and n < len(y):
                         for i in range(inside):
-                            y[n, out_rows[out_row], o * step[0] + step[1], k + i] = corner[v, i]
+                            y[n, place, pixel, k + i] = corner[v, i]
             fetch_add(progress[1], DONE, taken)
             number, last = next_share(core, progress[1], share, work)
 

@@ -33,7 +33,8 @@ class Strips(NamedTuple):
     )  # (lanes / images,) int64: which each lane has, as output 0 of a row sees them
     tap_lane: np.ndarray  # (taps,) int64: the lane that holds what output 0 sees
     tap_row: np.ndarray  # (taps, rows of outputs) int64: the row of the image, or -1
-    out_rows: np.ndarray  # (rows of outputs,) int64: where these rows are
+    out_rows: np.ndarray  # (residues, rows of outputs) int64: where these rows are, or -1
+    first: np.ndarray  # (residues,) int64: the first pixel of a row
 
 
 @lru_cache(maxsize=256)
@@ -51,7 +52,9 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
     residues = sorted({residue for _, residue in seen})
     pixels = [shift * scale + residue for residue in residues for shift in shifts]
     tap_lane = [pixels.index(offset[2]) * images for offset in of.offsets]
-    tap_row = [of.rows().sources(k) for k in range(len(of.taps))]
+    tap_row = [of.rows().sources(offset) for offset in of.rows().offsets]
+    in_row = of.view.residues[2]
+    out_rows = [of.rows().outputs(n // in_row) for n in range(prod(of.view.residues))]
     return Strips(
         images,
         width,
@@ -61,7 +64,8 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
         np.array(pixels),
         np.array(tap_lane, np.int64),
         np.array(tap_row, np.int64).reshape(len(of.taps), prod(of.view.counts[:2])),
-        of.rows().outputs(),
+        np.array(out_rows),
+        np.arange(len(out_rows)) % in_row,
     )
 
 

@@ -54,13 +54,13 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         return f"takes multiples of {whole} features in {product}, got {features}"
     if dtype == "float32" or not batch:
         return None
-    part, passes = min(size, max(lines.SHAPES[2])), window.passes(product)
-    shapes: list[Any] = [gradient.SHAPES[part]]
+    part, of = min(size, max(lines.SHAPES[2])), window.whole(product)
+    shape: Any = gradient.SHAPES[part]
     if product != "weight_grad":
+        of = window.seeing(product)
         n_lines = -(-features[product == "forward"] // part)
-        shapes = [lines.shape_for(of, batch, 2, part, n_lines) for of in passes]
-    each = zip(passes, shapes, strict=True)
-    if not all(lines.cut_for(of, batch, s, part)[0].is_filled(of, batch, s.ROWS) for of, s in each):
+        shape = lines.shape_for(of, batch, 2, part, n_lines)
+    if not lines.cut_for(of, batch, shape, part)[0].is_filled(of, batch, shape.ROWS):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -97,9 +97,9 @@ if SIMULATED:
 
 
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
-    """The shape for a pass, of which `size` features are a line."""
+    """The shape for a pass whose residues have so many lines each, of `size` features."""
     few = FEW[itemsize][size]
-    items = prod(cut_for(of, batch, few, size, itemsize)[0].tiles) * lines
+    items = prod(cut_for(of, batch, few, size, itemsize)[0].tiles) * prod(of.view.residues) * lines
     if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
@@ -120,25 +120,25 @@ def multiply_lines(product, x, values, index, window, y, precision):
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
     w = weight_of(values, index.block_rows, size, transposed)
-    for of in window.passes(product):
-        shape = shape_for(of, batch, itemsize, size, lines)
-        places = shape.RESIDENT * multiprocessors()
-        how, chunks = cut_for(of, batch, shape, size, itemsize)
-        cuts = of, how.box, chunks, prod(how.tiles), places, parts
-        *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
-        if itemsize == 2:
-            adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
-        else:
-            adds = product_of_float32(arithmetic, size)
-        x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
-        out = output_of(y, of.view, how.tile, size)
-        fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
-        launch(
-            line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
-            x_map, w, out, fresh, how, Units(*units), Schedule(items, ptr),
-            shared_bytes=itemsize * shape.shared_items(how.rows * size, adds) + 1024,
-            overlap=True,
-        )  # fmt: skip
+    of = window.seeing(product)
+    shape = shape_for(of, batch, itemsize, size, lines)
+    places = shape.RESIDENT * multiprocessors()
+    how, chunks = cut_for(of, batch, shape, size, itemsize)
+    cuts = of, how.box, chunks, prod(how.tiles), places, parts
+    *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
+    if itemsize == 2:
+        adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
+    else:
+        adds = product_of_float32(arithmetic, size)
+    x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
+    out = output_of(y, of.view, how.tile, size)
+    fresh = max(map(unannounced, (x_map, w, out) if itemsize == 2 else (x_map,)))
+    launch(
+        line_kernel(adds, size, shape), ptr.size - 1, 128 * shape.WARPGROUPS + 32,
+        x_map, w, out, fresh, how, Units(*units), Schedule(items, ptr),
+        shared_bytes=itemsize * shape.shared_items(how.rows * size, adds) + 1024,
+        overlap=True,
+    )  # fmt: skip
 
 
 @cache
@@ -173,7 +173,8 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
             return
         sums = cuda.local.array(SUMS, float32)
         if OF_MAPS and fresh != 0:
-            fence_tensor_map(y)
+            for residue in range(y.shape[0]):
+                fence_tensor_map(y[residue])
         rows = begin(y, places, warp, t % 32, tiling.box)
         box = uint32(tiling.rows * (B // PIECE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
@@ -182,7 +183,8 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape) -> Any:
             line = schedule.items[item, 1]
             acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
             image, top = tile_of(schedule.items[item, 0], tiling)
-            store(acc, sums, y, places, warp, ring, buffer, image, top, int32(line * B))
+            residue, column = schedule.items[item, 2], int32(schedule.items[item, 3] * B)
+            store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
         bulk_wait_read()
 
     return kernel

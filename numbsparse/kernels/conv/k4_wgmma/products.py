@@ -11,11 +11,12 @@ In float32 threads read the pixels of their rows wherever they are, and split th
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
-from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.conv.boxes import in_box, moved, plus, row_of, unpacked
+from numbsparse.device.tensor_map import tensor_map, tensor_maps
+from numbsparse.kernels.conv.boxes import in_box, moved, place_of, plus, row_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import clear
@@ -56,7 +57,7 @@ class LineProduct(NamedTuple):
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
         None where they are `sums`. Places are in pieces of 16 bytes
-    store : store(acc, sums, y, places, warp, ring, buffer, image, top, column)
+    store : store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
     """
 
     item: Any
@@ -93,17 +94,17 @@ class Output(NamedTuple):
 
 
 def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
-    """The outputs of a pass in y (batch, pixels, features)."""
-    batch, pixels, features = y.shape
+    """The outputs in y (batch, pixels, features): in 16 bits the map of each residue, (n, 16)."""
+    batch, _, features = y.shape
     if y.itemsize == 4:
         return Output(batch, view, y.span, features)
-    sizes, row = view.out_sizes, features * y.itemsize
-    along = (sizes[1] * sizes[2] * row, sizes[2] * row, row)
-    address = y.address + sum(f * s for f, s in zip(view.first, along, strict=True))
-    strides = (pixels * row, *(n * s for n, s in zip(view.step, along, strict=True)), y.itemsize)
-    outputs = DeviceArray(address, (batch, *view.counts, features), y.dtype, strides, y.owner)
     lines = (1, ROWS) if tile[2] > SIDE else (ROWS // SIDE, SIDE)
-    return tensor_map(outputs, (1, 1, *lines, B), 2 * B)
+    images, box = y.reshape(batch, *view.out_sizes, features), (1, 1, *lines, B)
+    along = (
+        [slice(f, None, s) for f, s in zip(first, view.step, strict=True)]
+        for first in np.ndindex(*view.residues)
+    )
+    return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
 
 
 @cache
@@ -125,7 +126,7 @@ def product_of_16_bit(
         tma_load_2d(ring, start, w_map, int32(column * B), int32(row * B), bars, full)
 
     @cuda.jit(device=True)
-    def begin(y_map, places, warp, lane, box):
+    def begin(y_maps, places, warp, lane, box):
         own = uint32(warp // 4 * OWN)
         return (
             uint32(in_box(places[own], box) * ROW16),
@@ -144,8 +145,9 @@ def product_of_16_bit(
         return multiply(acc, ring, 0, where, uint32(UNITS))
 
     @cuda.jit(device=True)
-    def store(acc, sums, y_map, places, warp, ring, buffer, image, top, column):
+    def store(acc, sums, y_maps, residue, places, warp, ring, buffer, image, top, column):
         to_local(acc, sums)
+        y_map = y_maps[residue]
         own, at = uint32(warp // 4 * OWN), buffer + warp * BUFFER
         for u in range(UNITS):
             packed = places[own + u * PIXELS + warp % 4 * ROWS]
@@ -207,9 +209,10 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         multiply(sums, hi, lo, ring, 4 * w_place)
 
     @cuda.jit(device=True)
-    def store(_, sums, y, places, warp, ring, buffer, image, top, column):
+    def store(_, sums, y, residue, places, warp, ring, buffer, image, top, column):
         own = first_row(warp, uint32(cuda.threadIdx.x) % 32)
-        where = y.batch, y.view, places, own, image, top
+        _, first = place_of(residue, y.view.residues)
+        where = y.batch, y.view, places, own, image, top, first
         store_sums(sums, y.values, where, int64(column), y.features)
 
     return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
@@ -218,9 +221,9 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 @cuda.jit(device=True)
 def row_at(where, u, g):
     """The row of y that is half u of a thread, -1 where there is none; see `store_tile`."""
-    batch, view, places, own, image, top = where
+    batch, view, places, own, image, top, first = where
     packed = places[own + 8 * u]
     n, q = unpacked(packed)
-    place = moved(plus(top, q), view.step, view.first)
+    place = moved(plus(top, q), view.step, first)
     row = row_of(image + n, batch, place, view.out_sizes)
     return int64(row) if packed >= 0 else int64(-1)

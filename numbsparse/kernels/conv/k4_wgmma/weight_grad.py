@@ -78,7 +78,7 @@ def weight_grad(x, dy, index, window, dvalues):
     size, batch, dtype = min(dvalues.shape[1], max(SHAPES)), x.shape[0], x.dtype.name
     parts, shape = dvalues.shape[1] // size, SHAPES[size]
     x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-    (of,) = window.passes("weight_grad")
+    of = window.whole("weight_grad")
     how, chunks = cut_for(of, batch, shape, size)
     cuts = of, how.box, chunks, PIXELS // size, parts, shape.MOST_UNITS
     plan = Items(*planned(index, block_items, window.taps, *cuts))

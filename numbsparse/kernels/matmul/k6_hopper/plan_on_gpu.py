@@ -38,7 +38,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import let_next_kernel_start
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
@@ -184,7 +184,7 @@ def steps_wanted(
     scaled = empty(values.shape, values.dtype)
     records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
     args = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
-    launch(wanted_kernel(tile), len(plan.strips), THREADS, *args)
+    launch(wanted_kernel(tile), len(plan.strips), THREADS, *args, overlap=True)
     scale_blocks(values, index.rows.blocks, gates, gates, True, scaled, True, True)
     return plan._replace(records=records, tiles=tiles), [values, scaled]
 
@@ -267,35 +267,54 @@ def wanted_kernel(tile: Tile) -> Any:
                     record[FIRST_BLOCK + before] = kept
                     before += 1
 
+    @cuda.jit(device=True)
+    def copy(records, step, gates, record):
+        for i in range(FIRST_BLOCK):
+            record[i] = uint32(records[step, i])
+        for b in range(BLOCKS):  # zeros behind those of the step
+            kept = uint32(records[step, FIRST_BLOCK + b])
+            kept = uint32(kept | uint32(SCALED)) if gate_of(kept, gates) != 1 else kept
+            record[FIRST_BLOCK + b] = kept
+
     @cuda.jit
     def kernel(records, tiles, gates, wanted, ending):
         left, begins = cuda.shared.array(THREADS, uint32), cuda.shared.array(ENDS, int32)
         counts = cuda.shared.array(RUNS, int32)  # new steps of each run
         span = cuda.shared.array(2, int32)
         group, t = cuda.blockIdx.x, cuda.threadIdx.x
-        let_next_kernel_start()
         for i in range(t, tiles.shape[0], THREADS):
             if tiles[i, 0] == group and tiles[i, 1] == 0:
                 span[0], span[1] = tiles[i, 2], tiles[i, 3]
+        wait_for_earlier_kernels()
+        let_next_kernel_start()
         cuda.syncthreads()
         first, end = span[0], span[1]
         done = first
         for chunk in range(first, end, THREADS):
-            left[t] = wanted_of(records, chunk + t, gates) if chunk + t < end else uint32(0)
-            cuda.syncthreads()
-            if t % RUN == 0:  # threads of several warps, which do not wait for each other
-                run, last = t // RUN, min(t + RUN, end - chunk)
-                counts[run] = pack(left, t, last, begins[run * (RUN + 1) :])
-            cuda.syncthreads()
-            for item in range(t, THREADS * SHARES, THREADS):
-                run, k, s = item // (RUN * SHARES), item // SHARES % RUN, item % SHARES
-                if k < counts[run]:
-                    to, at = done + k, run * (RUN + 1) + k
-                    for other in range(run):
-                        to += counts[other]
-                    write(records, chunk, left, begins[at], begins[at + 1], s, gates, wanted[to])
-            for run in range(RUNS):
-                done += counts[run]
+            left[t], there = uint32(0), int32(0)
+            if chunk + t < end:
+                left[t] = wanted_of(records, chunk + t, gates)
+                there = int32(records[chunk + t, SHARES] >> 8)
+            all_left = int32(cuda.popc(left[t])) == there
+            if cuda.syncthreads_or(int32(0) if all_left else int32(1)) == 0:  # as in training
+                if chunk + t < end:
+                    copy(records, chunk + t, gates, wanted[done + t])
+                done += min(end - chunk, THREADS)
+            else:
+                if t % RUN == 0:  # threads of several warps, which do not wait for each other
+                    run, last = t // RUN, min(t + RUN, end - chunk)
+                    counts[run] = pack(left, t, last, begins[run * (RUN + 1) :])
+                cuda.syncthreads()
+                for item in range(t, THREADS * SHARES, THREADS):
+                    run, k, s = item // (RUN * SHARES), item // SHARES % RUN, item % SHARES
+                    if k < counts[run]:
+                        to, at = done + k, run * (RUN + 1) + k
+                        for other in range(run):
+                            to += counts[other]
+                        own = begins[at], begins[at + 1], s
+                        write(records, chunk, left, *own, gates, wanted[to])
+                for run in range(RUNS):
+                    done += counts[run]
             cuda.syncthreads()
         if done == first and t <= SHARES:  # a step of nothing
             wanted[first, t] = uint32(0)

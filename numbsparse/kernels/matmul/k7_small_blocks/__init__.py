@@ -51,7 +51,8 @@ from numbsparse.kernels.matmul.reach import reach
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
-TAKES_GATES = TAKES_UNKNOWN_GATES = ("forward", "input_grad")
+TAKES_GATES = ("forward", "input_grad")
+TAKES_UNKNOWN_GATES = (*TAKES_GATES, "weight_grad")
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))
@@ -67,6 +68,6 @@ def input_grad(dy, values, index, dx, precision="highest", gates=None):
     along_strips(dy, values, index, dx, True, precision, gates)
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    in_regions(x, dy, index, dvalues, precision)
+def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
+    in_regions(x, dy, index, dvalues, precision, gates)

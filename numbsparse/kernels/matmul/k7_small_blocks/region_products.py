@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS, Region
-from numbsparse.kernels.parts.fragments import MMA
+from numbsparse.kernels.parts.fragments import adding
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight, place_of_byte
 from numbsparse.kernels.ptx import (
@@ -41,6 +41,7 @@ class Sums(NamedTuple):
     x_transposed: bool  # feature-major
     dy_transposed: bool
     of_images: bool = False
+    gated: bool = False  # whether a warp may have far fewer slots than there are
 
     @property
     def TILES(self) -> int:
@@ -131,15 +132,12 @@ def loads_16_bit(transposed: bool) -> tuple[Any, Any, Any]:
 
 @cache
 def products_16_bit(sums: Sums) -> Any:
-    """For all slots, also those that are not used. code says where a lane reads."""
-    B, SLOTS, DEPTH, mma = sums.B, sums.region.SLOTS, sums.region.DEPTH, MMA[sums.arithmetic]
+    """For all slots, also those that are not used, but of gates. code says where a lane reads."""
+    ALL = not sums.gated
+    B, SLOTS, DEPTH, add = sums.B, sums.region.SLOTS, sums.region.DEPTH, adding(sums.arithmetic)
     X_PLACE, NEW, DY_PLACE = 0x7FFF, 0x8000, 0xFFFF0
     load_x, _, below_x = loads_16_bit(sums.x_transposed)
     _, load_dy_if, below_dy = loads_16_bit(sums.dy_transposed)
-
-    @cuda.jit(device=True)
-    def add(c, a, b0, b1):
-        c[0], c[1], c[2], c[3] = mma(a[0], a[1], a[2], a[3], b0, b1, c[0], c[1], c[2], c[3])
 
     @cuda.jit(device=True)
     def x_at(stage, code):
@@ -150,23 +148,24 @@ def products_16_bit(sums: Sums) -> Any:
         b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = uint32(0)
         a = load_x(shared, x_at(stage, code[0]))
         for p in range(SLOTS):
-            new = uint32(code[p] & uint32(NEW))
-            at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
-            b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
-            if B == 16 and DEPTH == 32:
-                b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
-            if DEPTH == 32:
-                e = load_x(shared, below_x(x_at(stage, code[p])))
-            add(acc[p, 0], a, b0, b1)
-            if B == 16:
-                add(acc[p, 1], a, b2, b3)
-            if p + 1 < SLOTS:
-                a = load_x(shared, x_at(stage, code[p + 1]))
-            if DEPTH == 32 and B == 16:
-                add(acc[p, 0], e, b4, b5)
-                add(acc[p, 1], e, b6, b7)
-            elif DEPTH == 32:
-                add(acc[p, 0], e, b2, b3)
+            if ALL or p < used:
+                new = uint32(code[p] & uint32(NEW))
+                at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
+                b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
+                if B == 16 and DEPTH == 32:
+                    b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
+                if DEPTH == 32:
+                    e = load_x(shared, below_x(x_at(stage, code[p])))
+                add(a, b0, b1, acc[p, 0])
+                if B == 16:
+                    add(a, b2, b3, acc[p, 1])
+                if p + 1 < SLOTS:
+                    a = load_x(shared, x_at(stage, code[p + 1]))
+                if DEPTH == 32 and B == 16:
+                    add(e, b4, b5, acc[p, 0])
+                    add(e, b6, b7, acc[p, 1])
+                elif DEPTH == 32:
+                    add(e, b2, b3, acc[p, 0])
 
     return add_products
 

@@ -216,6 +216,7 @@ def total_kernel(sums: Sums) -> Any:
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
     """
+    sums = sums._replace(gated=False)
     if sums.region.ITEM == 2:
         sums = sums._replace(x_transposed=False, dy_transposed=False)
     return _total_kernel(sums)

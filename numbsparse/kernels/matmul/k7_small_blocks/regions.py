@@ -104,8 +104,13 @@ A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high"
 A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
 
 
-def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> None:
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`."""
+def in_regions(
+    x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None
+) -> None:
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`.
+
+    Anything where gates[b] is 0.
+    """
     n_blocks, B, _ = dvalues.shape
     batch, widths = x.shape[0], (x.shape[1], dy.shape[1])
     if n_blocks == 0 or batch == 0:
@@ -113,7 +118,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         return
     if dvalues.address % BYTES:
         whole = empty(dvalues.shape, dvalues.dtype)
-        in_regions(x, dy, index, whole, precision)
+        in_regions(x, dy, index, whole, precision, gates)
         copy(dvalues, whole)
         return
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
@@ -141,14 +146,19 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
     cuts = cuts_of(n, places, pieces)
-    sums = Sums(B, arithmetic, region, x_transposed, dy_transposed, bool(offsets))
+    orders, gated = (x_transposed, dy_transposed), gates is not None
+    if gated:
+        from numbsparse.kernels.matmul.k7_small_blocks.region_gates import left_by_gates
+
+        codes, used, blocks = left_by_gates(codes, used, blocks, gates, B, region)
+    sums = Sums(B, arithmetic, region, *orders, bool(offsets), gated)
     slots = region.WARPS * region.SLOTS * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, out)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
-        dense = factors_of(x, dy, (x_transposed, dy_transposed), index)
+        dense = factors_of(x, dy, orders, index)
     plan = Plan(cuts, boxes, codes, used, rows, tops)
     launch(
         region_kernel(sums),
@@ -157,7 +167,7 @@ def in_regions(x: Any, dy: Any, index: Any, dvalues: Any, precision: str) -> Non
         *(maps, unannounced(maps), batch, plan, into, dense),
         shared_bytes=region.SHARED_BYTES,
         cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
-        overlap=True,
+        overlap=not gated,  # the plan is read before the kernel waits
     )
     add = -(-slots // ADDERS), 32 * ADDERS
     uncut = cuts.whole * region.WARPS * region.SLOTS

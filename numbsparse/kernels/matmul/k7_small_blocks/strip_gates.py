@@ -1,8 +1,9 @@
 """Blocks of w times their gates, packed (`parts.packed`) without those whose gate is zero.
 
-A block of threads has a stage of the plan. The steps of each column move together, and those that
-have two blocks are put together anew, so that a stage has fewer; where it begins stays. So it is
-all the same whether it is the host or only the GPU that knows the gates.
+A block of threads has a stage of the plan, and a thread a place for a block in it. The steps of
+each column move together, and those that have two blocks are put together anew, so that a stage has
+fewer; where it begins stays. So it is all the same whether it is the host or only the GPU that
+knows the gates. All that the plan says is read while the kernel before may still run.
 """
 
 from functools import cache
@@ -20,10 +21,10 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     Strip,
 )
 from numbsparse.kernels.parts.packed import RUN, packing
+from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
-# A stage of the strips of 8,192 features has some 350 steps: 4 warps took 40 us (H200).
-THREADS = 64 if SIMULATED else 512
+THREADS = 64 if SIMULATED else 320
 
 
 def packed_by_gates(
@@ -47,12 +48,18 @@ def packed_by_gates(
 
 @cache
 def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
-    """blocks, places : the codes and words of a stage, before and after; by the columns of its
-    warps, in turn, which `firsts` says where and `counts` how many steps they have after."""
+    """An entry is a place for a block in a step, A_STEP to a step; of each its code, 0 if it is not
+    left, and where its x is, before (`blocks[0]`, `places` of steps) and after (1, `moved`).
+
+    ranks : how many entries are left before each; how many new steps begin before it
+    firsts : the first step of the column that a step is of; starts : of each column of each warp
+    """
     A_STEP, WARPS, COLUMNS, HEAD = strip.BLOCKS_A_STEP, strip.WARPS, strip.COLUMNS, strip.HEAD
     LINES, INSIDE, COUNT = WARPS * COLUMNS, (1 << INSIDE_BITS) - 1, (1 << COUNT_BITS) - 1
-    NOWHERE, HALF = strip.GROUPS * strip.GROUP_BYTES, 0xFFFF
-    STEPS, PLACES = (2, MOST_STEPS * A_STEP), (2, MOST_STEPS)
+    NOWHERE, HALF, STEPS = strip.GROUPS * strip.GROUP_BYTES, 0xFFFF, A_STEP - 1
+    MOST = MOST_STEPS * A_STEP
+    BLOCKS, STARTS = (2, MOST), LINES + 1
+    MASKS, RANKS = (A_STEP, MOST // 32 + 1), (A_STEP, MOST + 1)
     pack = packing(strip.B, strip.ITEM, transposed, INSIDE_BITS, dtype)
 
     @cuda.jit(device=True)
@@ -60,71 +67,79 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
         return int32(word >> uint32(COUNT_BITS * column) & uint32(COUNT))
 
     @cuda.jit(device=True)
-    def move(first, many, to, blocks, places):
-        """The blocks of a column's steps that are left, from step `to` on; its steps then."""
-        n = 0
-        for entry in range(first * A_STEP, (first + many) * A_STEP):
-            step, half = entry // A_STEP, entry % A_STEP
-            if blocks[0, entry] != 0:
-                own, at = places[0, step], to + n // A_STEP
-                blocks[1, to * A_STEP + n] = blocks[0, entry]
-                if A_STEP == 2:
-                    place = uint32(own >> uint32(16 * half) & uint32(HALF))
-                    rest = uint32(NOWHERE << 16) if n % 2 == 0 else places[1, at] & uint32(HALF)
-                    own = uint32(rest | place << uint32(16 * (n % 2)))
-                places[1, at] = own
-                n += 1
-        if n % A_STEP:
-            blocks[1, to * A_STEP + n] = int32(0)
+    def start_of(word, column):
+        first = int32(word >> uint32(4 * COUNT_BITS))
+        for before in range(column):
+            first += count_of(word, before)
+        return first
+
+    @cuda.jit(device=True)
+    def place_of(places, entry):
+        """One of the two that a step has, or all of it where a step is a block."""
+        own = places[entry // A_STEP]
+        return own if A_STEP == 1 else uint32(own >> uint32(16 * (entry % 2)) & uint32(HALF))
 
     @cuda.jit
     def kernel(values, codes, words, begins, gates, w, left, ends):
-        blocks, places = cuda.shared.array(STEPS, int32), cuda.shared.array(PLACES, uint32)
-        firsts, counts = cuda.shared.array(LINES, int32), cuda.shared.array(LINES, int32)
+        blocks, moved = cuda.shared.array(BLOCKS, int32), cuda.shared.array(MOST, uint32)
+        places, firsts = cuda.shared.array(MOST_STEPS, uint32), cuda.shared.array(MOST_STEPS, int32)
+        masks, ranks = cuda.shared.array(MASKS, uint32), cuda.shared.array(RANKS, int32)
+        starts = cuda.shared.array(STARTS, int32)
         stage, t = int64(cuda.blockIdx.x), int32(cuda.threadIdx.x)
         begin, end = begins[stage], begins[stage + 1]
         head, many = begin + stage * HEAD, end - begin
+        entries = (many * A_STEP + 31) // 32 * 32
+        for step in range(t, many, THREADS):
+            places[step] = words[head + HEAD + step]
+        for entry in range(t, entries, THREADS):
+            there = entry < many * A_STEP
+            blocks[0, entry] = codes[begin * A_STEP + entry] if there else int32(0)
+            blocks[1, entry], moved[entry] = int32(0), uint32(NOWHERE)
+        for line in range(t, LINES, THREADS):
+            word, column = words[head + line // COLUMNS], line % COLUMNS
+            starts[line] = start_of(word, column)
+            for step in range(starts[line], starts[line] + count_of(word, column)):
+                firsts[step] = starts[line]
         wait_for_earlier_kernels()
         let_next_kernel_start()
-        for step in range(t, many, THREADS):
-            places[0, step] = words[head + HEAD + step]
-            for half in range(A_STEP):
-                code = codes[(begin + step) * A_STEP + half]
-                there = code & INSIDE and gates[code >> INSIDE_BITS] != 0
-                blocks[0, step * A_STEP + half] = code if there else int32(0)
-        for line in range(t, LINES, THREADS):
-            word, before = words[head + line // COLUMNS], int32(0)
-            for column in range(line % COLUMNS):
-                before += count_of(word, column)
-            firsts[line] = int32(word >> uint32(4 * COUNT_BITS)) + before
+        for entry in range(t, entries, THREADS):
+            code = blocks[0, entry]
+            mark(masks[0], entry, code & INSIDE != 0 and gates[code >> INSIDE_BITS] != 0)
         cuda.syncthreads()
-        for line in range(t, LINES, THREADS):
-            n, word = 0, words[head + line // COLUMNS]
-            first = firsts[line] * A_STEP
-            for entry in range(first, first + count_of(word, line % COLUMNS) * A_STEP):
-                n += 1 if blocks[0, entry] != 0 else 0
-            counts[line] = (n + A_STEP - 1) // A_STEP
+        rank(masks[0], ranks[0], entries)
         cuda.syncthreads()
-        total = int32(0)
-        for line in range(LINES):
-            total += counts[line]
-        for line in range(t, LINES, THREADS):
-            to, word = int32(0), words[head + line // COLUMNS]
-            for other in range(line):
-                to += counts[other]
-            many_of_line = count_of(word, line % COLUMNS)
-            move(firsts[line], many_of_line, to, blocks, places)
-            if line % COLUMNS == 0:
-                own = uint32(to << (4 * COUNT_BITS))
+        if STEPS:
+            for entry in range(t, entries, THREADS):
+                is_first = begins_group(ranks, firsts, entry // A_STEP, entry, A_STEP)
+                mark(masks[STEPS], entry, is_first)
+            cuda.syncthreads()
+            rank(masks[STEPS], ranks[STEPS], entries)
+            cuda.syncthreads()
+        for entry in range(t, entries, THREADS):
+            if ranks[0, entry + 1] > ranks[0, entry]:
+                step, half = group_of(ranks, entry, A_STEP)
+                to = step * A_STEP + half
+                blocks[1, to], moved[to] = blocks[0, entry], place_of(places, entry)
+        if t == 0:
+            starts[LINES] = many
+        cuda.syncthreads()
+        for line in range(t, HEAD, THREADS):
+            own = uint32(0)
+            if line < WARPS:
+                at = ranks[STEPS, starts[line * COLUMNS] * A_STEP]
+                own = uint32(at << (4 * COUNT_BITS))
                 for column in range(COLUMNS):
-                    own = uint32(own | uint32(counts[line + column] << (COUNT_BITS * column)))
-                left[head + line // COLUMNS] = own
-        for k in range(WARPS + t, HEAD, THREADS):
-            left[head + k] = uint32(0)
-        cuda.syncthreads()
+                    end_at = ranks[STEPS, starts[line * COLUMNS + column + 1] * A_STEP]
+                    own = uint32(own | uint32((end_at - at) << (COUNT_BITS * column)))
+                    at = end_at
+            left[head + line] = own
+        total = ranks[STEPS, many * A_STEP]
         last = (total + ALIGNED - 1) // ALIGNED * ALIGNED
         for step in range(t, last, THREADS):
-            left[head + HEAD + step] = places[1, step] if step < total else uint32(0)
+            own = moved[step * A_STEP]
+            if A_STEP == 2:
+                own = uint32(own | moved[2 * step + 1] << uint32(16))
+            left[head + HEAD + step] = own if step < total else uint32(0)
         if t == 0:
             ends[2 * stage], ends[2 * stage + 1] = begin, begin + last
         for step in range(t // 32 * RUN, total, THREADS // 32 * RUN):

@@ -44,6 +44,7 @@ ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
+FEW = 256  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 
@@ -70,7 +71,7 @@ class Strip(NamedTuple):
     ITEM: int = 2  # bytes of a value
     SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
     PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
-    GATED: bool = False  # and without those that gates leave out (`strip_gates`)
+    GATED: str = ""  # the dtype of values that are multiplied by gates
 
     @property
     def COLUMNS(self) -> int:
@@ -166,7 +167,8 @@ def strip_of(
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = Strip(B, rows, warps, WIDTH, groups, steps, stages, cluster, fetchers, item, split)
-        strip = strip._replace(PACKED=gated or cluster > 1 or is_packed(sizes[0], item, of_images))
+        packed = cluster > 1 or is_packed(sizes[0], item, of_images)
+        strip = strip._replace(PACKED=packed or (gated and sizes[0] > FEW))
         if limit >= strip.SHARED_BYTES:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)

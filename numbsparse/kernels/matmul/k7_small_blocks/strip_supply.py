@@ -31,7 +31,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, PACKED, GATED = copies_of(strip, transposed), strip.PACKED, strip.GATED
+    blocks, PACKED, GATED = copies_of(strip, transposed), strip.PACKED, strip.GATED != ""
     look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
     top = finding(x_order == IMAGES).top
@@ -40,7 +40,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def looked_up(groups, begins, at):
         """Of the stages from `at` on: the groups, and where their steps begin and end."""
         lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        if GATED:  # with where each ends
+        if GATED and PACKED:  # with where each ends
             i = 2 * min((at + lane) * CLUSTER + rank, begins.size // 2 - 1)
         else:
             i = min((at + lane) * CLUSTER + rank, begins.size - 2)
@@ -92,7 +92,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
 
 
 def copies_of(strip: Strip, transposed: bool) -> Copying:
-    return copying(strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed)
+    how = strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed
+    return copying(*how, strip.GATED or None)
 
 
 def turning(strip: Strip, x_order: str, transposed: bool) -> Any:

@@ -47,6 +47,7 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
+from numbsparse.kernels.parts.stored_blocks import Gated
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.ptx import (
@@ -110,11 +111,14 @@ def along_strips(
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
     if gates is not None:
+        strip = strip._replace(GATED=values.dtype.name)
+    if gates is not None and strip.PACKED:
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
 
         plan = codes, words, begins, gates
         w, words, begins = packed_by_gates(values, *plan, strip, transposed)
-        strip = strip._replace(GATED=True)
+    elif gates is not None:
+        codes = Gated(codes, gates)
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS)
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
@@ -262,5 +266,5 @@ def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> 
     if strip.ITEM == 2:
         return storer(of, y_order), None
     row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
-    repair = repairing_pairs(of, row_of, strip.GATED)
+    repair = repairing_pairs(of, row_of, bool(strip.GATED))
     return storer_of_pairs(of, y_order, row_of, x_transposed), repair

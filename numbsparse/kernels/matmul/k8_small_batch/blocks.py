@@ -25,7 +25,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.requests import ALIGNED, copying, copying_slabs, reading
+from numbsparse.kernels.parts.requests import ALIGNED, copying_side, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
@@ -289,10 +289,9 @@ def requesting(blocks: Blocks) -> Any:
     TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
     X_START = TILES * TILE
     if not source.engine:
-        copy_x = copying(form, (depth, WIDTH), depth, x_side.across, source.reach)
-        copy_dy = copying(form, (WIDTH, WIDTH), depth, dy_side.across, source.reach)
-        copy_slab = copying_slabs(form, (depth, 8 * x_side.slab), depth, source.reach)
-        copy_slabs = copying_slabs(form, (WIDTH, 8 * dy_side.slab), depth, source.reach)
+        (x_rows, x_slab), (dy_rows, dy_slab) = ((a.across, a.slab) for a in (x_side, dy_side))
+        copy_x = copying_side(form, depth, WIDTH, depth, x_rows, x_slab, source.reach)
+        copy_dy = copying_side(form, WIDTH, WIDTH, depth, dy_rows, dy_slab, source.reach)
     X_ACROSS, DY_ACROSS, X_SLAB, DY_SLAB = x_side.across, dy_side.across, x_side.slab, dy_side.slab
     A_ROW = 4 * form.row  # bytes
 
@@ -325,23 +324,10 @@ def requesting(blocks: Blocks) -> Any:
     def by_the_lanes(
         record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
     ):  # fmt: skip
-        batch, features, of_batch, of_feature = dy_view
-        stride = of_batch if DY_ACROSS else of_feature
-        if DY_SLAB:
-            copy_slabs(dy, record, features, batch, shared, start)
-        else:
-            for u in range(TILES):
-                first, place = top + u * WIDTH, uint32(start + u * TILE)
-                copy_dy(dy, record, features, stride, first, batch, shared, place)
+        copy_dy(dy, record, dy_view, top, shared, start)
         if other:
-            _, features, of_batch, of_feature = x_view
-            stride, line = of_batch if X_ACROSS else of_feature, (int32(0), record[LINE])
-            if X_SLAB:
-                copy_slab(x, line, features, batch, shared, uint32(start + X_START))
-            else:
-                for u in range(TILES):
-                    first, place = top + u * WIDTH, uint32(start + u * TILE + X_START)
-                    copy_x(x, line, features, stride, first, batch, shared, place)
+            to = uint32(start + X_START)
+            copy_x(x, (int32(0), record[LINE]), x_view, top, shared, to)
 
     return by_the_engine if source.engine else by_the_lanes
 

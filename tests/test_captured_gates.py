@@ -1,0 +1,250 @@
+"""Gates that only the GPU knows: what kernels pass over, and steps that are captured."""
+
+import numpy as np
+import pytest
+from conftest import host
+from gate_helpers import close, pattern, spread
+
+import numbsparse as ns
+from numbsparse import device, ops
+from numbsparse.device import Capture
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import k6_hopper
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
+from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
+
+pytestmark = [
+    pytest.mark.simulator,
+    pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator"),
+]
+
+
+def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
+    """What is not computed is not written. Columns of dy that no block needs are NaN.
+
+    across : whether x, and whether dy, is feature-major
+    """
+    dtype, wide, other = str(x.dtype), *(a.astype(np.float64) for a in (x, dy))
+    right, size_of = wide.T @ other, abs(wide).T @ abs(other)
+    strange = dy.copy()
+    needed = layout.index.block_columns[gates != 0]
+    for column in np.setdiff1d(np.arange(layout.shape[1]), needed):
+        strange[:, column * size :][:, :size] = np.nan
+    one, two = (
+        ns.to_device(np.ascontiguousarray(a.T)).T if turned else ns.to_device(a)
+        for a, turned in zip((x, strange), across, strict=True)
+    )
+    values = ns.to_device(np.full((layout.n_blocks, size, size), 7, x.dtype))
+    how = layout, kernel, "highest", ns.to_device(gates)
+    got = host(ops.sddmm_into(values, one.T, two, *how)).astype(np.float64)
+    left = spread(gates != 0, ns.BlockSparse(values, layout, shape=right.shape)) != 0
+    close(got * left, right * left, size_of * left, dtype, len(x))
+    assert (values.numpy()[gates == 0] == 7).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "size", "edge", "call"),
+    [
+        ("k8_small_batch", "float16", 32, 0, "x @ w"),
+        ("k8_small_batch", "bfloat16", 8, 3, "x @ w.T"),
+        ("k8_small_batch", "float16", 16, 0, "w @ x"),
+        ("k8_small_batch", "float32", 32, 0, "x @ w.T"),
+        ("k8_small_batch", "float32", 8, 0, "x @ w"),
+        ("k8_small_batch", "float16", 64, 5, "w.T @ x"),
+        ("k7_small_blocks", "float16", 8, 3, "x @ w"),
+        ("k7_small_blocks", "bfloat16", 16, 0, "w @ x"),
+        ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
+        ("k7_small_blocks", "bfloat16", 8, 5, "x @ w.T"),
+        ("k7_small_blocks", "float32", 8, 3, "x @ w"),
+        ("k6_hopper", "float16", 32, 3, "x @ w"),
+        ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
+        ("k6_hopper", "float32", 32, 0, "x @ w"),
+        ("k6_hopper/2", "bfloat16", 32, 3, "x @ w.T"),  # a smaller tile
+        ("k6_hopper/2", "float16", 64, 0, "x @ w"),
+        ("k7_small_blocks of a long batch", "float16", 8, 3, "x @ w"),
+        ("k7_small_blocks of a long batch", "bfloat16", 16, 1, "x @ w.T"),
+        ("k6_hopper of a long batch", "float16", 32, 3, "x @ w"),
+        ("k6_hopper of a long batch", "bfloat16", 64, 8, "w.T @ x"),
+        ("k6_hopper/2 of a long batch", "float16", 64, 5, "x @ w"),
+    ],
+)
+def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
+    kernel, dtype, size, edge, call, rng, monkeypatch
+):
+    """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
+    kernel, _, is_long = kernel.partition(" ")
+    if is_long:
+        for few in (k6_hopper, strip_plan):
+            monkeypatch.setattr(few, "FEW", 0)
+    values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
+    values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
+    shape = 2 * size - edge, 3 * size - edge
+    w = ns.BlockSparse(values, [[1, 1, 1], [1, 0, 0]], shape=shape).to("cuda")
+    gates = ns.to_device(np.float32([0.3, 0, -1.7, 1]))
+    used = w.T if "w.T" in call else w
+    first = call.endswith("x")
+    x = rng.standard_normal((used.shape[1], 5) if first else (5, used.shape[0]))
+    x[2, 1] = np.inf if dtype == "float32" else 1
+    x = ns.to_device(x.astype(as_dtype(dtype)))
+    known, unknown = ops.select_gated(w, gates), ops.all_blocks(w, gates)
+    assert (known.layout.n_blocks, unknown.layout.n_blocks) == (3, 4)
+    for kept in (known, unknown):
+        gated = ops.gated(w, gates, kept)
+        gated = gated.T if used is not w else gated
+        got, right = (
+            host(ops.matmul(*((m, x) if first else (x, m)), gate=g, kernel=kernel))
+            for m, g in ((used, kept), (gated, None))
+        )
+        same = ~np.isnan(right.astype(np.float32)) | (kept is known)  # infinity times 0 otherwise
+        np.testing.assert_array_equal(got[same], right[same])
+        assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
+
+
+@pytest.mark.parametrize(("dtype", "call"), [("float16", "x @ w"), ("float32", "x @ w.T")])
+def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
+    """By a kernel that takes no gates, where only the GPU knows them."""
+    kept, size = np.array([[1, 0, 1], [1, 1, 0]], bool), 32
+    w = ns.BlockSparse(rng.standard_normal((4, size, size)).astype(dtype), kept).to("cuda")
+    used, gone = (w, 1) if call == "x @ w" else (w.T, 2)  # all of whose gates are zero
+    gates = np.float32([0.5, 0, 0, 3 * (gone == 2)])
+    x = rng.standard_normal((3, used.shape[0])).astype(dtype)
+    dense = ns.ops.scale_blocks(w, ns.to_device(gates)).toarray()
+    dense = dense if used is w else dense.T
+    right = x.astype(np.float64) @ dense
+    x[:, gone * size : (gone + 1) * size] = np.nan
+    kept = ops.all_blocks(w, ns.to_device(gates))
+    how = {"kernel": "k6_hopper", "precision": "high"}
+    y = host(ops.matmul(ns.to_device(x), used, gate=kept, **how))
+    bound = 2 ** (-9 if dtype == "float16" else -8) * (abs(np.nan_to_num(x)) @ abs(dense))
+    assert (abs(y - right) <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge", "transposed"),
+    [
+        ("float16", 8, 3, False),
+        ("bfloat16", 8, 0, True),
+        ("float16", 16, 0, True),
+        ("float32", 8, 1, True),
+        ("float32", 16, 0, False),
+    ],
+)
+def test_small_blocks_that_gates_leave_are_put_together_anew(
+    dtype, size, edge, transposed, rng, monkeypatch
+):
+    """Of columns with many blocks, in several stages; x is not read where none needs it."""
+    monkeypatch.setattr(strip_plan, "FEW", 0)
+    kept = rng.random((29, 9)) < 0.4
+    shape = kept.shape[0] * size - edge, kept.shape[1] * size
+    values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
+    w = ns.BlockSparse(values, kept, shape=shape)
+    index, gates = w.layout.index, np.float32(rng.integers(-1, 3, len(values)))
+    lines = index.block_columns if transposed else index.block_rows
+    gone = (lines < 4) | (lines >= 24)
+    gates[gone] = 0
+    dense = w.toarray().astype(np.float64) * spread(gates, w)
+    values[gates == 0] = np.nan
+    w, gate = w.to("cuda"), ns.to_device(gates)
+    used, dense = (w.T, dense.T) if transposed else (w, dense)
+    x = rng.standard_normal((20, used.shape[0])).astype(as_dtype(dtype))
+    wide = x.astype(np.float64)
+    x[:, : 4 * size] = x[:, 24 * size :] = np.nan
+    y = ns.to_device(np.full((20, used.shape[1]), np.nan, as_dtype(dtype)))
+    how = {"gate": ops.all_blocks(w, gate), "kernel": "k7_small_blocks", "out": y}
+    ops.matmul(ns.to_device(x), used, **how)
+    close(y, wide @ dense, abs(wide) @ abs(dense), dtype, max(shape))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "across", "pieces"),
+    [
+        ("float16", 32, 70, 3, False, 2),
+        ("bfloat16", 32, 100, 0, True, 1),
+        ("float16", 64, 70, 5, True, 1),
+        ("bfloat16", 64, 70, 0, False, 2),
+        ("float32", 32, 70, 3, False, 1),
+        ("float32", 64, 33, 0, True, 2),
+        ("float32", 128, 40, 4, False, 1),
+    ],
+)
+def test_a_weight_gradient_leaves_out_what_gates_do(
+    dtype, size, batch, edge, across, pieces, rng, monkeypatch
+):
+    """What is not computed is not written; x and dy that no block needs are not read."""
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
+    kept = rng.random((4, 5)) < 0.6
+    kept[0] = True
+    layout = ns.Layout(kept)
+    index, shape = layout.index, (4 * size - edge, 5 * size - edge)
+    gates = np.float32(rng.integers(0, 3, layout.n_blocks) * (index.block_columns != 2))
+    gates[:5] = 0, 1, 0, 1, 0  # of two neighbours the second alone
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    check_weight_gradient("k6_hopper", x, dy, (across, across), layout, size, gates)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "across", "density"),
+    [
+        ("float16", 8, 40, 3, (False, False), 0.4),
+        ("bfloat16", 8, 70, 0, (True, False), 0.15),
+        ("float16", 16, 40, 5, (False, True), 0.5),
+        ("bfloat16", 16, 20, 0, (False, False), 0.15),
+        ("float32", 8, 20, 1, (False, True), 0.5),
+        ("float32", 16, 33, 0, (True, True), 0.15),
+    ],
+)
+def test_regions_are_put_together_anew_of_what_gates_leave(
+    dtype, size, batch, edge, across, density, rng
+):
+    """Some of all gates, those of most columns, and none; NaN where no block that is left reads."""
+    kept = rng.random((19, 21)) < density
+    kept[3] = kept[:, 5] = True
+    layout, shape = ns.Layout(kept), (19 * size - edge, 21 * size - edge)
+    index = layout.index
+    of_all = np.float32(rng.integers(-1, 2, layout.n_blocks))
+    of_column = np.float32((index.block_columns == 5) & (index.block_rows % 2 == 1))
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    for gates in (of_all, of_column, 0 * of_all):
+        check_weight_gradient("k7_small_blocks", x, dy, across, layout, size, gates)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_blocks_anywhere_in_memory_have_the_same_dot_products(dtype, rng):
+    a, b = rng.standard_normal((2, 3, 8, 8)).astype(dtype)
+    gates = ns.to_device(np.float32([1, 0, 2]))
+    kept = ops.all_blocks(ns.BlockSparse(a, pattern()).to("cuda"), gates)
+    right = (a.astype(np.float64) * b).sum((1, 2)) * [1, 0, 1]
+    for first in (0, 1):  # the second of 16 bytes
+        one, two = (
+            ns.to_device(np.append(np.zeros(first, dtype), x))[first:].reshape(x.shape)
+            for x in (a, b)
+        )
+        assert (one.address % 16 == 0) == (first == 0)
+        np.testing.assert_allclose(ops.block_dots(one, two, kept).numpy(), right, rtol=1e-3)
+
+
+def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
+    w = ns.BlockSparse(rng.standard_normal((3, 4, 4)).astype(np.float32), pattern()).to("cuda")
+    x = ns.to_device(rng.standard_normal((2, 8)).astype(np.float32))
+
+    def step(x, gate):
+        tw, tg = ns.Tensor(w, requires_grad=True), ns.Tensor(gate, requires_grad=True)
+        y = ns.matmul(x, tw, gate=tg)
+        y.backward(ops.full(y.shape, 1.0, np.float32, "cuda"))
+        return y.data, tw.grad.data.values, tg.grad.data
+
+    given = [ns.to_device(np.float32(g)) for g in ([1, 0, 2], [0, 3, 0], [1, 1, 1], [0, 0, 0])]
+    right = [[host(a) for a in step(x, gate)] for gate in given]
+    captured = ns.graph(step)
+    for nth, i in enumerate((0, 2, 2, 1, 1, 3, 0)):  # as it is, captured, replayed
+        if nth in (1, 3):
+            device.forget_captures()  # so the step runs as it is again, with other gates
+        for got, wanted in zip(captured(x, given[i]), right[i], strict=True):
+            np.testing.assert_allclose(host(got), wanted, rtol=1e-6, atol=1e-6)
+    if device.SIMULATED:
+        strange = ns.BlockSparse(np.full((3, 4, 4), np.nan, np.float32), w.layout).to("cuda")
+        with Capture().under_way():
+            whole = ops.scale_blocks(strange, given[0])
+        assert whole.layout is w.layout
+        assert (whole.values.numpy()[1] == 0).all()
