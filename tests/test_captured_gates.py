@@ -66,6 +66,7 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("k7_small_blocks of a long batch", "bfloat16", 16, 1, "x @ w.T"),
         ("k6_hopper of a long batch", "float16", 32, 3, "x @ w"),
         ("k6_hopper of a long batch", "bfloat16", 64, 8, "w.T @ x"),
+        ("k6_hopper/2 of a long batch", "float16", 64, 5, "x @ w"),
     ],
 )
 def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
