@@ -7,28 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_985,
+    "numbsparse": 2_990,
     "numbsparse/autograd": 705,
     "numbsparse/bench": 2_790,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
     "numbsparse/distributed": 2_030,
     "numbsparse/jax": 710,
-    "numbsparse/kernels": 3_200,
-    "numbsparse/kernels/conv": 2_980,
+    "numbsparse/kernels": 3_245,
+    "numbsparse/kernels/conv": 2_985,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 9_550,
-    "numbsparse/kernels/parts": 4_625,
-    "numbsparse/kernels/ptx": 2_400,
+    "numbsparse/kernels/matmul": 9_595,
+    "numbsparse/kernels/parts": 4_695,
+    "numbsparse/kernels/ptx": 2_405,
     "numbsparse/machine_code": 340,
-    "numbsparse/nn": 7_520,
-    "numbsparse/ops": 5_125,
+    "numbsparse/nn": 7_530,
+    "numbsparse/ops": 5_140,
     "numbsparse/pages": 1_820,
     "numbsparse/patterns": 970,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_815,
+    "numbsparse/torch": 1_820,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
