@@ -19,7 +19,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
     "numbsparse/kernels/matmul": 9_595,
-    "numbsparse/kernels/parts": 4_695,
+    "numbsparse/kernels/parts": 4_690,
     "numbsparse/kernels/ptx": 2_405,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_530,

@@ -34,10 +34,7 @@ def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:
 
 @cache
 def transposing_kernel(overlap: bool, HIGH: int) -> Any:
-    ROWS, COLUMNS = (
-        THREADS // SIDE,
-        THREADS // HIGH,
-    )  # of a tile that are read, and written, at once
+    ROWS, COLUMNS = THREADS // SIDE, THREADS // HIGH  # that are read, and written, at once
     STEPS, TILE = HIGH // ROWS, (HIGH, SIDE + 2)  # columns start in all banks
 
     @cuda.jit
