@@ -33,6 +33,7 @@ import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -96,12 +97,26 @@ def spread(runs: Sequence[dict[str, float]], name: str, form: str = ".1%") -> st
 
 def keep(options: Namespace, given: list[str] | None, found: dict[str, Any]) -> None:
     """What all seeds had, as JSON."""
-    command = shlex.join(["python", "examples/sentiment.py", *(given or sys.argv[1:])])
+    words = without_places(sys.argv[1:] if given is None else given)
+    command = shlex.join(["python", "examples/sentiment.py", *words])
     place = device.card() if options.device == "cuda" else "CPU"
     write(
         options.out / "sentiment.json",
         {"command": command, "steps": options.steps, "lr": options.lr, "place": place} | found,
     )
+
+
+def without_places(given: Sequence[str]) -> Iterator[str]:
+    """The words of a command, reviews by their name and without --out: the same run anywhere."""
+    parts = (word.split("=", 1) if word.startswith("--") else [word] for word in given)
+    words = chain.from_iterable(parts)
+    for word in words:
+        if word == "--out":
+            next(words)
+        else:
+            yield word
+        if word == "--reviews":
+            yield Path(next(words)).name
 
 
 def write(file: Path, content: Any) -> None:

@@ -94,11 +94,12 @@ def test_rated_texts(labelled_text, tmp_path):
 
 def test_seeds_are_runs_of_their_own(sentiment, tmp_path, capsys):
     arguments = [*SMALL_MODEL, "--steps", "3", "--no-compare", "--seeds", "2"]
-    arguments += ["--reviews", write_rated(tmp_path), "--out", str(tmp_path / "out")]
+    arguments += ["--reviews", write_rated(tmp_path), f"--out={tmp_path / 'out'}"]
     means = sentiment.main(arguments)
     stored = json.loads((tmp_path / "out" / "sentiment.json").read_text())
     for name, value in means.items():
         assert value == np.mean([run[name] for run in stored["accuracy"]])
+    assert stored["command"].endswith("--seeds 2 --reviews vaderSentiment.tar.gz")  # anywhere
     assert stored["accuracy"][0] != stored["accuracy"][1]
     assert all((tmp_path / "out" / f"seed-{seed}" / "sparse.npz").exists() for seed in (0, 1))
     assert "over 2 seeds" in capsys.readouterr().out
