@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.device import SIMULATED, compute_capability
+from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
@@ -40,7 +41,7 @@ def scale_blocks(a, where, by, gates, to_all, out, beside=False, but_ones=False)
     if pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES:
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
-    early, shift = SIMULATED or compute_capability() >= (9, 0), pieces.bit_length() - 1
+    early, shift = copy_engine(), pieces.bit_length() - 1
     kernel = scale_pieces_kernel(out.dtype.name, early, but_ones)
     grid = blocks(-(-out.size // (piece * DEEP)))
     launch(kernel, grid, THREADS, *args, shift, out.span, overlap=beside)

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, empty
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import copy
 from numbsparse.kernels.ptx import let_next_kernel_start, shfl_idx, wait_for_earlier_kernels
 
@@ -62,7 +63,7 @@ def aligned(x: DeviceArray) -> DeviceArray:
 def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
     """out[:] = x, where rows of `out` are gapless."""
     out_stride, stride, step = (n // x.itemsize for n in (out.strides[0], *x.strides))
-    kernel = matrix_kernel(x.itemsize, _overlaps(), step == 1)
+    kernel = matrix_kernel(x.itemsize, copy_engine(), step == 1)
     _copy(kernel, x.shape, of_bits(out.span), of_bits(x.span), out_stride, stride, step)
 
 
@@ -70,7 +71,7 @@ def copy_by_words(out: DeviceArray, x: DeviceArray) -> None:
     """The same of 16-bit values two at once, and what follows each row of x beside it."""
     words = [DeviceArray(a.address, (a.span.size // 2,), "uint32", None, a.owner) for a in (out, x)]
     shape, strides = (x.shape[0], -(-x.shape[1] // 2)), (out.strides[0] // 4, x.strides[0] // 2)
-    _copy(words_kernel(_overlaps()), shape, *words, *strides)
+    _copy(words_kernel(copy_engine()), shape, *words, *strides)
 
 
 def _copy(kernel: Any, shape: tuple[int, ...], *args: Any) -> None:
@@ -79,11 +80,7 @@ def _copy(kernel: Any, shape: tuple[int, ...], *args: Any) -> None:
     if rows and width:
         parts = -(-width // MOST)
         part, grid = -(-width // (32 * parts)) * 32, (-(-rows // WARPS), parts)
-        launch(kernel, grid, (32, WARPS), shape, part, *args, overlap=_overlaps())
-
-
-def _overlaps() -> bool:
-    return SIMULATED or compute_capability() >= (9, 0)
+        launch(kernel, grid, (32, WARPS), shape, part, *args, overlap=copy_engine())
 
 
 @cuda.jit(device=True)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
+from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
@@ -186,7 +186,7 @@ def warps_of(form: Form, many: bool) -> int:
 
 def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
     """How they are loaded into a stage."""
-    overlap = SIMULATED or compute_capability() >= (9, 0)
+    overlap = copy_engine()
     if engine:
         return Source(engine, 0, overlap)
     near = all(x.span.size < NEAR for x in operands)
