@@ -26,7 +26,7 @@ from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.conv.costs import UNFOLDED
+from numbsparse.kernels.conv.costs import MERGING, UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
@@ -147,6 +147,9 @@ class Convolution(NamedTuple):
             names.remove(UNFOLDED)
             by = costs.multipliers(product, size, dtype, precision, *sizes)
             names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+        if MERGING in names:
+            names.remove(MERGING)
+            names += [f"{MERGING}/{merged}" for merged in costs.larger(size)]
         return names
 
     def sizes(self, name: str) -> tuple[Any, ...]:
@@ -159,7 +162,9 @@ class Convolution(NamedTuple):
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
-        return costs.microseconds(name, *self.sizes(name))
+        of = self.problem
+        case = self.product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision, of.window
+        return conv.expected(name, of.layout.n_blocks, *case, of.in_features, of.out_features)
 
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
@@ -199,6 +204,8 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
+            if name.startswith(MERGING):  # whose time is that of another rung
+                continue
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
             row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
