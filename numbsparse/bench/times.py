@@ -7,6 +7,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from itertools import product as every
@@ -21,6 +22,7 @@ from numbsparse.bench import held_out
 from numbsparse.bench.contestants import named
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
+from numbsparse.bench.peers import CUDNN
 from numbsparse.bench.problem import APART, BLOCK_SIZES, Problem, matrices, random
 from numbsparse.bench.results import Row, write
 from numbsparse.bench.timing import require_times
@@ -171,10 +173,15 @@ class Convolution(NamedTuple):
         return [Case(self.problem, self.product, name, (), {}) for name in self.named()]
 
     def measured(self) -> Found:
-        names = self.named()
-        row = measure(self.problem, self.product, ",".join(names), seconds=0.0)
-        chosen = min(names, key=self.expected)
-        return Found(self, row["seconds"], chosen, {}, np.nan, row["not_timed"])
+        """Each rung that serves, beside cuDNN's dense convolution."""
+        names, of = self.named(), self.problem
+        row = measure(of, self.product, ",".join(names), seconds=0.0)
+        features = of.in_features, of.out_features
+        all_blocks = partial(random, features, of.block_size, 1, of.taps_along)
+        dense = replace(of, given=all_blocks)
+        beside = measure(dense, self.product, "", (CUDNN,), seconds=0.0)
+        chosen, faults = min(names, key=self.expected), row["not_timed"] | beside["not_timed"]
+        return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
 
 def fit(jobs: int) -> dict[str, Any]:
