@@ -170,11 +170,12 @@ if not ON_GPU:
 
 @pytest.mark.slow
 @needs_cuda
-def test_pieces_of_a_weight_grad_add_up_in_turn(monkeypatch):
+@pytest.mark.parametrize("pieces", [3, 10])  # also more than are read at once
+def test_pieces_of_a_weight_grad_add_up(pieces, monkeypatch):
     skip_unless_served("k4_wgmma", "weight_grad", PIECES, "float16")
     module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
     cut = []
-    monkeypatch.setattr(module, "pieces_of", lambda items, tiles, places: cut.append(tiles) or 3)
+    monkeypatch.setattr(module, "pieces_of", lambda _, tiles, *__: cut.append(tiles) or pieces)
     problem, got = ConvProblem(PIECES, "float16"), []
 
     def weight_grad():

@@ -27,10 +27,15 @@ from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import PIXELS
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.pieces_of_blocks import (
+    add_up,
+    leave_piece,
+    pieces_of,
+    sums_into,
+)
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import KINDS
-from numbsparse.kernels.parts.turns import add_in_turn, pieces_of, sums_into
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -83,7 +88,8 @@ def weight_grad(x, dy, index, window, dvalues):
     cuts = of, how.box, chunks, PIXELS // size, parts, shape.MOST_UNITS
     plan = Items(*planned(index, block_items, window.taps, *cuts))
     items = plan.items.shape[0]
-    pieces = pieces_of(items, prod(how.tiles), multiprocessors())
+    pieces = pieces_of(items, prod(how.tiles), multiprocessors(), dvalues.size)
+    sums = sums_into(dvalues, pieces)
     stage = (how.rows + shape.ROWS) * size
     taps = shape.MOST_UNITS * (PIXELS // size)
     beyond = (PIXELS // size - 1) * how.rows * 2 * size  # what units with fewer taps may read
@@ -94,10 +100,11 @@ def weight_grad(x, dy, index, window, dvalues):
     launch(
         item_kernel(dtype, size, parts, shape, how.group),
         items * pieces, 128 * shape.WARPGROUPS + 32,
-        x_map, dy_map, fresh, how, plan, sums_into(dvalues, items, pieces), stage,
+        x_map, dy_map, fresh, how, plan, sums, stage,
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
+    add_up(dtype, sums)
     return all(n % t == 0 for n, t in zip(of.view.counts, how.tile, strict=True))
 
 
@@ -111,7 +118,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
     multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
     start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
     fetch, gather = step_fetcher(B, STAGES), gather_sums(B, UNITS)
-    add = add_in_turn(dtype, B, THREADS, PARTS)
+    leave = leave_piece(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(128 * (WARPGROUPS + 1)))
     def kernel(x_map, dy_map, fresh, tiling, plan, sums, stage):
@@ -173,7 +180,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, GROUP: int) -> Any
         to_local(acc, results)
         gather(results, gathered, slices, part, group, mine)
         first, count = unit * PANELS, count * PANELS
-        add(gathered, plan.blocks, first, count, piece, number, sums)
+        leave(gathered, plan.blocks, first, count, piece, sums)
 
     return kernel
 
