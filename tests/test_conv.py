@@ -128,6 +128,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
+WHOLE_TILE = ConvCase(2, (8, 8), 16, 24, 16, (3, 1), padding=((1, 1), (0, 0)))
 SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma", "k6_strips"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
@@ -150,6 +151,7 @@ def test_high_rounds_only_operands_of_float32(product):
         *(("k2_unfolded", TENSOR_CORE, "float32", product) for product in PRODUCTS[:2]),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
         *(("k4_wgmma", PART_OF_A_TILE, dtype, "weight_grad") for dtype in HALVES),
+        ("k4_wgmma", WHOLE_TILE, "float32", "weight_grad"),
     ],
 )
 def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
@@ -431,6 +433,30 @@ def test_images_whose_rows_are_not_found(product, case, says):
     if reason := rung("k6_strips").unsupported(product, 8, as_dtype("float16"), "cuda"):
         pytest.skip(reason)
     assert says in why_not("k6_strips", product, case, "float16")
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(("size", "merged"), [(4, 16), (4, 32), (8, 32), (16, 32)])
+def test_blocks_are_merged(size, merged, product):
+    """Some hold all that they can, some one, and some reach beyond the features."""
+    case = ConvCase(2, (3, 4), 5 * size, 36, size, (2, 2), padding=1, density=0.15)
+    problem = ConvProblem(case)
+    got = run(f"k5_small_blocks/{merged}", product, problem, "cuda")
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float32")).all()
+
+
+@pytest.mark.parametrize("density", [0, 0.07, 0.5, 1])
+@pytest.mark.parametrize(("size", "larger"), [(4, 16), (8, 32), (16, 32)])
+def test_how_many_merged_blocks_are_likely(size, larger, density):
+    window, features = ConvCase(1, (9, 9), 768, 400, 16, (3, 3)).window, (768, 400)
+    rows, columns = 768 // size, 400 // size
+    kept = np.random.default_rng(3).random((9 * rows, columns)) < density
+    along = larger // size
+    kept = np.pad(kept, ((0, 0), (0, -columns % along)))
+    found = kept.reshape(9 * rows // along, along, -1, along).any(axis=(1, 3)).sum()
+    expected = costs.likely_merged(int(kept.sum()), size, larger, window, *features)
+    assert expected == pytest.approx(found, abs=3 * np.sqrt(found))
 
 
 @needs_cuda
