@@ -24,13 +24,12 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
-    ROWS,
     TeamProduct,
     product_of_16_bit,
     product_of_float32,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
+from numbsparse.kernels.conv.window import Pass, cut, square_shapes
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import (
     add_up,
@@ -105,7 +104,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     how, chunks = cut_of(of, batch, size, itemsize)
     if itemsize == 2:
         x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-        product = product_of_16_bit(dtype, size, shape.UNITS)
+        product = product_of_16_bit(dtype, size, shape.UNITS, how.group)
     else:
         product = product_of_float32(precision, size, shape.UNITS)
     panels = product.PANELS
@@ -115,7 +114,8 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     pieces = pieces_of(items, prod(how.tiles), multiprocessors(), dvalues.size)
     sums = sums_into(dvalues, pieces)
     stage = how.rows + shape.ROWS  # lines
-    ring = shape.STAGES * stage * itemsize * size
+    beyond = (panels - 1) * how.rows  # what units with fewer taps may read
+    ring = (shape.STAGES * stage + beyond) * itemsize * size
     shared = max(ring, 4 * shape.MOST_UNITS * panels * size**2) + 1024
     x_map = pixel_map(x, window.big, how.images, how.box, size, of.view.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
@@ -136,7 +136,8 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
     TEAMS, UNITS, _, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
-    BARS, FETCHER, multiply = 2 * STAGES, READERS, product.add
+    BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
+    START, MULTIPLY = product.start, product.add
     fetch, gather = step_fetcher(B, STAGES, product.NBYTES), gather_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
@@ -168,10 +169,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         mine = uint32(0)
         if part < slices:
             mine = uint32(min(count - group * UNITS, UNITS))
-        for u in range(UNITS):
-            for n in range(SUMS[1]):
-                for i in range(4):
-                    own[u, n, i] = 0
+        acc = START(own)
         if warp == FETCHER:
             mine, part = uint32(0), slices
             c, k = int32(plan.items[number, 0] * B), int32(plan.items[number, 1] * B)
@@ -181,13 +179,11 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                 fence_tensor_map(dy_map)
             fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
-            tap = warp * ROWS // B % PANELS
             for u in range(UNITS):
                 words[u] = 0
                 if u < mine:
-                    words[u] = uint32(plan.where[(unit + group * UNITS + u) * PANELS + tap])
+                    words[u] = uint32(plan.where[unit + group * UNITS + u] * SCALE)
             tile = tiling.tile
-            apart = uint32(tiling.box[2] if tile[2] == SIDE else SIDE)
             filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // STEP)
             at, phase = uint32(0), uint32(0)
             for _ in range(begin, end):
@@ -197,10 +193,11 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                     for p in range(part, filled, slices):
                         x_line = uint32(first + in_box(places[p * STEP], tiling.box))
                         dy_line = uint32(first + tiling.rows + p * STEP)
-                        multiply(own, ring, words, x_line, dy_line, apart, mine)
+                        acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
+        FINISH(acc, own)
         gather(own, gathered, slices, part, group, mine)
         first, count = unit * PANELS, count * PANELS
         leave(gathered, plan.blocks, first, count, piece, sums)
@@ -239,8 +236,7 @@ def gather_sums(B: int, product: TeamProduct) -> Any:
     Parts 0 to slices - 1 of a group share its units, of which there are `mine`: they add to `sums`,
     in shared memory, in their order.
     """
-    (UNITS, N, _), UNIT = product.SUMS, product.PANELS * B * B
-    first, further = product.first, product.further
+    (UNITS, N, _), UNIT, place = product.SUMS, product.PANELS * B * B, product.place
 
     @cuda.jit(device=True)
     def gather(own, sums, slices, part, group, mine):
@@ -249,11 +245,14 @@ def gather_sums(B: int, product: TeamProduct) -> Any:
             if s == part:
                 for u in range(UNITS):
                     if u < mine:
-                        start = uint32((group * UNITS + u) * UNIT + first())
                         for n in range(N):
                             for i in range(4):
-                                before = sums[start + further(n, i)] if s > 0 else float32(0)
-                                sums[start + further(n, i)] = before + own[u, n, i]
+                                row, column = place(n, i)
+                                at = uint32((group * UNITS + u) * UNIT + row * B + column)
+                                if s == 0:
+                                    sums[at] = own[u, n, i]
+                                else:
+                                    sums[at] += own[u, n, i]
         cuda.syncthreads()
 
     return gather
