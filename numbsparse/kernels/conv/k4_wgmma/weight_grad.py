@@ -236,7 +236,8 @@ def gather_sums(B: int, product: TeamProduct) -> Any:
     Parts 0 to slices - 1 of a group share its units, of which there are `mine`: they add to `sums`,
     in shared memory, in their order.
     """
-    (UNITS, N, _), UNIT, place = product.SUMS, product.PANELS * B * B, product.place
+    (UNITS, N, _), UNIT = product.SUMS, product.PANELS * B * B
+    first, further = product.first, product.further
 
     @cuda.jit(device=True)
     def gather(own, sums, slices, part, group, mine):
@@ -245,14 +246,11 @@ def gather_sums(B: int, product: TeamProduct) -> Any:
             if s == part:
                 for u in range(UNITS):
                     if u < mine:
+                        start = uint32((group * UNITS + u) * UNIT + first())
                         for n in range(N):
                             for i in range(4):
-                                row, column = place(n, i)
-                                at = uint32((group * UNITS + u) * UNIT + row * B + column)
-                                if s == 0:
-                                    sums[at] = own[u, n, i]
-                                else:
-                                    sums[at] += own[u, n, i]
+                                before = sums[start + further(n, i)] if s > 0 else float32(0)
+                                sums[start + further(n, i)] = before + own[u, n, i]
         cuda.syncthreads()
 
     return gather

@@ -37,7 +37,8 @@ class TeamProduct(NamedTuple):
     add : add(acc, sums, ring, words, x_line, dy_line, mine), the accumulators with the products of
         STEP pixels, from these lines of shared memory on, added; None where they are `sums`
     finish : finish(acc, sums), in memory
-    place : place(n, i), the row and column in its unit of a sum
+    first, further : first(), where in a unit, line by line, the first sum of a thread is, and
+        further(n, i), how much further others are
     """
 
     THREADS: int
@@ -50,7 +51,8 @@ class TeamProduct(NamedTuple):
     start: Any
     add: Any
     finish: Any
-    place: Any
+    first: Any
+    further: Any
 
 
 @cache
@@ -71,12 +73,16 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
         return multiply(acc, ring, 0, where, mine)
 
     @cuda.jit(device=True)
-    def place(n, i):
+    def first():
         t = uint32(cuda.threadIdx.x)
-        return t // 32 % 4 * 16 + t % 32 // 4 + i // 2 * 8, 8 * n + t % 4 * 2 + i % 2
+        return uint32((t // 32 % 4 * 16 + t % 32 // 4) * B + t % 4 * 2)
+
+    @cuda.jit(device=True)
+    def further(n, i):
+        return i // 2 * 8 * B + 8 * n + i % 2
 
     sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
-    return TeamProduct(*sizes, start, add, to_local, place)
+    return TeamProduct(*sizes, start, add, to_local, first, further)
 
 
 def places_from(u: int, units: int) -> Any:
@@ -168,8 +174,12 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         pass
 
     @cuda.jit(device=True)
-    def place(n, i):
+    def first():
         g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
-        return EACH * g + n // EACH * 2 + i // 2, EACH * (2 * q + i % 2) + n % EACH
+        return uint32(EACH * (g * B + 2 * q))
 
-    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, place))
+    @cuda.jit(device=True)
+    def further(n, i):
+        return (n // EACH * 2 + i // 2) * B + i % 2 * EACH + n % EACH
+
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, first, further))
