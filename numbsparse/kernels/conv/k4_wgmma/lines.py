@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        16: Shape(4, 2, 2, 896, 3, 2, 9),
         32: Shape(2, 2, 2, 448, 2, 2, 9),
         64: Shape(2, 2, 1, 448, 2, 8, 1),
     },

@@ -1,8 +1,8 @@
 """The weight-gradient: what taps see in a box, transposed, times the tile of dy behind it.
 
 Rows of a product are features of x, as several taps see them; its sum runs over 64 pixels, in
-groups of 8 at equal distances, as in `lines`. Warpgroups share the units of an item, and where
-there are fewer, the pieces of a tile; their sums are added in shared memory.
+groups of 8 at equal distances, as in `lines`. Teams of threads share the units of an item, and
+where there are fewer, the pixels of a tile; their sums are added as they leave shared memory.
 """
 
 from functools import cache
@@ -35,6 +35,7 @@ from numbsparse.kernels.parts.pieces_of_blocks import (
     add_up,
     leave_piece,
     pieces_of,
+    place_in_block,
     sums_into,
 )
 from numbsparse.kernels.parts.plans import planned
@@ -116,7 +117,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     stage = how.rows + shape.ROWS  # lines
     beyond = (panels - 1) * how.rows  # what units with fewer taps may read
     ring = (shape.STAGES * stage + beyond) * itemsize * size
-    shared = max(ring, 4 * shape.MOST_UNITS * panels * size**2) + 1024
+    shared = max(ring, 4 * shape.TEAMS * shape.UNITS * panels * size**2) + 1024
     x_map = pixel_map(x, window.big, how.images, how.box, size, of.view.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
     fresh = max(map(unannounced, (x_map, dy_map)))
@@ -138,7 +139,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
     START, MULTIPLY = product.start, product.add
-    fetch, gather = step_fetcher(B, STAGES, product.NBYTES), gather_sums(B, product)
+    fetch, put = step_fetcher(B, STAGES, product.NBYTES), put_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(THREADS + 32))
@@ -198,9 +199,11 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
         FINISH(acc, own)
-        gather(own, gathered, slices, part, group, mine)
+        cuda.syncthreads()
+        put(own, gathered, uint32((part * count + group * UNITS) * (PANELS * B * B)), mine)
+        cuda.syncthreads()
         first, count = unit * PANELS, count * PANELS
-        leave(gathered, plan.blocks, first, count, piece, sums)
+        leave(gathered, slices, plan.blocks, first, count, piece, sums)
 
     return kernel
 
@@ -230,27 +233,19 @@ def step_fetcher(B: int, STAGES: int, NBYTES: int) -> Any:
 
 
 @cache
-def gather_sums(B: int, product: TeamProduct) -> Any:
-    """gather(own, sums, slices, part, group, mine): the sums of all teams, unit after unit.
-
-    Parts 0 to slices - 1 of a group share its units, of which there are `mine`: they add to `sums`,
-    in shared memory, in their order.
-    """
-    (UNITS, N, _), UNIT = product.SUMS, product.PANELS * B * B
-    first, further = product.first, product.further
+def put_sums(B: int, product: TeamProduct) -> Any:
+    """put(own, sums, at, mine): the `mine` units of a team, from sums[at] on."""
+    (UNITS, N, _), UNIT, place = product.SUMS, product.PANELS * B * B, product.place
+    in_block = place_in_block(B)
 
     @cuda.jit(device=True)
-    def gather(own, sums, slices, part, group, mine):
-        for s in range(slices):
-            cuda.syncthreads()
-            if s == part:
-                for u in range(UNITS):
-                    if u < mine:
-                        start = uint32((group * UNITS + u) * UNIT + first())
-                        for n in range(N):
-                            for i in range(4):
-                                before = sums[start + further(n, i)] if s > 0 else float32(0)
-                                sums[start + further(n, i)] = before + own[u, n, i]
-        cuda.syncthreads()
+    def put(own, sums, at, mine):
+        for u in range(UNITS):
+            if u < mine:
+                for n in range(N):
+                    for i in range(4):
+                        row, column = place(n, i)
+                        start = uint32(at + u * UNIT + row // B * (B * B))
+                        sums[start + in_block(row % B, column)] = own[u, n, i]
 
-    return gather
+    return put

@@ -37,8 +37,7 @@ class TeamProduct(NamedTuple):
     add : add(acc, sums, ring, words, x_line, dy_line, mine), the accumulators with the products of
         STEP pixels, from these lines of shared memory on, added; None where they are `sums`
     finish : finish(acc, sums), in memory
-    first, further : first(), where in a unit, line by line, the first sum of a thread is, and
-        further(n, i), how much further others are
+    place : place(n, i), the row in its unit and the column of a sum
     """
 
     THREADS: int
@@ -51,8 +50,7 @@ class TeamProduct(NamedTuple):
     start: Any
     add: Any
     finish: Any
-    first: Any
-    further: Any
+    place: Any
 
 
 @cache
@@ -73,16 +71,14 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
         return multiply(acc, ring, 0, where, mine)
 
     @cuda.jit(device=True)
-    def first():
+    def place(n, i):
         t = uint32(cuda.threadIdx.x)
-        return uint32((t // 32 % 4 * 16 + t % 32 // 4) * B + t % 4 * 2)
-
-    @cuda.jit(device=True)
-    def further(n, i):
-        return i // 2 * 8 * B + 8 * n + i % 2
+        return uint32(t // 32 % 4 * 16 + t % 32 // 4 + i // 2 * 8), uint32(
+            8 * n + t % 4 * 2 + i % 2
+        )
 
     sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
-    return TeamProduct(*sizes, start, add, to_local, first, further)
+    return TeamProduct(*sizes, start, add, to_local, place)
 
 
 def places_from(u: int, units: int) -> Any:
@@ -174,12 +170,9 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         pass
 
     @cuda.jit(device=True)
-    def first():
+    def place(n, i):
         g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
-        return uint32(EACH * (g * B + 2 * q))
+        row = uint32(EACH * g + n // EACH * 2 + i // 2)
+        return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
 
-    @cuda.jit(device=True)
-    def further(n, i):
-        return (n // EACH * 2 + i // 2) * B + i % 2 * EACH + n % EACH
-
-    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, first, further))
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, place))
