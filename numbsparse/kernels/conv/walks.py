@@ -185,7 +185,7 @@ def block_items(
     return Items(*_int32(items[which], ptr, blocks, where[:n], origins))
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _take_units(begins, ends, shifts, kept, where, blocks, counts):
     """Of each item (first shift, distance, blocks): the next tap, and those as far apart."""
     n, together, taken = 0, blocks.shape[1], np.zeros(kept.size, np.bool_)

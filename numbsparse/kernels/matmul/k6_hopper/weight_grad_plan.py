@@ -114,7 +114,7 @@ def part(n, parts, k):
     return begin, begin + n // parts + (1 if k < n % parts else 0)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def cut(times, sums, places, steps, least, rate, to_add):
     """(end, items that stay whole, pieces of each other one): what ends first on `places` places.
 
@@ -204,7 +204,7 @@ class Items:
         return len(self.panels)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _pack(counts, each, most, first, images):
     """Where the products of each strip begin, and its number in the item there; where all end.
 
@@ -225,7 +225,7 @@ def _pack(counts, each, most, first, images):
     return place
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _fill(
     indptr, lines, blocks, n, across, swapped, first, image, strips, images, panels, outs
 ):  # fmt: skip
@@ -274,7 +274,7 @@ def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
     return counts - _met_twice(walk.indptr, walk.indices, np.zeros_like(counts))
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _met_twice(indptr, lines, twice):
     """How many lines both of two neighbours meet."""
     for pair in range((indptr.size - 1) // 2):
@@ -346,7 +346,7 @@ def plan(
     return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _load(panels, strips, across, edges, loads, counts):
     """Of each item (panel, slot | map << 8 | rank << 16), panel by panel, of x, then of dy."""
     n_x = panels.shape[1]

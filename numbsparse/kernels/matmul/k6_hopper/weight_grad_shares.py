@@ -26,7 +26,7 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
-part_of = inner(error_model="numpy")(plans.part)
+part_of = inner()(plans.part)
 
 
 def plan(
@@ -87,7 +87,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
     return tables
 
 
-@compiled(error_model="numpy")
+@compiled()
 def share_regions(
     which, order, starts, block_rows, block_columns, pair, slot, edges, step,
     heads, loads, places, outs,
@@ -143,7 +143,7 @@ def share_regions(
         heads[item, 0], heads[item, 1] = _join(loads[item], n, count, edges), count
 
 
-@compiled(error_model="numpy")
+@compiled()
 def share_rows(
     which, order, starts, rows, columns, panels, cluster, edges, step, heads, loads, places, outs
 ):
@@ -178,7 +178,7 @@ def share_rows(
                     outs[share, group, k - begin] = order[first + k]
 
 
-@inner(error_model="numpy")
+@inner()
 def _join(loads, of_x, end, edges):
     """Copies in the place of the loads, (panel, slot | ranks << 16); how many they are."""
     k = copy = 0
