@@ -84,15 +84,15 @@ def weight_grad(
         return
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     if kind is None:
-        swapped, tile, *chosen = planned(index, plans.way_of, B)
+        swapped, tile = planned(index, plans.way_of, B)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile, chosen = tile_of(B, dy_transposed, index), []
-    steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
+        tile = tile_of(B, dy_transposed, index)
+    plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
-    processors = multiprocessors() * tile.RESIDENT
-    *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
+    steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
+    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors, edges)
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)

@@ -103,7 +103,7 @@ def share_regions(
         for k in range(first, end):
             row = block_rows[order[k]]
             if n == 0 or row != loads[item, n - 1, 0]:
-                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE
+                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE << 16
                 n, run = n + 1, 0
             products += run & (pair - 1) == 0
             run += 1
@@ -119,7 +119,7 @@ def share_regions(
                 count += 1
         for at in range(n, count):
             slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE
+            loads[item, at, 1] = at | ALONE << 16
         each = -(-products // groups)
         group, unit, row = -1, each - 1, -1
         for k in range(first, end):
@@ -166,7 +166,7 @@ def share_rows(
             for slot in range(panels, panels * (1 + past - begin)):
                 block = order[first + begin + slot // panels - 1]
                 panel = columns[block] * panels + slot % panels
-                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
+                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << 16 + rank
                 copy += 1
             heads[share, 0] = _join(loads[share], of_x, copy, edges)
             heads[share, 1] = panels * (1 + past - begin) if begin < past else 0
