@@ -79,9 +79,9 @@ class Tile(NamedTuple):
         return self.PAIR * self.UNITS * self.N // self.B
 
     @property
-    def MOST(self) -> int:
-        """Kept blocks that a block of threads computes at once."""
-        return self.GROUPS * self.OUTS
+    def SUMS(self) -> int:
+        """Of a thread, of 16 bits."""
+        return self.UNITS * self.N // 2
 
     @property
     def X_PANELS(self) -> int:
