@@ -42,11 +42,11 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
     plane.run("cpu", file, 30)
-    _, first = plane.known(file)
+    _, first = plane.known("cpu", file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
     plane.run("cpu", file, 30)
-    machine, rows = plane.known(file)
+    machine, rows = plane.known("cpu", file)
     assert machine
     assert rows[:5] == first
     everything = set(plane.points("cpu"))
@@ -151,6 +151,32 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     file.write_text(json.dumps({"rows": [[1]]}))
     with pytest.raises(ValueError, match=r"map\.json holds no map of the plane"):
         plane.run("cpu", file, 0)
+
+
+def test_without_minutes_a_map_is_read_where_there_is_no_gpu(tmp_path, monkeypatch, capsys):
+    def no_driver(*_):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(plane, "require_times", no_driver)
+    monkeypatch.setattr(plane, "describe", no_driver)
+    file = tmp_path / "map.json"
+    for given in (None, file):
+        with pytest.raises(ValueError, match=f"minutes=0 takes the file of a map .*, got {given}"):
+            plane.run("cuda", given, 0)
+    content = {"machine": "a card", "command": "python -m numbsparse plane --place cuda"}
+    lines = {"columns": list(ROWS[0]), "rows": [list(each.values()) for each in ROWS]}
+    file.write_text(json.dumps(content | lines))
+    before = file.read_bytes()
+    machine, rows = plane.run("cuda", file, 0)
+    assert machine == "a card"
+    assert [plane.point_of(row) for row in rows] == [plane.point_of(row) for row in ROWS]
+    assert "2 products beside the fastest peer of each" in capsys.readouterr().out
+    for minutes in (0, 5):
+        with pytest.raises(ValueError, match=r"map\.json holds a map of another place than cpu"):
+            plane.run("cpu", file, minutes)
+    with pytest.raises(RuntimeError, match="no driver"):
+        plane.run("cuda", file, 5)
+    assert file.read_bytes() == before
 
 
 def row(batch, density, microseconds, fault=""):

@@ -113,11 +113,13 @@ def run(
     """
     if cards > 1 and place == "cpu":
         raise ValueError(f"{cards} cards: the CPU's map takes one process")
+    (machine, rows), written = known(place, json_file), time.perf_counter()
+    if minutes == 0 and not rows:
+        raise ValueError(f"minutes=0 takes the file of a map to read, got {json_file}, without one")
     if place == "cuda" and minutes > 0:
         require_times()
-    (machine, rows), written = known(json_file), time.perf_counter()
-    machine = describe(place) if minutes > 0 or not machine else machine
-    content = {"machine": machine, "command": f"python -m numbsparse plane --place {place}"}
+    machine = describe(place) if minutes > 0 else machine
+    content = {"machine": machine, "command": _command(place)}
     how = (place, list(rows), minutes * 60, jobs, dtype, cards)
     for row in on_each(cards, partial(measured, *how)) if cards > 1 else measured(*how):
         rows.append(row)
@@ -130,16 +132,23 @@ def run(
     return machine, rows
 
 
-def known(json_file: Path | None) -> tuple[str, list[Row]]:
+def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
     """Where earlier runs were, and their rows."""
     if json_file is None or not json_file.exists():
         return "", []
     try:
         content = json.loads(json_file.read_text(encoding="utf-8"))
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
-        return content["machine"], rows
+        machine, command = content["machine"], content["command"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{json_file} holds no map of the plane: {error!r}") from error
+    if command != _command(place):
+        raise ValueError(f"{json_file} holds a map of another place than {place}: of `{command}`")
+    return machine, rows
+
+
+def _command(place: str) -> str:
+    return f"python -m numbsparse plane --place {place}"
 
 
 def _write(json_file: Path | None, content: dict[str, Any], rows: list[Row]) -> None:
