@@ -16,9 +16,8 @@ from zlib import crc32
 
 import numpy as np
 
-from numbsparse.block_sparse import DTYPES as FLOATS
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import FLOATS, as_dtype
 from numbsparse.files import write_bytes
 
 ENDING = ".safetensors"
