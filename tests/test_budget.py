@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 2_990,
+    "numbsparse": 3_025,
     "numbsparse/autograd": 740,
-    "numbsparse/bench": 2_790,
+    "numbsparse/bench": 2_720,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
     "numbsparse/distributed": 2_030,
@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_640,
     "numbsparse/ops": 5_175,
-    "numbsparse/pages": 1_820,
+    "numbsparse/pages": 1_880,
     "numbsparse/patterns": 980,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
