@@ -81,11 +81,10 @@ def test_other_processes_compile_ahead(small, monkeypatch):
     assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
 
 
-@pytest.mark.parametrize("patience", [60.0, np.inf])
-def test_another_process_calls_what_will_be_timed(tmp_path, patience):
+def test_another_process_calls_what_will_be_timed(tmp_path):
     makes_a_file = partial(Path.touch, tmp_path / "called")  # in the place of a layout
     problem = Problem(makes_a_file, 8, 4, "float32", place="cpu")
-    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, patience)
+    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, np.inf)
     assert (tmp_path / "called").exists()
 
 
