@@ -27,6 +27,9 @@ NO_FLOATS = (*WORDS, 3, True, X.astype(int), X.astype(complex), X.astype(">f4"))
 NO_MATRIX = (*NO_FLOATS, X, 1.5)
 
 
+RAGGED = [[1], [2, 3]]
+SQUARE_OF = ns.Tensor(X, requires_grad=True)
+SQUARE = SQUARE_OF * SQUARE_OF
 ONES = np.ones(8, np.float32)
 FLAG = (None, "a", [], 2, 0.5, X, ns.Tensor(X))
 WORD = (None, 3, [], {}, X, object(), "k9", b"auto")
@@ -139,6 +142,18 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "Tensor": (ns.Tensor, {"data": X}, {"data": WORDS}),
     "find": (W.layout.find, {"block_rows": [0], "block_columns": [1]}, {
         "block_rows": (*WORDS, 0.5), "block_columns": (*WORDS, 0.5, [1.0])}),
+    "blocks of one shape": (W.layout.find, {"block_rows": [0, 0], "block_columns": [1, 0]}, {
+        "block_rows": ([0, 1, 0],), "block_columns": ([0, 1, 0],)}),
+    "index arrays": (
+        ns.Layout.from_arrays, {"indptr": [0, 1], "indices": [0], "shape": (1, 1)},
+        {"indptr": (RAGGED,), "indices": (RAGGED,)}),
+    "sum of a matrix": (W.sum, {}, {"axis": (2, "a", X, True, 0.5, [0])}),
+    "place": (ns.to_device, {"host": X}, {"place": (None, X, "a", b"cuda")}),
+    "load": (lambda path: path and ns.load(path), {"path": ""}, {"path": (1j, object(), {"a": 1})}),
+    "save": (lambda path: path and ns.save(path, {}), {"path": ""}, {"path": (1j, object(), {"a": 1})}),
+    "grad_output": (
+        lambda **how: ns.grad(SQUARE, [SQUARE_OF], **how), {"grad_output": X}, {
+            "grad_output": ("a", X[0], X.astype(float), W)}),
     "warmup": (optim.warmup, {"step": 1, "steps": 4}, {"step": NUMBER, "steps": NUMBER}),
     "cosine": (optim.cosine, {"step": 1, "steps": 4}, {
         "step": NUMBER, "steps": NUMBER, "floor": NUMBER}),

@@ -7,8 +7,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_025,
-    "numbsparse/autograd": 740,
+    "numbsparse": 3_035,
+    "numbsparse/autograd": 745,
     "numbsparse/bench": 2_720,
     "numbsparse/compat": 400,
     "numbsparse/device": 3_690,
@@ -20,7 +20,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_600,
     "numbsparse/kernels/matmul": 9_595,
     "numbsparse/kernels/parts": 4_690,
-    "numbsparse/kernels/ptx": 2_405,
+    "numbsparse/kernels/ptx": 2_420,
     "numbsparse/machine_code": 340,
     "numbsparse/nn": 7_640,
     "numbsparse/ops": 5_175,
