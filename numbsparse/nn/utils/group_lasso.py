@@ -12,6 +12,7 @@ from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     SCOPES,
     Changing,
+    as_model,
     check_density,
     largest_of_all,
     norms_of,
@@ -74,7 +75,7 @@ class GroupLasso(Changing):
         growth: float = 1.02,
         scope: str = "layer",
     ):
-        self.model = model if isinstance(model, Module) else list(model)
+        self.model = as_model(model)
         self.density, self.scope = number("density", density, most=1), word("scope", scope, SCOPES)
         self.growth = number("growth", growth, least=1)
         weights = weights_of(self.model)
