@@ -150,7 +150,11 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "sum of a matrix": (W.sum, {}, {"axis": (2, "a", X, True, 0.5, [0])}),
     "place": (ns.to_device, {"host": X}, {"place": (None, X, "a", b"cuda")}),
     "load": (lambda path: path and ns.load(path), {"path": ""}, {"path": (1j, object(), {"a": 1})}),
-    "save": (lambda path: path and ns.save(path, {}), {"path": ""}, {"path": (1j, object(), {"a": 1})}),
+    "save": (
+        lambda path: path and ns.save(path, {}),
+        {"path": ""},
+        {"path": (1j, object(), {"a": 1})},
+    ),
     "grad_output": (
         lambda **how: ns.grad(SQUARE, [SQUARE_OF], **how), {"grad_output": X}, {
             "grad_output": ("a", X[0], X.astype(float), W)}),

@@ -24,7 +24,7 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
-from numbsparse.ops.choice import choose
+from numbsparse.ops.choice import checked_kernel, choose
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
@@ -135,7 +135,7 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    known = gate is None and choice.checked_kernel(kernel) == "auto"
+    known = gate is None and checked_kernel(kernel) == "auto"
     if known and type(dense) is type(w.values) is np.ndarray:
         return _of_arrays(dense, w, feature_major, out, precision)
     if known and w.place == "cuda" and not runtime.several_devices:
