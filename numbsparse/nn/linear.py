@@ -99,7 +99,7 @@ class Linear(Module):
 
 def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
     """A gate of each block of a weight, all of one value, beside it."""
-    numbers = np.full((weight.n_blocks, 1, 1), value, ops.gate_dtype(weight))
+    numbers = np.full((weight.n_blocks, 1, 1), value, ops.state_dtype(weight.dtype))
     like = BlockSparse(numbers, weight.stored_layout)
     return (like.T if weight.is_transposed else like).to(weight.device)
 

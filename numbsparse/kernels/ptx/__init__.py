@@ -93,6 +93,7 @@ store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.
 cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, ties away from zero
+cvt_rn_tf32 = _here.cvt_rn_tf32  # the same, ties to even: one instruction, not three; 9.0
 pack_half2 = _here.pack_half2  # (lo, hi) float32 -> uint32, two float16
 pack_bfloat2 = _here.pack_bfloat2  # (lo, hi) float32 -> uint32, two bfloat16
 unpack_half2 = _here.unpack_half2  # uint32 -> (lo, hi) float32, of two float16

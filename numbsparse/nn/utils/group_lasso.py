@@ -110,5 +110,5 @@ def _scale(w: Any, by: np.ndarray) -> None:
     """w.data[b] *= by[b], in place."""
     if w.is_transposed:
         w, by = w.T, by[w.layout.index.columns.blocks]
-    numbers: Any = moved(by.astype(ops.gate_dtype(w)), w.device)
+    numbers: Any = moved(by.astype(ops.state_dtype(w.dtype)), w.device)
     ops.copy_into(w.values, ops.gated(w, numbers, ops.all_blocks(w, numbers)).values)

@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        16: Shape(4, 2, 2, 896, 3, 2, 9),
         32: Shape(2, 2, 2, 448, 2, 2, 9),
         64: Shape(2, 2, 1, 448, 2, 8, 1),
     },
@@ -119,9 +119,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
     parts, lines = values.shape[1] // size, -(-y.shape[2] // size)
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    w = weight_of(values, index.block_rows, size, transposed)
+    w = weight_of(values, index.block_rows, size, transposed, arithmetic)
     of = window.seeing(product)
     shape = shape_for(of, batch, itemsize, size, lines)
+    if arithmetic == "high":  # whose blocks of w are hi alone
+        shape = shape._replace(W_TAPS=2 * shape.W_TAPS)
     places = shape.RESIDENT * multiprocessors()
     how, chunks = cut_for(of, batch, shape, size, itemsize)
     cuts = of, how.box, chunks, prod(how.tiles), places, parts

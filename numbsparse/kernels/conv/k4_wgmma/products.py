@@ -72,7 +72,9 @@ class LineProduct(NamedTuple):
     store: Any
 
 
-def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) -> DeviceArray:
+def weight_of(
+    values: DeviceArray, rows: DeviceArray, B: int, transposed: bool, arithmetic: str
+) -> DeviceArray:
     """The blocks (n_blocks, size, size) for the copy engine: B x B of one at a time.
 
     rows : their block rows
@@ -81,7 +83,7 @@ def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) 
     if values.itemsize == 2:
         return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
     strides = (1, size) if transposed else (size, 1)  # along the sum and across
-    return images_of(values, strides, rows, NO_EDGE, B, B, False)
+    return images_of(values, strides, rows, NO_EDGE, B, B, False, alone=arithmetic == "high")
 
 
 class Output(NamedTuple):
@@ -167,10 +169,11 @@ def product_of_16_bit(
 
 @cache
 def product_of_float32(precision: str, B: int) -> LineProduct:
-    SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
-    SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
-    split, clear_sums = splitting(exact), clear(1, TB)
-    multiply = wgmma_split(B, TB, exact, 1, True)
+    exact, TB, REGISTERS, CHUNKS = precision == "highest", B // 8, B // 2, B // CHUNK
+    SLOT, PIECES = (2 if exact else 1) * B * B, B // 4  # of 16 bytes of a line
+    LINES = 8 // PIECES  # of which the pieces are swapped alike
+    split, clear_sums = splitting(exact, fast=True), clear(1, TB)
+    multiply = wgmma_split(B, TB, exact, 1, True, not exact)
     store_sums = store_tile(precision, 1, TB, True, row_at)
 
     @cuda.jit(device=True)
@@ -198,11 +201,10 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         hi, lo = cuda.local.array(REGISTERS, uint32), cuda.local.array(REGISTERS, uint32)
         q = uint32(cuda.threadIdx.x) % 4
         for h in range(2):
-            line = uint32((rows[h] + shift) * LINE)
+            line = uint32(rows[h] + shift)
+            start, piece = uint32(x_place + line * PIECES), uint32(line // LINES % PIECES ^ q)
             for c in range(CHUNKS):
-                byte = uint32(line + 16 * (4 * c + q))
-                byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
-                run = load_4xf32(ring, uint32(4 * x_place + byte // 4))
+                run = load_4xf32(ring, uint32(4 * (start + (piece ^ 4 * c))))
                 for j in range(RUN):
                     i = (c * 2 + j // 2) * 4 + j % 2 * 2 + h
                     hi[i], lo[i] = split(run[j])
