@@ -15,7 +15,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
     Raises what Numba raises where the kernel does not compile.
     """
-    file = _file_of(kernel, signature)
+    file = file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
     # To search the objects of the compiler for garbage, millions, takes a tenth of its time.
@@ -27,7 +27,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
 
 def pack(name: str, code: bytes) -> bytes:
-    """The bytes of a file: the kernel's name in the machine code, and that code."""
+    """The bytes of a file: the kernel's name in the machine code, if it is known, and that code."""
     return kept.seal(name.encode() + b"\n" + code)
 
 
@@ -39,8 +39,9 @@ def unpack(data: bytes | None) -> tuple[str, bytes] | None:
     return name.decode(), code
 
 
-def _file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
-    machine = runtime.compute_capability(), runtime.driver().cuDriverGetVersion()[1]
+def file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
+    """The name of its file; None for a kernel that cannot be kept."""
+    machine = runtime.compute_capability(), runtime.driver_version()
     name = fingerprint(kernel, signature, *machine)
     return None if name is None else f"{name}.cubin"
 
@@ -51,5 +52,6 @@ def _loaded(file: str) -> Any:
     with suppress(Exception):  # absent, damaged, or refused by the driver: compile
         if (known := unpack(kept.read(file))) is not None:
             name, code = known
-            return ObjectCode.from_cubin(code).get_kernel(name)
+            cubin = ObjectCode.from_cubin(code)
+            return cubin.get_kernel(name or compiler.name_of_the_kernel(cubin))
     return None
