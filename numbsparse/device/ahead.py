@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
 from numbsparse.device import kept, runtime
@@ -22,7 +23,9 @@ MOST_PROCESSES = 16  # each takes some 300 MB of the host's memory
 STEP, CLAIMS = "step.pickle", "claims"
 
 
-def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None) -> int:
+def compile_ahead(
+    step: Callable[..., Any], *args: Any, jobs: int | None = None, seconds: float | None = None
+) -> int:
     """Compile the GPU kernels that `step(*args)` launches, in several processes at once.
 
     The first step of a model compiles kernel after kernel, on one core, a second or two for each;
@@ -37,6 +40,7 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
         is needed, as ever.
     args : its arguments
     jobs : how many processes; by default one for each core, up to 16
+    seconds : for how long at most; by default until all are compiled
 
     Returns
     -------
@@ -76,9 +80,12 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
             )
             for _ in range(jobs)
         ]
+        end = None if seconds is None else monotonic() + seconds
         try:
             for worker in workers:
-                worker.wait()
+                worker.wait(None if end is None else max(0.0, end - monotonic()))
+        except subprocess.TimeoutExpired:  # the others have had as long
+            pass
         finally:
             for worker in workers:
                 worker.kill()
