@@ -98,7 +98,8 @@ def weight_grad(
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None and not tile.STAYS
+    by_gates = gates is not None and index.made is None
+    tile = tile._replace(STAYS=tile.STAYS and not by_gates)
     more = Gates(gates, cut) if by_gates else ()
     if kind is None:
         wide, exact = dvalues.address % BYTES == 0, precision == "highest"
@@ -106,7 +107,7 @@ def weight_grad(
         finish = finish_float32(B, exact)
         out, dense = dvalues.span, factors_of(x, dy, orders[1:], index)
     else:
-        wide = tile.STAYS and dvalues.address % BYTES == 0
+        wide = B == 128 and dvalues.address % BYTES == 0
         kernel = kernel_of_16_bit(tile, kind, wide, *orders[1:], by_gates)
         finish = finish_16_bit(kind, B)
         out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
@@ -194,7 +195,7 @@ def kernel_of_16_bit(
         tile,
         tile.UNITS * tile.N // 2,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
         of_16_bit.storer_of_lines(tile, kind) if wide else of_16_bit.storer(tile, kind),
         of_16_bit.storer(tile, None),
         gated,
