@@ -52,6 +52,13 @@ from numbsparse.layout import Index
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
 
 
+class Gates(NamedTuple):
+    """As one argument of a kernel."""
+
+    of_blocks: Any
+    shift: int  # a block is its place >> shift
+
+
 class Blocks(NamedTuple):
     """What a kernel is made for."""
 
@@ -134,8 +141,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    of_block = (size * size // WIDTH).bit_length() - 1  # from a place to its block
-    after = units, count, dvalues.reshape(1, -1).span, (*gates, of_block) if gates else ()
+    shift = (size * size // WIDTH).bit_length() - 1
+    after = units, count, dvalues.reshape(1, -1).span, Gates(*gates, shift) if gates else ()
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
@@ -243,16 +250,16 @@ def block_kernel(blocks: Blocks) -> Any:
         stage = phase = uint32(0)
         loaded = STAGES  # whatever their gates are
         if GATED and unit < last:
-            take_gates(now, gates[0], gates[1], own_gates)
+            take_gates(now, gates.of_blocks, gates.shift, own_gates)
             mine = mine and wanted(own_gates)
         while unit < last:
             coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             if GATED and ahead < last:
-                take_gates(record, gates[0], gates[1], asked_gates)
+                take_gates(record, gates.of_blocks, gates.shift, asked_gates)
             wait(bars, own, phase)
             if GATED and unit + 1 < last:
-                take_gates(coming, gates[0], gates[1], coming_gates)
+                take_gates(coming, gates.of_blocks, gates.shift, coming_gates)
             if (LONG or now[LINE] != held) and (loaded > 0 or wanted(own_gates)):
                 hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
                 held = now[LINE]
