@@ -142,7 +142,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
     shift = (size * size // WIDTH).bit_length() - 1
-    after = units, count, dvalues.reshape(1, -1).span, Gates(*gates, shift) if gates else ()
+    after = units, count, dvalues.reshape(1, -1).span, Gates(gates[0], shift) if gates else ()
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
