@@ -16,7 +16,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.ptx import shfl_xor
+from numbsparse.kernels.ptx import let_next_kernel_start, shfl_xor, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 
@@ -55,9 +55,8 @@ def schedule_on_gpu(
     groups = lengths.steps.size
     places = min(units, row_tiles * groups)
     tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
-    launch(
-        tiles_kernel, groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
-    )
+    args = lengths.starts, lengths.steps, row_tiles, places, tiles, starts
+    launch(tiles_kernel, groups, 32, *args, overlap=True)
     return tiles, starts
 
 
@@ -86,6 +85,8 @@ rank = ranking(steps_of)
 @cuda.jit
 def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
     group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
         piece = at * row_tiles + row

@@ -36,7 +36,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
+from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
@@ -175,24 +175,41 @@ def finishing(tile: Tile) -> Any:
 
 
 def steps_wanted(
-    plan: Plan, tile: Tile, index: Index, values: DeviceArray, gates: DeviceArray
+    plan: Plan,
+    tile: Tile,
+    index: Index,
+    values: DeviceArray,
+    gates: DeviceArray,
+    row_tiles: int,
+    units: int,
 ) -> tuple[Plan, list[DeviceArray]]:
-    """(the plan with no more steps in any tile, [w, w times its gates]).
+    """(the plan with no more steps in any tile, dealt anew, [w, w times its gates]).
 
-    Blocks whose gate is one are not written to the latter, and read from w. One launch does both.
+    Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
+    What is left of groups differs more than all of them did.
     """
     scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
-    records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
+    records, lengths = empty(plan.records.shape, np.int32), LengthsOnGPU(groups)
     piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
     grid = groups + -(-values.size // (piece * THREADS * DEEP))
     before = groups, plan.records.view(np.uint32), plan.tiles, gates
     after = values.span, index.rows.blocks, (width // piece).bit_length() - 1, scaled.span
     kernel, made = wanted_kernel(tile, values.dtype.name), index.made is not None
     launch(
-        *(kernel, grid, THREADS, *before, records.view(np.uint32), tiles, *after),
+        *(
+            kernel,
+            grid,
+            THREADS,
+            *before,
+            records.view(np.uint32),
+            lengths.starts,
+            lengths.steps,
+            *after,
+        ),
         overlap=not made,  # whose plan a kernel may just have written
     )
-    return plan._replace(records=records, tiles=tiles), [values, scaled]
+    tiles, tile_starts = schedule_on_gpu(index, lengths, row_tiles, units)
+    return Plan(records, plan.strips, tiles, tile_starts), [values, scaled]
 
 
 @cache
@@ -285,7 +302,7 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
 
     @cuda.jit
     def kernel(
-        groups, records, tiles, gates, wanted, ending, values, where, shift, scaled
+        groups, records, tiles, gates, wanted, starts, lengths, values, where, shift, scaled
     ):  # fmt: skip
         steps, left = cuda.shared.array(STEPS, uint32), cuda.shared.array(THREADS, uint32)
         begins, span = cuda.shared.array(ENDS, int32), cuda.shared.array(2, int32)
@@ -329,9 +346,7 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
         done = max(done, first + 1)
         if t < SHARES:
             wanted[done - 1, t] |= uint32(LAST)
-        for i in range(t, tiles.shape[0], THREADS):
-            if tiles[i, 0] == group:
-                ending[i, 0], ending[i, 1] = group, tiles[i, 1]
-                ending[i, 2], ending[i, 3] = first, done
+        if t == 0:
+            starts[group], lengths[group] = first, done - first
 
     return kernel
