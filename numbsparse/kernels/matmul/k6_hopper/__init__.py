@@ -115,10 +115,9 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     lines, x_transposed = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
-    thins = gates is not None and batch <= FEW
-    gated = gates is not None and (thins or not is_16_bit)
-    all_gates = gates if gated else ()
-    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated, thins)
+    in_two = gates is not None and is_16_bit and batch > FEW
+    gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
     units = multiprocessors() * resident(tile.SHARED_BYTES) // tile.CLUSTER  # clusters at once
     row_tiles = -(-batch // (tile.ROWS * tile.CLUSTER))
@@ -129,11 +128,11 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     together = 1 if is_16_bit else TOGETHER
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
-    if gates is not None and not thins:
+    if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
 
         plan, all_values = steps_wanted(plan, tile, index, values, gates, row_tiles, units)
-        form = form._replace(w_maps=2 * len(all_values))
+        form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
@@ -184,7 +183,7 @@ def line_kernel(form: Form) -> Any:
     LAST = X if form.order == ANY else W + form.w_maps
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
-    if form.thins and IS_16_BIT:
+    if form.gated and IS_16_BIT:
         BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
     (MORE, FEWER), EVEN, ROWS = tile.REGISTERS, form.even, tile.ROWS
     produce, consume = producer(form), consumer(form)

@@ -55,7 +55,7 @@ def consumer(form: Form) -> Any:
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
     BLOCKS, FACTORS = tile.BLOCKS, tile.MASKS
-    SCALES: bool = form.thins and not FLOAT32
+    SCALES: bool = form.gated and not FLOAT32
     scale: Any = None
     if SCALES:
         from numbsparse.kernels.matmul.k6_hopper.gated import scaler

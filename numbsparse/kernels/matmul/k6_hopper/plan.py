@@ -159,8 +159,7 @@ class Form(NamedTuple):
     x_transposed: bool  # x is feature-major
     ragged: bool  # of 16 bits: the last input block reaches beyond the edge
     order: str  # of y, see `parts.store`
-    gated: bool = False  # whether the kernel reads gates
-    thins: bool = False  # whether it leaves blocks out by them, and of 16 bits multiplies by them
+    gated: bool = False  # whether the kernel leaves blocks out by gates, and multiplies by them
     w_maps: int = 2  # 4 where kept blocks may be SCALED
     even: bool = False  # tiles have fewer rows than ROWS, as many each
 

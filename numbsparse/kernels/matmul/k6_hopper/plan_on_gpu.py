@@ -183,16 +183,15 @@ def steps_wanted(
     row_tiles: int,
     units: int,
 ) -> tuple[Plan, list[DeviceArray]]:
-    """(the plan with no more steps in any tile, dealt anew, [w, of 16 bits w times its gates too]).
+    """(the plan with no more steps in any tile, dealt anew, [w, w times its gates]).
 
     Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
     What is left of groups differs more than all of them did.
     """
-    scales, groups = values.itemsize == 2, len(plan.strips)
-    scaled = empty(values.shape if scales else (0,), values.dtype)
+    scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
     records, lengths = empty(plan.records.shape, np.int32), LengthsOnGPU(groups)
     piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
-    grid = groups + -(-scaled.size // (piece * THREADS * DEEP))
+    grid = groups + -(-values.size // (piece * THREADS * DEEP))
     before = groups, plan.records.view(np.uint32), plan.tiles, gates
     after = values.span, index.rows.blocks, (width // piece).bit_length() - 1, scaled.span
     kernel, made = wanted_kernel(tile, values.dtype.name), index.made is not None
@@ -210,7 +209,7 @@ def steps_wanted(
         overlap=not made,  # whose plan a kernel may just have written
     )
     tiles, tile_starts = schedule_on_gpu(index, lengths, row_tiles, units)
-    return Plan(records, plan.strips, tiles, tile_starts), [values, scaled][: 1 + scales]
+    return Plan(records, plan.strips, tiles, tile_starts), [values, scaled]
 
 
 @cache
@@ -228,7 +227,7 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
     FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
     OWN, ALL, BLOCKS, RUNS = (1 << SHARE) - 1, (1 << COLUMNS) - 1, tile.BLOCKS, THREADS // RUN
     RECORD, STEPS, ENDS = tile.RECORD, (tile.RECORD, THREADS), RUNS * (RUN + 1)
-    scale, SCALES = scaling_pieces(dtype, True), tile.ITEM == 2
+    scale = scaling_pieces(dtype, True)
 
     @cuda.jit(device=True)
     def read(records, step, end, steps):
@@ -246,7 +245,7 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
         for b in range(BLOCKS):
             if own[b] != 0:
                 wanted = uint32(wanted | uint32(1 << b))
-            if SCALES and own[b] != 1:
+            if own[b] != 1:
                 steps[FIRST_BLOCK + b, t] |= uint32(SCALED)
         for s in range(SHARES):
             mask = uint32(steps[s, t])

@@ -30,7 +30,7 @@ def producer(form: Form) -> Any:
     tile = form.tile
     N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
     thinned: tuple[Any, ...] = ()
-    if form.thins:
+    if form.gated:
         from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
 
         thinned = thinning(tile), showing(tile), gates_in(tile)
@@ -56,7 +56,7 @@ def requesting(form: Form) -> Any:
     STAGE, W_START, X_BYTES, W_BYTES = tile.STAGE_BYTES, tile.W_START, tile.X_BYTES, tile.W_BYTES
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     EVEN, LINE_BYTES = form.even, tile.ITEM * tile.DEPTH
-    many, before, has = counting(form.thins)
+    many, before, has = counting(form.gated)
     fetch_x = fetch_rows(form)
     fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
 
