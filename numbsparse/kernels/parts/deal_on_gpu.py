@@ -4,6 +4,10 @@ The host deals each piece to the place that is free first. Here all pieces, long
 round by round, every other round backwards, so that the place with the longest of one round gets
 the shortest of the next. Each place then takes its own by rows, so that all go down x together and
 its rows stay in the L2 cache.
+
+What gates leave of the groups of a layout that the host dealt stays where it was, unless that has
+become uneven: of blocks of 128 and half of the gates zero the longest place took 1.16 to 1.3 times
+the mean, and all alike when dealt anew.
 """
 
 from functools import cache
@@ -12,12 +16,15 @@ from typing import Any
 import numpy as np
 from numba import cuda, int32, uint32
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.deal import schedule
+from numbsparse.kernels.parts.deal import TILE_STEPS, schedule
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.ptx import let_next_kernel_start, shfl_xor, wait_for_earlier_kernels
 from numbsparse.layout import Index
+
+AGAIN = 32 if SIMULATED else 128  # threads
+UNEVEN = 1.08  # times the mean that the longest place may take, or tiles are dealt anew
 
 
 class LengthsOnGPU:
@@ -89,11 +96,10 @@ def other_way(turn, n, places):
 rank = ranking(steps_of)
 
 
-@cuda.jit
-def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
-    group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
+@cuda.jit(device=True)
+def deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts):
+    """The tiles of a group, by a warp."""
+    lane, groups = cuda.threadIdx.x, steps.size
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
         turn, nth = divided(at * row_tiles + row, places)
@@ -108,3 +114,50 @@ def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
         tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
     for unit in range(group * 32 + lane, places + 1, groups * 32):
         starts[unit] = start_of(unit, count, places)
+
+
+@cuda.jit
+def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
+    deal_in_turns(cuda.blockIdx.x, firsts, steps, row_tiles, places, tiles, starts)
+
+
+def dealt_again(
+    lengths: LengthsOnGPU, row_tiles: int, tiles: DeviceArray, starts: DeviceArray
+) -> tuple[DeviceArray, DeviceArray]:
+    """(tiles, starts) of groups that have other lengths now: as they were, if that is even."""
+    found, begins = empty(tiles.shape, np.int32), empty(starts.shape, np.int32)
+    args = lengths.starts, lengths.steps, row_tiles, tiles, starts, found, begins
+    launch(again_kernel, lengths.steps.size, AGAIN, *args, overlap=True)
+    return found, begins
+
+
+@cuda.jit
+def again_kernel(firsts, steps, row_tiles, planned, begins, tiles, starts):
+    most, total = cuda.shared.array(AGAIN, int32), cuda.shared.array(AGAIN, int32)
+    group, t, places = cuda.blockIdx.x, cuda.threadIdx.x, begins.size - 1
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
+    most[t] = total[t] = 0
+    for unit in range(t, places, AGAIN):
+        own = 0
+        for i in range(begins[unit], begins[unit + 1]):
+            own += steps[planned[i, 0]] + TILE_STEPS
+        most[t], total[t] = max(most[t], own), total[t] + own
+    half = AGAIN // 2
+    while half:
+        cuda.syncthreads()
+        if t < half:
+            most[t], total[t] = max(most[t], most[t + half]), total[t] + total[t + half]
+        half //= 2
+    cuda.syncthreads()
+    if most[0] * places <= UNEVEN * total[0]:
+        for i in range(group * AGAIN + t, planned.shape[0], steps.size * AGAIN):
+            own = planned[i, 0]
+            tiles[i, 0], tiles[i, 1] = own, planned[i, 1]
+            tiles[i, 2], tiles[i, 3] = firsts[own], firsts[own] + steps[own]
+        for unit in range(group * AGAIN + t, places + 1, steps.size * AGAIN):
+            starts[unit] = begins[unit]
+    elif t < 32:
+        deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts)

@@ -36,7 +36,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
+from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, dealt_again
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
@@ -181,12 +181,10 @@ def steps_wanted(
     values: DeviceArray,
     gates: DeviceArray,
     row_tiles: int,
-    units: int,
 ) -> tuple[Plan, list[DeviceArray]]:
-    """(the plan with no more steps in any tile, dealt anew, [w, w times its gates]).
+    """(the plan with no more steps in any tile, dealt evenly, [w, w times its gates]).
 
     Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
-    What is left of groups differs more than all of them did.
     """
     scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
     records, lengths = empty(plan.records.shape, np.int32), LengthsOnGPU(groups)
@@ -208,7 +206,7 @@ def steps_wanted(
         ),
         overlap=not made,  # whose plan a kernel may just have written
     )
-    tiles, tile_starts = schedule_on_gpu(index, lengths, row_tiles, units)
+    tiles, tile_starts = dealt_again(lengths, row_tiles, plan.tiles, plan.tile_starts)
     return Plan(records, plan.strips, tiles, tile_starts), [values, scaled]
 
 

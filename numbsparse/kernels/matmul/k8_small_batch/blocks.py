@@ -8,7 +8,10 @@ Where there are fewer units than warps, neighbouring warps share the steps of on
 them adds what the others leave in shared memory, in their order.
 
 A unit all of whose gates are zero, as only the GPU knows, is neither multiplied nor written, and
-loaded only at the start of a warp, which does not wait for its gates.
+loaded only at the start of a warp, which does not wait for its gates. It reads them where it has
+GATED_FROM units or more: 8,192 features at density 0.1 and 64 rows, half of the gates zero, took an
+H200 0.65 to 0.78 of the time in float32, 6.2 units of 32 x 32 a warp; in float16, 3.1 of them, 0.90
+to 1.04, and 1.17 with none zero.
 """
 
 from functools import cache
@@ -17,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.device import empty
+from numbsparse.device import SIMULATED, empty
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.elementwise import copy, fill
@@ -50,6 +53,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
+GATED_FROM = 0 if SIMULATED else 5  # units of a warp
 
 
 class Gates(NamedTuple):
@@ -102,7 +106,7 @@ def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> Non
         x, dy = (
             launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy)
         )
-        more = () if gates is None or index.made is not None else (gates,)
+        more = () if gates is None else (gates,)
         again(index, along_blocks, (x, dy, dvalues), form, more=more)
 
 
@@ -126,6 +130,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
+    gates = gates if not made and count >= GATED_FROM * warps * shares else ()
     how = steps > 1, split, in_step, made, len(gates) > 0
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
