@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numba import cuda, int32, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.deal import TILE_STEPS, schedule
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.ptx import let_next_kernel_start, shfl_xor, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
-AGAIN = 32 if SIMULATED else 128  # threads
 UNEVEN = 1.08  # times the mean that the longest place may take, or tiles are dealt anew
 
 
@@ -99,7 +98,7 @@ rank = ranking(steps_of)
 @cuda.jit(device=True)
 def deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts):
     """The tiles of a group, by a warp."""
-    lane, groups = cuda.threadIdx.x, steps.size
+    lane, groups = cuda.threadIdx.x % 32, steps.size
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
         turn, nth = divided(at * row_tiles + row, places)
@@ -123,41 +122,34 @@ def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
     deal_in_turns(cuda.blockIdx.x, firsts, steps, row_tiles, places, tiles, starts)
 
 
-def dealt_again(
-    lengths: LengthsOnGPU, row_tiles: int, tiles: DeviceArray, starts: DeviceArray
-) -> tuple[DeviceArray, DeviceArray]:
-    """(tiles, starts) of groups that have other lengths now: as they were, if that is even."""
-    found, begins = empty(tiles.shape, np.int32), empty(starts.shape, np.int32)
-    args = lengths.starts, lengths.steps, row_tiles, tiles, starts, found, begins
-    launch(again_kernel, lengths.steps.size, AGAIN, *args, overlap=True)
-    return found, begins
+@cuda.jit(device=True)
+def deal_again(firsts, steps, row_tiles, planned, begins, most, total, tiles, starts):
+    """(tiles, starts) of groups that have other lengths now, by one block of threads.
 
-
-@cuda.jit
-def again_kernel(firsts, steps, row_tiles, planned, begins, tiles, starts):
-    most, total = cuda.shared.array(AGAIN, int32), cuda.shared.array(AGAIN, int32)
-    group, t, places = cuda.blockIdx.x, cuda.threadIdx.x, begins.size - 1
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
-    most[t] = total[t] = 0
-    for unit in range(t, places, AGAIN):
-        own = 0
+    planned, begins : tiles and starts as they were; they stay if that is even
+    most, total : scratch in shared memory, a number for each thread, a power of 2
+    """
+    t, threads, places = cuda.threadIdx.x, cuda.blockDim.x, begins.size - 1
+    most[t] = total[t] = uint32(0)
+    for unit in range(t, places, threads):
+        own = uint32(0)
         for i in range(begins[unit], begins[unit + 1]):
-            own += steps[planned[i, 0]] + TILE_STEPS
-        most[t], total[t] = max(most[t], own), total[t] + own
-    half = AGAIN // 2
+            own = uint32(own + uint32(steps[planned[i, 0]] + TILE_STEPS))
+        most[t], total[t] = max(most[t], own), uint32(total[t] + own)
+    half = threads // 2
     while half:
         cuda.syncthreads()
         if t < half:
-            most[t], total[t] = max(most[t], most[t + half]), total[t] + total[t + half]
+            most[t], total[t] = max(most[t], most[t + half]), uint32(total[t] + total[t + half])
         half //= 2
     cuda.syncthreads()
     if most[0] * places <= UNEVEN * total[0]:
-        for i in range(group * AGAIN + t, planned.shape[0], steps.size * AGAIN):
+        for i in range(t, planned.shape[0], threads):
             own = planned[i, 0]
             tiles[i, 0], tiles[i, 1] = own, planned[i, 1]
             tiles[i, 2], tiles[i, 3] = firsts[own], firsts[own] + steps[own]
-        for unit in range(group * AGAIN + t, places + 1, steps.size * AGAIN):
+        for unit in range(t, places + 1, threads):
             starts[unit] = begins[unit]
-    elif t < 32:
-        deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts)
+    else:
+        for group in range(t // 32, steps.size, threads // 32):
+            deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts)

@@ -36,10 +36,14 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, dealt_again
-from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, deal_again
+from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.ptx import (
+    add_acq_rel,
+    let_next_kernel_start,
+    wait_for_earlier_kernels,
+)
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
@@ -187,32 +191,32 @@ def steps_wanted(
     Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
     """
     scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
-    records, lengths = empty(plan.records.shape, np.int32), LengthsOnGPU(groups)
     piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
     grid = groups + -(-values.size // (piece * THREADS * DEEP))
-    before = groups, plan.records.view(np.uint32), plan.tiles, gates
+    records, tiles, starts = (empty(a.shape, np.int32) for a in (plan.records, *plan[2:]))
+    left = Plan(records, plan.strips, tiles, starts)
+    plans = (own._replace(records=own.records.view(np.uint32)) for own in (plan, left))
+    lengths, made = LengthsOnGPU(groups), index.made is not None
+    before = *plans, gates, lengths.starts, lengths.steps, row_tiles, *planned(index, tickets_of)
     after = values.span, index.rows.blocks, (width // piece).bit_length() - 1, scaled.span
-    kernel, made = wanted_kernel(tile, values.dtype.name), index.made is not None
     launch(
-        *(
-            kernel,
-            grid,
-            THREADS,
-            *before,
-            records.view(np.uint32),
-            lengths.starts,
-            lengths.steps,
-            *after,
-        ),
+        *(wanted_kernel(tile, values.dtype.name), grid, THREADS, *before, *after),
         overlap=not made,  # whose plan a kernel may just have written
     )
-    tiles, tile_starts = dealt_again(lengths, row_tiles, plan.tiles, plan.tile_starts)
-    return Plan(records, plan.strips, tiles, tile_starts), [values, scaled]
+    return left, [values, scaled]
+
+
+def tickets_of(index: Index) -> tuple[Any, ...]:
+    """Of blocks of threads that have ended, zero before and after."""
+    return (scratch(1, np.int32),)
+
+
+on_gpu_of(tickets_of)(tickets_of)
 
 
 @cache
 def wanted_kernel(tile: Tile, dtype: str) -> Any:
-    """A block of threads for each group, and those after them scale blocks.
+    """A block of threads for each group, the last of which deals tiles again; others scale blocks.
 
     steps : the records of THREADS steps; their blocks become SCALED where their gate is not one
     left : of each of these INPUTS masks of the strips that its inputs meet, COLUMNS bits each
@@ -300,8 +304,9 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
 
     @cuda.jit
     def kernel(
-        groups, records, tiles, gates, wanted, starts, lengths, values, where, shift, scaled
+        plan, ending, gates, starts, lengths, row_tiles, tickets, values, where, shift, scaled
     ):  # fmt: skip
+        records, tiles, wanted, groups = plan.records, plan.tiles, ending.records, starts.size
         steps, left = cuda.shared.array(STEPS, uint32), cuda.shared.array(THREADS, uint32)
         begins, span = cuda.shared.array(ENDS, int32), cuda.shared.array(2, int32)
         counts = cuda.shared.array(RUNS, int32)  # new steps of each run
@@ -346,5 +351,14 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
             wanted[done - 1, t] |= uint32(LAST)
         if t == 0:
             starts[group], lengths[group] = first, done - first
+        cuda.syncthreads()
+        if t == 0:
+            span[0] = add_acq_rel(tickets, 0, int32(1))
+        cuda.syncthreads()
+        if span[0] == groups - 1:
+            out = starts, lengths, row_tiles, tiles, plan.tile_starts
+            deal_again(*out, left, steps[0], ending.tiles, ending.tile_starts)
+            if t == 0:
+                tickets[0] = 0
 
     return kernel
