@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 2_985,
     "numbsparse/kernels/ladder": 1_945,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 9_745,
+    "numbsparse/kernels/matmul": 9_750,
     "numbsparse/kernels/parts": 4_750,
     "numbsparse/kernels/ptx": 2_405,
     "numbsparse/machine_code": 340,
