@@ -337,7 +337,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (None,)
+        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (False,)
     else:
         tile, more = weight_grad.tile_of(size, dtype.endswith("dy"), made), ()
         parts = size // tile.PANEL

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
 from numbsparse.dtypes import type_name
@@ -104,11 +105,9 @@ def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
 
 
 def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    from numbsparse.kernels.reduce import reduce as reduced  # which loads numba.cuda
-
     norms = empty((values.shape[0],), np.float32)
     kernel = {"l1": "sum of sizes", "l2": "sum of squares", "max": "max of sizes"}[by]
-    reduced(kernel, norms, values, (1,))
+    kernels.reduce.reduce(kernel, norms, values, (1,))
     return elementwise.sqrt(norms) if by == "l2" else norms
 
 
@@ -232,14 +231,12 @@ def _taken(values: Any, where: Any, fresh: Any = None) -> Any:
         if (gone := where < 0).any():
             taken[gone] = 0 if fresh is None else fresh[gone]
         return taken
-    from numbsparse.kernels.embedding import take_rows  # which loads numba.cuda
-
     if isinstance(where, np.ndarray):
         where = to_device(where.astype(np.int32))
     taken, width = empty(shape, values.dtype), values.size // values.shape[0]
     flat = (None if a is None else reshape(a, (-1, width)) for a in (values, fresh, taken))
     values, fresh, rows = flat
-    take_rows(values, where, rows, fresh, np.float32(0))
+    kernels.embedding.take_rows(values, where, rows, fresh, np.float32(0))
     return taken
 
 

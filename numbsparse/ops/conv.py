@@ -17,8 +17,9 @@ from numbsparse.ops.conv_operands import (
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
-from numbsparse.ops.matmul import matmul, sddmm
+from numbsparse.ops.matmul import matmul
 from numbsparse.ops.precision import checked_precision
+from numbsparse.ops.sddmm import sddmm
 from numbsparse.patterns.checks import BLOCK_SIZES
 
 

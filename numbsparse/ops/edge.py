@@ -6,6 +6,7 @@ Products skip it. A function of the stored values as they are, a norm or a sum, 
 
 from typing import Any
 
+from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.elementwise import gapless
@@ -32,11 +33,9 @@ def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
         return w.values
     index, in_blocks = index_beside(layout, w.values), -(-features // size)
     if isinstance(w.values, DeviceArray):
-        from numbsparse.kernels import edge as kernels
-
         out = empty(w.values.shape, w.dtype)
         places = index.block_rows, index.block_columns
-        kernels.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
+        kernels.edge.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
         clear_rest(layout, out)
         return out
     values = w.values.copy()

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from numbsparse import edits
+from numbsparse import edits, kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
@@ -252,18 +252,14 @@ def _scaled(values: np.ndarray, by: np.ndarray, own: bool = False) -> np.ndarray
 
 
 def _scaled_on_gpu(a: Any, where: Any, by: Any, kept: Selection, to_all: bool, n: int) -> Any:
-    from numbsparse.kernels import gates as kernels
-
     out = empty((n, *a.shape[1:]), a.dtype)
     if n:
-        kernels.scale_blocks(a, where, by, kept.gates, int(to_all), out)
+        kernels.gates.scale_blocks(a, where, by, kept.gates, int(to_all), out)
     return out
 
 
 def _dots_on_gpu(a: DeviceArray, b: DeviceArray, kept: Selection) -> DeviceArray:
-    from numbsparse.kernels import gates as kernels
-
     dots = empty((b.shape[0],), np.float32)
     if b.shape[0]:
-        kernels.block_dots(a, b, kept.found, kept.gates, dots)
+        kernels.gates.block_dots(a, b, kept.found, kept.gates, dots)
     return dots

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.operands import axes_of, contiguous, on_gpu
 
@@ -88,12 +89,10 @@ def _on_cpu(function: Callable[..., Any], a: np.ndarray, axis: Axis, keepdims: b
 
 
 def _on_gpu(name: str, a: DeviceArray, axis: Axis, keepdims: bool) -> DeviceArray:
-    from numbsparse.kernels import reduce as kernels
-
     axes = _axes(a, axis)
     kept = tuple(n for i, n in enumerate(a.shape) if i not in axes)
     out = empty(kept, a.dtype)
-    kernels.reduce(name, out, a, axes)
+    kernels.reduce.reduce(name, out, a, axes)
     if not keepdims:
         return out
     return out.reshape(tuple(1 if i in axes else n for i, n in enumerate(a.shape)))

@@ -93,6 +93,7 @@ store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.
 cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, ties away from zero
+cvt_rn_tf32 = _here.cvt_rn_tf32  # the same, ties to even: one instruction, not three; 9.0
 pack_half2 = _here.pack_half2  # (lo, hi) float32 -> uint32, two float16
 pack_bfloat2 = _here.pack_bfloat2  # (lo, hi) float32 -> uint32, two bfloat16
 unpack_half2 = _here.unpack_half2  # uint32 -> (lo, hi) float32, of two float16
@@ -200,4 +201,7 @@ words = _cluster.words
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
 # With two units, acc, hi and lo are of two products, and (acc, hi, lo, shared, i, j) says where the
 # second operand of each is.
-wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False)
+wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False, alone=False)
+# Of 16 bits, (acc, a, shared, i), the first two local arrays: as many products as units, whose
+# first operands are in registers as `ldmatrix` has them, by one that begins at shared[i].
+wgmma_rows = _split.wgmma_rows  # (kind, n, k_steps, units, b: Operand)

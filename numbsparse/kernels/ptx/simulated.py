@@ -154,6 +154,11 @@ def cvt_rna_tf32(x):
     return meaning.cvt_rna_tf32(_FLOAT)[0]
 
 
+def cvt_rn_tf32(x):
+    _FLOAT[0] = register(np.float32, x)
+    return meaning.cvt_rn_tf32(_FLOAT)[0]
+
+
 def pack_half2(lo, hi):
     lo, hi = register(np.float32, lo), register(np.float32, hi)
     if abs(float(lo)) <= _MOST_HALF and abs(float(hi)) <= _MOST_HALF:  # as most are

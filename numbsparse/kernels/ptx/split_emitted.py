@@ -1,4 +1,4 @@
-"""`wgmma` of tf32 with the first operand in registers, on a GPU: float32 by three products."""
+"""`wgmma` with the first operand in registers, on a GPU: of float32 by one or three products."""
 
 from functools import cache
 from typing import Any
@@ -9,12 +9,15 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, emit, f32, i32, u32
+from numbsparse.kernels.ptx.wgmma_emitted import _high, in_pieces, in_place
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
+def wgmma_split(
+    n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False, alone: bool = False
+) -> Any:
     count, registers = units * n // 2, units * 4 * k_steps
-    text = _text(n, k_steps, exact, units, apart)
+    text = _text(n, k_steps, exact, units, apart, alone)
     along = 8 if apart else n  # columns whose matrices of the same terms are contiguous
 
     def checked(acc, hi, lo, shared, places):
@@ -32,12 +35,17 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
                 where = address(context, builder, shared, args[3], place, SHARED)
                 # Core matrices, 8 columns x 4 terms: n / 8 side by side, then the next terms.
                 values += [builder.or_(builder.lshr(where, i32(4)), i32(along << 16))]
-            floats = [ir.FloatType()] * count
-            products = emit(builder, text, floats, values, memory=True, early=True)
             data = context.make_array(acc)(context, builder, args[0]).data
-            for k, product in enumerate(products):
-                at = builder.gep(data, [i32(k)])
-                builder.store(builder.fadd(builder.load(at), product), at)
+            sums = [builder.gep(data, [i32(k)]) for k in range(count)]
+            if alone:
+                found = in_place(builder, text, values, [builder.load(at) for at in sums])
+            else:
+                floats = [ir.FloatType()] * count
+                products = emit(builder, text, floats, values, memory=True, early=True)
+                pairs = zip(sums, products, strict=True)
+                found = [builder.fadd(builder.load(at), product) for at, product in pairs]
+            for at, value in zip(sums, found, strict=True):
+                builder.store(value, at)
             return context.get_dummy_value()
 
         return types.void(acc, hi, lo, shared, *(types.int64 for _ in places)), build
@@ -51,13 +59,53 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     return intrinsic({1: multiply, 2: multiply_two}[units])
 
 
-def _text(n, k_steps, exact, units, apart):
+@cache
+def wgmma_rows(kind: str, n: int, k_steps: int, units: int, b: Any) -> Any:
+    count, registers = units * n // 2, units * 4 * k_steps
+    place = count + registers
+    lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
+    for k in range(k_steps):
+        # Neighbours have different accumulators, so that none waits for the one before.
+        for u in range(units):
+            acc = ", ".join(f"${u * n // 2 + i}" for i in range(n // 2))
+            first = count + (u * k_steps + k) * 4
+            part = ", ".join(f"${i}" for i in range(first, first + 4))
+            lines += [
+                f"add.u32 low, ${place}, {b.step(k) >> 4}; mov.b64 db, {{low, {_high(b)}}};",
+                f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{acc}}}, {{{part}}}, "
+                f"db, 1, 1, 1, {int(b.transposed)};",
+            ]
+    text = " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])
+
+    def multiply(typing, acc, a, shared, i):
+        if acc.dtype != f32 or a.dtype != u32:
+            raise TypingError(f"wgmma_rows takes float32 and uint32, got {acc} and {a}")
+        check_array("wgmma_rows", shared, i)
+
+        def build(context, builder, signature, args):
+            arrays = zip(signature.args[:2], args[:2], strict=True)
+            sums, rows = (context.make_array(of)(context, builder, arg).data for of, arg in arrays)
+            values = [builder.load(builder.gep(rows, [i32(k)])) for k in range(registers)]
+            values += [in_pieces(context, builder, shared, args[2], args[3])]
+            places = [builder.gep(sums, [i32(k)]) for k in range(count)]
+            found = in_place(builder, text, values, [builder.load(at) for at in places])
+            for at, value in zip(places, found, strict=True):
+                builder.store(value, at)
+            return context.get_dummy_value()
+
+        return types.void(acc, a, shared, types.int64), build
+
+    return intrinsic(multiply)
+
+
+def _text(n, k_steps, exact, units, apart, alone):
     """Everything from the fence to the wait; the small products of all steps come first, because
     the tensor cores cut off what they add, less of a small sum than of a large one."""
     per_unit, registers = n // 2, 4 * k_steps
     of_values = units * per_unit
     of_places = of_values + (2 if exact else 1) * units * registers
-    along, across = (8, 512 * k_steps) if apart else (n, 128)  # across: bytes to 8 columns more
+    # across: bytes to 8 columns more
+    along, across = (8, (256 if alone else 512) * k_steps) if apart else (n, 128)
     small = [(step, a, 1 - a) for step in range(k_steps) for a in (1, 0)] if exact else []
     products = small + [(step, 0, 0) for step in range(k_steps)]
     lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
@@ -71,6 +119,6 @@ def _text(n, k_steps, exact, units, apart):
                 f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * along * 32 >> 4};",
                 f"mov.b64 db, {{low, {across >> 4}}};",
                 f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
-                f"{{{acc}}}, {{{part}}}, db, {int(number > 0)}, 1, 1;",
+                f"{{{acc}}}, {{{part}}}, db, {int(alone or number > 0)}, 1, 1;",
             ]
     return " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])

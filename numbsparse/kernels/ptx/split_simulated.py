@@ -1,17 +1,27 @@
-"""`wgmma` of tf32 with the first operand in registers, in the simulator."""
+"""`wgmma` with the first operand in registers, in the simulator."""
 
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.ptx.meaning import float32_of_tf32
+from numbsparse.kernels.ptx.meaning import A_16x16, float32_of_tf32, matrix_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
-from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start, multiplied, read
+from numbsparse.kernels.ptx.tiles import Operand
+from numbsparse.kernels.ptx.wgmma_simulated import (
+    _KINDS,
+    _matrix,
+    accumulators,
+    check_start,
+    multiplied,
+    read,
+)
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
+def wgmma_split(
+    n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False, alone: bool = False
+) -> Any:
     """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
 
     Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
@@ -20,17 +30,19 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     after all of hi the same of lo; or, with `apart`, each 8 columns by themselves, terms of hi and
     then of lo, be it exact or not. The products start from zero, and acc is added in float32. Two
     units are two such products, one after another in acc, hi and lo, each with a b of its own.
+    With `alone`, b has no lo, and tensor cores add to acc.
     """
     row, column = accumulators(n)
+    halves = 1 if alone else 2
 
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]
         check_start(shared, 4 * int(i[0]))
         start = int(i[0]) * 4
-        items, places = shared[start:], start + np.arange(64 * n * k_steps)
+        items, places = shared[start:], start + np.arange(halves * 32 * n * k_steps)
         if apart:
-            read(shared, places.reshape(n // 8, 2, -1)[:, : 1 + exact])
-            strips = items[: places.size].reshape(n // 8, 2, -1)[:, : 1 + exact]
+            read(shared, places.reshape(n // 8, halves, -1)[:, : 1 + exact])
+            strips = items[: places.size].reshape(n // 8, halves, -1)[:, : 1 + exact]
             b = [
                 np.hstack([_terms(strip, 8, k_steps) for strip in part])
                 for part in strips.swapaxes(0, 1)
@@ -49,6 +61,33 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
         for own, hi_, lo_, i in zip(*parts, places, strict=True):
             operands, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
             own += multiplied(split_meaning, *operands, shared=bytes_)
+
+    return multiply
+
+
+@cache
+def wgmma_rows(kind: str, n: int, k_steps: int, units: int, b: Operand) -> Any:
+    """acc[u] += a[u] @ b for each of the units, 64 x 16 k_steps times 16 k_steps x n.
+
+    a is in registers as `meaning.A_16x16`, four for each 16 terms of a unit; b at an item of
+    shared memory.
+    """
+    row, column = accumulators(n)
+
+    def rows_meaning(acc, a, i, shared):
+        result, a = acc.reshape(128, units, -1).copy(), a.reshape(4, 32, units, k_steps, 4)
+        w = _matrix(kind, shared, int(i[0]), b, n, 16 * k_steps)
+        for u in range(units):
+            parts = [
+                [matrix_of(_KINDS[kind](of_warp[:, u, k].copy()), A_16x16) for k in range(k_steps)]
+                for of_warp in a
+            ]
+            result[:, u] += (np.block(parts) @ w.T)[row, column]
+        return result.reshape(acc.shape)
+
+    def multiply(acc, a, shared, i):
+        operands, bytes_ = (acc.copy(), a.copy(), int(i) * shared.itemsize), (flat_bytes(shared),)
+        acc[...] = multiplied(rows_meaning, *operands, shared=bytes_)
 
     return multiply
 
