@@ -326,6 +326,7 @@ def _plane(options: argparse.Namespace) -> None:
         matplotlib_figure()
     how = options.minutes, options.jobs, options.dtype, options.cards
     machine, rows = plane.run(options.place, options.json, *how)
+    print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":
         print(mapped.summary(rows))
     if options.png is not None:

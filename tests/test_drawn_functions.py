@@ -233,7 +233,6 @@ OF_NO_ARRAYS = {
         "space_of",
         "state_dtype",
         "checked_norm",
-        "gate_dtype",
         "gate_numbers",
         "select_gated",
         "in_order",

@@ -74,6 +74,7 @@ def test_tiles_fit(size, itemsize, batch):
 
 
 @on_hopper
+@pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True])
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 @pytest.mark.parametrize(  # in the simulator those that differ in rows alone are one

@@ -1,16 +1,13 @@
-"""wgmma with fragments in registers: split float32, and 16 bits; matrices in shared memory."""
+"""wgmma of split float32: the fragments in registers, and the matrices in shared memory."""
 
 import numpy as np
 import pytest
-from numba import cuda, float32, uint16, uint32
-from ptx_helpers import on_hopper
+from numba import cuda, float32, uint32
 
 from numbsparse import device, to_device
 from numbsparse.device.launch import launch
-from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import ptx
-from numbsparse.kernels.ptx import ALIGNMENT, Operand
-from numbsparse.kernels.ptx.tiles import swizzled
+from numbsparse.kernels.ptx import ALIGNMENT
 
 
 def product_kernel(n, k_steps, exact, units, apart, alone):
@@ -72,58 +69,3 @@ def test_wgmma_split(n, k_steps, exact, alone, units, apart, rng):
     row = t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8
     column = t % 4 * 2 + i % 2 + i // 4 * 8
     np.testing.assert_array_equal(out.numpy(), expected[:, row, column])
-
-
-def rows_kernel(kind, n, k_steps, units, b):
-    REGISTERS, COUNT, SIZE = (units, k_steps, 4), units * n // 2, 16 * k_steps * n
-    multiply = ptx.wgmma_rows(kind, n, k_steps, units, b)
-
-    @cuda.jit
-    def kernel(a, image, out):
-        shared = cuda.shared.array(2 * SIZE, uint16, 1024)
-        registers = cuda.local.array(REGISTERS, uint32)
-        acc = cuda.local.array(COUNT, float32)
-        t = cuda.threadIdx.x
-        for i in range(t, SIZE, 128):
-            shared[SIZE + i] = image[i]
-        for u in range(units):
-            for k in range(k_steps):
-                for i in range(4):
-                    registers[u, k, i] = a[t, u, k, i]
-        for i in range(COUNT):
-            acc[i] = 1 + i
-        ptx.fence_proxy_async()
-        cuda.syncthreads()
-        multiply(acc, registers, shared, SIZE)
-        for i in range(COUNT):
-            out[t, i] = acc[i]
-
-    return kernel
-
-
-@on_hopper
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("n", "k_steps", "units"), [(32, 2, 2), (64, 4, 1), (64, 4, 2)])
-def test_wgmma_rows(n, k_steps, units, dtype, transposed, rng):
-    k, kind = 16 * k_steps, "f16" if dtype == "float16" else "bf16"
-    a, b = (rng.integers(-8, 9, shape).astype(np.float32) for shape in ((units, 64, k), (n, k)))
-    t, i = np.arange(128), np.arange(8)
-    row = (t // 32 * 16 + t % 32 // 4)[:, None] + i // 2 % 2 * 8
-    column = (t % 4 * 2)[:, None] + i % 2 + i // 4 * 8
-    bits = [
-        a[:, row, 16 * s + column].astype(as_dtype(dtype)).view(np.uint16) for s in range(k_steps)
-    ]
-    registers = np.stack(bits, 2).swapaxes(0, 1).copy().view(np.uint32)  # (128, units, k_steps, 4)
-    lines = (b.T if transposed else b).astype(as_dtype(dtype)).view(np.uint16)
-    line, item = np.indices(lines.shape)
-    operand = Operand(2 * lines.shape[1], 0, transposed)
-    image = np.empty(lines.size, np.uint16)
-    image[swizzled(line * operand.width + 2 * item, operand.width) // 2] = lines
-    out = to_device(np.full((128, units * n // 2), np.nan, np.float32))
-    kernel = rows_kernel(kind, n, k_steps, units, operand)
-    launch(kernel, 1, 128, to_device(registers), to_device(image), out)
-    i = np.arange(n // 2)
-    row, column = t[:, None] // 32 * 16 + t[:, None] % 32 // 4 + i // 2 % 2 * 8, i // 4 * 8 + i % 2
-    expected = (a @ b.T)[:, row, column + t[:, None] % 4 * 2].swapaxes(0, 1).reshape(128, -1)
-    np.testing.assert_array_equal(out.numpy(), expected + 1 + np.arange(units * n // 2))

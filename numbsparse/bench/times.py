@@ -24,8 +24,9 @@ from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
 from numbsparse.bench.peers import CUDNN
 from numbsparse.bench.problem import APART, BLOCK_SIZES, Problem, matrices, random
-from numbsparse.bench.results import Row, write
+from numbsparse.bench.results import Row
 from numbsparse.bench.timing import require_times
+from numbsparse.files import write_json
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
 from numbsparse.kernels.conv.costs import MERGING, UNFOLDED
@@ -67,7 +68,7 @@ def run(
         content = fit(jobs) if of_images else grid(FEATURES, DENSITIES, BATCHES, only)
         if only is not None:
             content["microseconds"] = _added(json_file, content["microseconds"], only)
-        write(json_file, content, 2)
+        write_json(json_file, content, 2)
         for module in (times, costs):
             module.measured.cache_clear()
         choice.forget()

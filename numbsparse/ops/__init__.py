@@ -55,7 +55,6 @@ from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.gates import (
     all_blocks,
     block_dots,
-    gate_dtype,
     gate_numbers,
     gated,
     in_order,
@@ -108,7 +107,7 @@ from numbsparse.ops.softmax import (
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
     "matmul", "sddmm", "check_average", "check_factors", "check_step", "checked_norm",
-    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "checked_precision", "conv_window", "getitem", "index_beside", "is_half",
     "operand", "own_precision", "repeated", "size_of_blocks", "space_of", "started",
     "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip

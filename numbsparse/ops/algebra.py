@@ -31,7 +31,7 @@ from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
-from numbsparse.patterns.checks import word
+from numbsparse.patterns.checks import INTEGER, word
 
 NORMS = ("l1", "l2", "max")
 
@@ -122,7 +122,7 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
     if axis is None:
         total = _computed(reduce.sum, inside(w))
         return total if isinstance(total, DeviceArray) else total[()]
-    if isinstance(axis, bool) or axis not in (-2, -1, 0, 1):
+    if isinstance(axis, bool) or not isinstance(axis, INTEGER) or axis not in (-2, -1, 0, 1):
         raise ValueError(f"axis takes 0, 1 or None, got {axis!r}")
     if w.place == "cuda":  # as products with ones
         ones = to_device(np.ones(w.shape[axis], w.dtype))

@@ -12,6 +12,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout, clear_rest, taken
+from numbsparse.patterns.checks import integer
 
 
 def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
@@ -27,7 +28,7 @@ def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
             [1., 0.]]])
     """
     shape = w.shape[::-1] if w.is_transposed else w.shape
-    features = shape[0] if tap_features is None else tap_features
+    features = shape[0] if tap_features is None else integer("tap_features", tap_features)
     size, layout = w.block_size, w.stored_layout
     if features % size == 0 and shape[1] % size == 0 and not isinstance(layout, MadeLayout):
         return w.values

@@ -24,7 +24,7 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
-from numbsparse.ops.choice import choose
+from numbsparse.ops.choice import checked_kernel, choose
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
@@ -135,7 +135,7 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    known = gate is None and kernel == "auto"
+    known = gate is None and checked_kernel(kernel) == "auto"
     if known and type(dense) is type(w.values) is np.ndarray:
         return _of_arrays(dense, w, feature_major, out, precision)
     if known and w.place == "cuda" and not runtime.several_devices:
@@ -219,16 +219,18 @@ def _product(
 ) -> Any:
     """dense, x as an array of ours, @ w; or w @ x if `feature_major`: features before the batch."""
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), isinstance(w.values, DeviceArray)
+    here = "in w @ x, " if feature_major else ""  # `matmul(w, x)`: x is the second one
     if on_gpu and not w_on_gpu:
-        raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
+        move = 'move the weight with w.to("cuda") first'
+        raise ValueError(f"{here}x is on a GPU and w on the CPU: {move}")
     if x.dtype != w.dtype:
-        raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
+        raise TypeError(f"{here}x and w take one dtype, got {x.dtype} and {w.dtype}")
     if feature_major and x.ndim > 2:
-        raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
+        raise ValueError(f"{here}x takes one or two axes, got {x.ndim}")
     shape = _shape_of_result(x.shape, w, feature_major)
     if shape is None:
         takes = f"({w.shape[1]}, batch)" if feature_major else f"(..., {w.shape[0]})"
-        raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
+        raise ValueError(f"{here}x takes the shape {takes} with this w, got {x.shape}")
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)

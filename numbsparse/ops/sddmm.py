@@ -11,7 +11,7 @@ from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
-from numbsparse.ops.choice import choose
+from numbsparse.ops.choice import checked_kernel, choose
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection
 from numbsparse.ops.index import index_beside
@@ -69,7 +69,7 @@ def sddmm(
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
     """
-    precision = checked_precision(precision)
+    precision, kernel = checked_precision(precision), checked_kernel(kernel)
     if kernel == "auto" and type(a) is type(b) is np.ndarray:
         return _sum_of_arrays(a, b, layout, block_size, precision)
     return _sddmm(a, b, layout, block_size, kernel, precision)

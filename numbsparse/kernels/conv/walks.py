@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
 
@@ -146,13 +147,14 @@ def line_items(
 class Items(NamedTuple):
     """Pairs of blocks of features, each with a chunk and units of its taps; most first.
 
-    A unit is as many taps as have rows in a product.
+    A unit is the taps of a product, one or several whose shifts in the box are at equal distances:
+    the shift of the first one in rows of the box, and 2^16 times the distance.
     """
 
     items: Any  # (n, 3): row, column, chunk
     ptr: Any  # (n + 1)
     blocks: Any  # kept blocks of w, of unit after unit; NONE where a unit has fewer taps
-    where: Any  # the shift of each tap in the box, in rows
+    where: Any  # (units)
     origins: Any  # (chunks, 3)
 
 
@@ -172,17 +174,38 @@ def block_items(
     (chunk, row, column), sizes, block, shift, origins = _runs(found, box, chunks, *names)
     heaviest = np.argsort(-sizes, kind="stable")
     items, begins = np.stack([row, column, chunk], 1)[heaviest], _starts(sizes)[heaviest]
-    sizes = sizes[heaviest]
-    counts, of_run = -(-sizes // together), np.repeat(np.arange(sizes.size), sizes)
-    nth = np.arange(of_run.size) - _starts(sizes)[of_run]
-    source, place = begins[of_run] + nth, _starts(counts)[of_run] * together + nth
-    blocks, where = np.full(counts.sum() * together, NONE), np.zeros(counts.sum() * together, int)
-    blocks[place], where[place] = block[source], shift[source]
-    pieces = -(-counts // most)
+    where, blocks = np.empty(block.size, np.int64), np.full((block.size, together), NONE)
+    counts = np.empty(len(items), np.int64)
+    _take_units(begins, begins + sizes[heaviest], shift, block, where, blocks, counts)
+    pieces, n = -(-counts // most), counts.sum()
     which = np.repeat(np.arange(counts.size), pieces)
     nth = np.arange(which.size) - (np.cumsum(pieces) - pieces)[which]
-    ptr = _starts(np.minimum(counts[which] - nth * most, most))
-    return Items(*_int32(items[which], ptr, blocks, where, origins))
+    sizes = np.minimum(counts[which] - nth * most, most)
+    ptr, blocks = _starts(sizes), blocks[:n].ravel()
+    return Items(*_int32(items[which], ptr, blocks, where[:n], origins))
+
+
+@compiled(error_model="numpy")
+def _take_units(begins, ends, shifts, kept, where, blocks, counts):
+    """Of each item (first shift, distance, blocks): the next tap, and those as far apart."""
+    n, together, taken = 0, blocks.shape[1], np.zeros(kept.size, np.bool_)
+    for k in range(counts.size):
+        before = n
+        for first in range(begins[k], ends[k]):
+            if taken[first]:
+                continue
+            apart = 0
+            for other in range(first, ends[k] if together > 1 else first + 1):
+                if taken[other]:
+                    continue
+                away = shifts[other] - shifts[first]
+                apart = apart if apart > 0 else away
+                tap = away // max(apart, 1)
+                if tap * apart == away and tap < together:
+                    blocks[n, tap], taken[other] = kept[other], True
+            where[n] = shifts[first] | apart << 16
+            n += 1
+        counts[k] = n - before
 
 
 def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ...]:

@@ -176,6 +176,11 @@ class Cut(NamedTuple):
     tiles: Four  # along the batch and each axis
     scale: Three
 
+    @property
+    def group(self) -> int:
+        """Rows of a box from one group of 8 outputs to the next, of `square_shapes`."""
+        return SIDE if self.tile[2] > SIDE else self.box[2]
+
     def is_filled(self, of: Pass, batch: int, rows: int) -> bool:
         """Whether most rows of such tiles, `rows` in each, are outputs."""
         return prod(self.tiles) * rows <= MOST_WASTE * batch * prod(of.view.counts)

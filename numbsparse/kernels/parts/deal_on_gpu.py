@@ -4,10 +4,6 @@ The host deals each piece to the place that is free first. Here all pieces, long
 round by round, every other round backwards, so that the place with the longest of one round gets
 the shortest of the next. Each place then takes its own by rows, so that all go down x together and
 its rows stay in the L2 cache.
-
-What gates leave of the groups of a layout that the host dealt stays where it was, unless that has
-become uneven: of blocks of 128 and half of the gates zero the longest place took 1.16 to 1.3 times
-the mean, and all alike when dealt anew.
 """
 
 from functools import cache
@@ -18,12 +14,10 @@ from numba import cuda, int32, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.deal import TILE_STEPS, schedule
+from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.ptx import let_next_kernel_start, shfl_xor, wait_for_earlier_kernels
 from numbsparse.layout import Index
-
-UNEVEN = 1.08  # times the mean that the longest place may take, or tiles are dealt anew
 
 
 class LengthsOnGPU:
@@ -95,10 +89,11 @@ def other_way(turn, n, places):
 rank = ranking(steps_of)
 
 
-@cuda.jit(device=True)
-def deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts):
-    """The tiles of a group, by a warp."""
-    lane, groups = cuda.threadIdx.x % 32, steps.size
+@cuda.jit
+def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
+    group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
         turn, nth = divided(at * row_tiles + row, places)
@@ -113,43 +108,3 @@ def deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts):
         tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]
     for unit in range(group * 32 + lane, places + 1, groups * 32):
         starts[unit] = start_of(unit, count, places)
-
-
-@cuda.jit
-def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
-    let_next_kernel_start()
-    wait_for_earlier_kernels()
-    deal_in_turns(cuda.blockIdx.x, firsts, steps, row_tiles, places, tiles, starts)
-
-
-@cuda.jit(device=True)
-def deal_again(firsts, steps, row_tiles, planned, begins, most, total, tiles, starts):
-    """(tiles, starts) of groups that have other lengths now, by one block of threads.
-
-    planned, begins : tiles and starts as they were; they stay if that is even
-    most, total : scratch in shared memory, a number for each thread, a power of 2
-    """
-    t, threads, places = cuda.threadIdx.x, cuda.blockDim.x, begins.size - 1
-    most[t] = total[t] = uint32(0)
-    for unit in range(t, places, threads):
-        own = uint32(0)
-        for i in range(begins[unit], begins[unit + 1]):
-            own = uint32(own + uint32(steps[planned[i, 0]] + TILE_STEPS))
-        most[t], total[t] = max(most[t], own), uint32(total[t] + own)
-    half = threads // 2
-    while half:
-        cuda.syncthreads()
-        if t < half:
-            most[t], total[t] = max(most[t], most[t + half]), uint32(total[t] + total[t + half])
-        half //= 2
-    cuda.syncthreads()
-    if most[0] * places <= UNEVEN * total[0]:
-        for i in range(t, planned.shape[0], threads):
-            own = planned[i, 0]
-            tiles[i, 0], tiles[i, 1] = own, planned[i, 1]
-            tiles[i, 2], tiles[i, 3] = firsts[own], firsts[own] + steps[own]
-        for unit in range(t, places + 1, threads):
-            starts[unit] = begins[unit]
-    else:
-        for group in range(t // 32, steps.size, threads // 32):
-            deal_in_turns(group, firsts, steps, row_tiles, places, tiles, starts)

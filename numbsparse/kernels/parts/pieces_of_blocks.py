@@ -56,27 +56,45 @@ def pieces_of(items: int, tiles: int, places: int, values: int) -> int:
 
 
 @cache
-def leave_piece(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
-    """leave(own, blocks, first, count, piece, sums), for a result of this dtype.
+def place_in_block(B: int) -> Any:
+    """place(line, column) in a block of shared memory: lanes that write lines of a column, one or
+    four of them on, use other banks."""
+    ALONG = B // RUN
 
-    own : in shared memory, a piece of `count` blocks of B x B values
+    @cuda.jit(device=True)
+    def place(line, column):
+        run = column // RUN ^ (line + line // 8) % ALONG
+        return uint32((line * ALONG + run) * RUN + column % RUN)
+
+    return place
+
+
+@cache
+def leave_piece(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
+    """leave(own, slices, blocks, first, count, piece, sums), for a result of this dtype.
+
+    own : in shared memory, by `place_in_block`, `count` blocks; so often, to be added up
     blocks : from item `first` on, which of the blocks of the result they are, where those are of
         PARTS * B x PARTS * B values: (block * PARTS + row) * PARTS + column, negative where none
     """
-    ALONG, write = B // RUN, _writer(dtype)
+    ALONG, write, in_block = B // RUN, _writer(dtype), place_in_block(B)
     RUNS, LINE = B * ALONG, PARTS * ALONG  # runs of a block, and of a line of the result
 
     @cuda.jit(device=True)
-    def leave(own, blocks, first, count, piece, sums):
+    def leave(own, slices, blocks, first, count, piece, sums):
         t = uint32(cuda.threadIdx.x)
         end = uint32(count * RUNS) if t < THREADS else uint32(0)
         before = int64(piece) * sums.result.size
         for run in range(t, end, THREADS):
-            block = blocks[first + run // RUNS]
+            block, inside, place = blocks[first + run // RUNS], run % RUNS // ALONG, run % ALONG
             if block >= 0:
-                line = block // PARTS * B + run % RUNS // ALONG
-                at = int64(line * LINE + block % PARTS * ALONG + run % ALONG) * RUN
-                a, b, c, d = load_4xf32(own, uint32(run) * RUN)
+                line = block // PARTS * B + inside
+                at = int64(line * LINE + block % PARTS * ALONG + place) * RUN
+                start = uint32(run // RUNS * (B * B) + in_block(inside, place * RUN))
+                a, b, c, d = load_4xf32(own, start)
+                for s in range(1, slices):
+                    e, f, g, h = load_4xf32(own, uint32(start + s * count * (B * B)))
+                    a, b, c, d = a + e, b + f, c + g, d + h
                 if sums.pieces == 1:
                     write(sums.result, at, a, b, c, d)
                 else:

@@ -201,7 +201,4 @@ words = _cluster.words
 # memory. (acc, hi, lo, shared, i), the first three local arrays; acc is added to in float32.
 # With two units, acc, hi and lo are of two products, and (acc, hi, lo, shared, i, j) says where the
 # second operand of each is.
-wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False, alone=False)
-# Of 16 bits, (acc, a, shared, i), the first two local arrays: as many products as units, whose
-# first operands are in registers as `ldmatrix` has them, by one that begins at shared[i].
-wgmma_rows = _split.wgmma_rows  # (kind, n, k_steps, units, b: Operand)
+wgmma_split = _split.wgmma_split  # (n, k_steps, exact, units=1, apart=False)

@@ -1,4 +1,4 @@
-"""`wgmma` with the first operand in registers, on a GPU: of float32 by one or three products."""
+"""`wgmma` of tf32 with the first operand in registers, on a GPU: float32 by three products."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, emit, f32, i32, u32
-from numbsparse.kernels.ptx.wgmma_emitted import _high, in_pieces, in_place
+from numbsparse.kernels.ptx.wgmma_emitted import in_place
 
 
 @cache
@@ -57,45 +57,6 @@ def wgmma_split(
         return checked(acc, hi, lo, shared, [i, j])
 
     return intrinsic({1: multiply, 2: multiply_two}[units])
-
-
-@cache
-def wgmma_rows(kind: str, n: int, k_steps: int, units: int, b: Any) -> Any:
-    count, registers = units * n // 2, units * 4 * k_steps
-    place = count + registers
-    lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
-    for k in range(k_steps):
-        # Neighbours have different accumulators, so that none waits for the one before.
-        for u in range(units):
-            acc = ", ".join(f"${u * n // 2 + i}" for i in range(n // 2))
-            first = count + (u * k_steps + k) * 4
-            part = ", ".join(f"${i}" for i in range(first, first + 4))
-            lines += [
-                f"add.u32 low, ${place}, {b.step(k) >> 4}; mov.b64 db, {{low, {_high(b)}}};",
-                f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{acc}}}, {{{part}}}, "
-                f"db, 1, 1, 1, {int(b.transposed)};",
-            ]
-    text = " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])
-
-    def multiply(typing, acc, a, shared, i):
-        if acc.dtype != f32 or a.dtype != u32:
-            raise TypingError(f"wgmma_rows takes float32 and uint32, got {acc} and {a}")
-        check_array("wgmma_rows", shared, i)
-
-        def build(context, builder, signature, args):
-            arrays = zip(signature.args[:2], args[:2], strict=True)
-            sums, rows = (context.make_array(of)(context, builder, arg).data for of, arg in arrays)
-            values = [builder.load(builder.gep(rows, [i32(k)])) for k in range(registers)]
-            values += [in_pieces(context, builder, shared, args[2], args[3])]
-            places = [builder.gep(sums, [i32(k)]) for k in range(count)]
-            found = in_place(builder, text, values, [builder.load(at) for at in places])
-            for at, value in zip(places, found, strict=True):
-                builder.store(value, at)
-            return context.get_dummy_value()
-
-        return types.void(acc, a, shared, types.int64), build
-
-    return intrinsic(multiply)
 
 
 def _text(n, k_steps, exact, units, apart, alone):

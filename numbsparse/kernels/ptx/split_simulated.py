@@ -1,21 +1,13 @@
-"""`wgmma` with the first operand in registers, in the simulator."""
+"""`wgmma` of tf32 with the first operand in registers, in the simulator."""
 
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.ptx.meaning import A_16x16, float32_of_tf32, matrix_of
+from numbsparse.kernels.ptx.meaning import float32_of_tf32
 from numbsparse.kernels.ptx.simulated import flat_bytes
-from numbsparse.kernels.ptx.tiles import Operand
-from numbsparse.kernels.ptx.wgmma_simulated import (
-    _KINDS,
-    _matrix,
-    accumulators,
-    check_start,
-    multiplied,
-    read,
-)
+from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start, multiplied, read
 
 
 @cache
@@ -61,33 +53,6 @@ def wgmma_split(
         for own, hi_, lo_, i in zip(*parts, places, strict=True):
             operands, bytes_ = (hi_.copy(), lo_.copy(), int(i)), (flat_bytes(shared),)
             own += multiplied(split_meaning, *operands, shared=bytes_)
-
-    return multiply
-
-
-@cache
-def wgmma_rows(kind: str, n: int, k_steps: int, units: int, b: Operand) -> Any:
-    """acc[u] += a[u] @ b for each of the units, 64 x 16 k_steps times 16 k_steps x n.
-
-    a is in registers as `meaning.A_16x16`, four for each 16 terms of a unit; b at an item of
-    shared memory.
-    """
-    row, column = accumulators(n)
-
-    def rows_meaning(acc, a, i, shared):
-        result, a = acc.reshape(128, units, -1).copy(), a.reshape(4, 32, units, k_steps, 4)
-        w = _matrix(kind, shared, int(i[0]), b, n, 16 * k_steps)
-        for u in range(units):
-            parts = [
-                [matrix_of(_KINDS[kind](of_warp[:, u, k].copy()), A_16x16) for k in range(k_steps)]
-                for of_warp in a
-            ]
-            result[:, u] += (np.block(parts) @ w.T)[row, column]
-        return result.reshape(acc.shape)
-
-    def multiply(acc, a, shared, i):
-        operands, bytes_ = (acc.copy(), a.copy(), int(i) * shared.itemsize), (flat_bytes(shared),)
-        acc[...] = multiplied(rows_meaning, *operands, shared=bytes_)
 
     return multiply
 

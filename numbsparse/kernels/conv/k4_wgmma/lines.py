@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        16: Shape(4, 2, 2, 896, 3, 2, 9),
         32: Shape(2, 2, 2, 448, 2, 2, 9),
         64: Shape(2, 2, 1, 448, 2, 8, 1),
     },
@@ -129,7 +129,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     cuts = of, how.box, chunks, prod(how.tiles), places, parts
     *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
     if itemsize == 2:
-        adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, transposed)
+        adds = product_of_16_bit(arithmetic, size, parts, shape.UNITS, how.group, transposed)
     else:
         adds = product_of_float32(arithmetic, size)
     x_map = pixel_map(x, of.view.sizes, how.images, how.box, size, of.view.scale)
@@ -153,7 +153,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
     begin, start, store = adds.begin, adds.start, adds.store
     fetch, walk = fetcher(B, shape, adds), walker(shape, adds)
 
-    @cuda.jit(**registers(shape.RESIDENT * (128 * WARPGROUPS + 32)))
+    @cuda.jit(**registers(shape.RESIDENT * 128 * (WARPGROUPS + 1)))
     def kernel(x_map, w, y, fresh, tiling, units, schedule):
         whole = cuda.shared.array(0, ITEM)
         # Boxes, blocks of w, and of each warp what it stores; from where swizzled lines begin.
@@ -184,13 +184,12 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
         for item in range(first, last_item):
             line = schedule.items[item, 1]
-            start(sums)
-            at = walk(sums, rows, units, line, ring, box, bars, at)
+            acc, at = walk(start(sums), (sums, rows), units, line, ring, box, bars, at)
             image, top = tile_of(schedule.items[item, 0], tiling)
             residue, column = int32(0), int32(line * B)
             if RESIDUES > 1:
                 residue, column = schedule.items[item, 2], int32(schedule.items[item, 3] * B)
-            store(sums, y, residue, places, warp, ring, buffer, image, top, column)
+            store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
         bulk_wait_read()
 
     return kernel
@@ -247,7 +246,7 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
     W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16, adds.add
 
     @cuda.jit(device=True)
-    def walk(sums, rows, units, line, ring, box, bars, at):
+    def walk(acc, own, units, line, ring, box, bars, at):
         x_at, x_phase, w_at, w_phase = at
         w_ring, first_lane = uint32(X_STAGES * box), cuda.threadIdx.x % 32 == 0
         for unit in range(units.ptr[line], units.ptr[line + 1]):
@@ -264,7 +263,7 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
                         shift, entry = coming, uint32(entry + 1)
                         if entry < last:  # under way while this tap is multiplied
                             coming = units.shift[entry]
-                        add(sums, ring, x_place, shift, w_place, rows)
+                        acc = add(acc, ring, x_place, shift, w_place, own)
                         w_place = uint32(w_place + SLOT)
                     if first_lane:
                         mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
@@ -272,6 +271,6 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
                 if first_lane:
                     mbarrier_arrive(bars, X_STAGES + x_at)
                 x_at, x_phase = following(x_at, x_phase, X_STAGES)
-        return x_at, x_phase, w_at, w_phase
+        return acc, (x_at, x_phase, w_at, w_phase)
 
     return walk

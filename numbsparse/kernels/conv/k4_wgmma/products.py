@@ -1,15 +1,11 @@
 """What warpgroups multiply and store in forward and input-gradient, in 16 bits and in float32.
 
-`wgmma` has pixels in registers: of shared memory it would read 64 in the time in which it
-multiplies 64 features of them, however few there are. Threads read the pixels of their rows,
-wherever these are.
+In 16 bits `wgmma` reads both operands from shared memory. Sums are rounded, stored as matrices into
+shared memory, and the copy engine copies them to y, without what reaches beyond the image; a warp
+has 16 pixels at a time, two lines of 8, or 16 of one line where images have no more.
 
-In 16 bits `ldmatrix` reads them. Sums are rounded, stored as matrices into shared memory, and the
-copy engine copies them to y, without what reaches beyond the image; a warp has 16 pixels at a time,
-two lines of 8, or 16 of one line where images have no more.
-
-Of float32 threads split pixels into hi and lo as `parts.split` says. The blocks of w are split
-before: see `parts.images`.
+In float32 threads read the pixels of their rows wherever they are, and split them into hi and lo as
+`parts.split` says. The blocks of w are split before: see `parts.images`.
 """
 
 from functools import cache
@@ -34,13 +30,14 @@ from numbsparse.kernels.ptx import (
     bulk_wait_read,
     elect,
     fence_proxy_async,
-    ldmatrix_x4,
     load_4xf32,
     sync_warp,
     tma_load_2d,
     tma_store_5d,
-    wgmma_rows,
+    to_local,
     wgmma_split,
+    wgmma_units,
+    zeros,
 )
 
 ROWS = 16  # of a warp
@@ -57,9 +54,10 @@ class LineProduct(NamedTuple):
     BUFFER : items of shared memory that a warp stores y from
     fetch_block : fetch_block(w, block, ring, start, bars, full)
     begin : begin(y, places, warp, lane, box), where a thread's rows are in a box
-    start : start(sums), zeros
-    add : add(sums, ring, x_place, shift, w_place, rows), of a tap; places are in pieces of 16 bytes
-    store : store(sums, y, residue, places, warp, ring, buffer, image, top, column)
+    start : start(sums), accumulators of zeros, or None where they are `sums`
+    add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
+        None where they are `sums`. Places are in pieces of 16 bytes
+    store : store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
     """
 
     item: Any
@@ -112,11 +110,14 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
 
 
 @cache
-def product_of_16_bit(dtype: str, B: int, PARTS: int, UNITS: int, transposed: bool) -> LineProduct:
-    K, COUNT, OWN, BUFFER = B // 16, UNITS * B // 2, UNITS * PIXELS, B * ROWS
-    PIECES, REGISTERS, BITS = B // 8, (UNITS, K, 4), PARTS.bit_length() - 1
-    ALIKE = 8 // PIECES  # lines of which the pieces are swapped alike
-    multiply = wgmma_rows(KINDS[dtype], B, K, UNITS, Operand(2 * B, 0, not transposed))
+def product_of_16_bit(
+    dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
+) -> LineProduct:
+    LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
+    ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
+    x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
+    start_from = zeros(COUNT)
     write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
 
     @cuda.jit(device=True)
@@ -128,27 +129,26 @@ def product_of_16_bit(dtype: str, B: int, PARTS: int, UNITS: int, transposed: bo
 
     @cuda.jit(device=True)
     def begin(y_maps, places, warp, lane, box):
-        own = uint32(warp // 4 * OWN + warp % 4 * ROWS + lane % ROWS)
-        return in_box(places[own], box), in_box(places[own + PIXELS], box)
+        own = uint32(warp // 4 * OWN)
+        return (
+            uint32(in_box(places[own], box) * ROW16),
+            uint32(in_box(places[own + PIXELS], box) * ROW16),
+        )
 
     @cuda.jit(device=True)
     def start(sums):
-        for i in range(COUNT):
-            sums[i] = 0
+        return start_from()
 
     @cuda.jit(device=True)
-    def add(sums, ring, x_place, shift, w_place, rows):
-        a, half = cuda.local.array(REGISTERS, uint32), uint32(cuda.threadIdx.x) % 32 // 16
-        for u in range(UNITS):
-            line = uint32(rows[u] + shift)
-            start, piece = uint32(x_place + line * PIECES), uint32(line // ALIKE % PIECES ^ half)
-            for k in range(K):
-                own, at = a[u, k], uint32(8 * (start + (piece ^ 2 * k)))
-                own[0], own[1], own[2], own[3] = ldmatrix_x4(ring, at)
-        multiply(sums, a, ring, 8 * w_place)
+    def add(acc, ring, x_place, shift, w_place, own):
+        _, rows = own
+        at = uint32(x_place + shift * ROW16)
+        where = uint32(at + rows[0]), w_place, uint32(at + rows[1]), w_place
+        return multiply(acc, ring, 0, where, uint32(UNITS))
 
     @cuda.jit(device=True)
-    def store(sums, y_maps, residue, places, warp, ring, buffer, image, top, column):
+    def store(acc, sums, y_maps, residue, places, warp, ring, buffer, image, top, column):
+        to_local(acc, sums)
         y_map = y_maps[residue]
         own, at = uint32(warp // 4 * OWN), buffer + warp * BUFFER
         for u in range(UNITS):
@@ -196,7 +196,8 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         clear_sums(sums)
 
     @cuda.jit(device=True)
-    def add(sums, ring, x_place, shift, w_place, rows):
+    def add(_, ring, x_place, shift, w_place, own):
+        sums, rows = own
         hi, lo = cuda.local.array(REGISTERS, uint32), cuda.local.array(REGISTERS, uint32)
         q = uint32(cuda.threadIdx.x) % 4
         for h in range(2):
@@ -210,7 +211,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         multiply(sums, hi, lo, ring, 4 * w_place)
 
     @cuda.jit(device=True)
-    def store(sums, y, residue, places, warp, ring, buffer, image, top, column):
+    def store(_, sums, y, residue, places, warp, ring, buffer, image, top, column):
         own = first_row(warp, uint32(cuda.threadIdx.x) % 32)
         _, first = place_of(residue, y.view.residues)
         where = y.batch, y.view, places, own, image, top, first

@@ -1,8 +1,8 @@
 """The weight-gradient: what taps see in a box, transposed, times the tile of dy behind it.
 
 Rows of a product are features of x, as several taps see them; its sum runs over 64 pixels, in
-groups of 8 at equal distances, as in `lines`. Warpgroups share the units of an item, and where
-there are fewer, the pieces of a tile; their sums are added in shared memory.
+groups of 8 at equal distances, as in `lines`. Teams of threads share the units of an item, and
+where there are fewer, the pixels of a tile; their sums are added as they leave shared memory.
 """
 
 from functools import cache
@@ -24,18 +24,18 @@ from numbsparse.kernels.conv.boxes import (
     tile_of,
 )
 from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
-    ROWS,
     TeamProduct,
     product_of_16_bit,
     product_of_float32,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
+from numbsparse.kernels.conv.window import Pass, cut, square_shapes
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import (
     add_up,
     leave_piece,
     pieces_of,
+    place_in_block,
     sums_into,
 )
 from numbsparse.kernels.parts.plans import planned
@@ -105,7 +105,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     how, chunks = cut_of(of, batch, size, itemsize)
     if itemsize == 2:
         x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
-        product = product_of_16_bit(dtype, size, shape.UNITS)
+        product = product_of_16_bit(dtype, size, shape.UNITS, how.group)
     else:
         product = product_of_float32(precision, size, shape.UNITS)
     panels = product.PANELS
@@ -115,8 +115,9 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     pieces = pieces_of(items, prod(how.tiles), multiprocessors(), dvalues.size)
     sums = sums_into(dvalues, pieces)
     stage = how.rows + shape.ROWS  # lines
-    ring = shape.STAGES * stage * itemsize * size
-    shared = max(ring, 4 * shape.MOST_UNITS * panels * size**2) + 1024
+    beyond = (panels - 1) * how.rows  # what units with fewer taps may read
+    ring = (shape.STAGES * stage + beyond) * itemsize * size
+    shared = max(ring, 4 * shape.TEAMS * shape.UNITS * panels * size**2) + 1024
     x_map = pixel_map(x, window.big, how.images, how.box, size, of.view.scale)
     dy_map = pixel_map(dy, window.small, how.images, how.tile, size)
     fresh = max(map(unannounced, (x_map, dy_map)))
@@ -136,8 +137,9 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
     TEAMS, UNITS, _, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
-    BARS, FETCHER, multiply = 2 * STAGES, READERS, product.add
-    fetch, gather = step_fetcher(B, STAGES, product.NBYTES), gather_sums(B, product)
+    BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
+    START, MULTIPLY = product.start, product.add
+    fetch, put = step_fetcher(B, STAGES, product.NBYTES), put_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(THREADS + 32))
@@ -168,10 +170,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         mine = uint32(0)
         if part < slices:
             mine = uint32(min(count - group * UNITS, UNITS))
-        for u in range(UNITS):
-            for n in range(SUMS[1]):
-                for i in range(4):
-                    own[u, n, i] = 0
+        acc = START(own)
         if warp == FETCHER:
             mine, part = uint32(0), slices
             c, k = int32(plan.items[number, 0] * B), int32(plan.items[number, 1] * B)
@@ -181,13 +180,11 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                 fence_tensor_map(dy_map)
             fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
-            tap = warp * ROWS // B % PANELS
             for u in range(UNITS):
                 words[u] = 0
                 if u < mine:
-                    words[u] = uint32(plan.where[(unit + group * UNITS + u) * PANELS + tap])
+                    words[u] = uint32(plan.where[unit + group * UNITS + u] * SCALE)
             tile = tiling.tile
-            apart = uint32(tiling.box[2] if tile[2] == SIDE else SIDE)
             filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // STEP)
             at, phase = uint32(0), uint32(0)
             for _ in range(begin, end):
@@ -197,13 +194,16 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                     for p in range(part, filled, slices):
                         x_line = uint32(first + in_box(places[p * STEP], tiling.box))
                         dy_line = uint32(first + tiling.rows + p * STEP)
-                        multiply(own, ring, words, x_line, dy_line, apart, mine)
+                        acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
-        gather(own, gathered, slices, part, group, mine)
+        FINISH(acc, own)
+        cuda.syncthreads()
+        put(own, gathered, uint32((part * count + group * UNITS) * (PANELS * B * B)), mine)
+        cuda.syncthreads()
         first, count = unit * PANELS, count * PANELS
-        leave(gathered, plan.blocks, first, count, piece, sums)
+        leave(gathered, slices, plan.blocks, first, count, piece, sums)
 
     return kernel
 
@@ -233,27 +233,19 @@ def step_fetcher(B: int, STAGES: int, NBYTES: int) -> Any:
 
 
 @cache
-def gather_sums(B: int, product: TeamProduct) -> Any:
-    """gather(own, sums, slices, part, group, mine): the sums of all teams, unit after unit.
-
-    Parts 0 to slices - 1 of a group share its units, of which there are `mine`: they add to `sums`,
-    in shared memory, in their order.
-    """
-    (UNITS, N, _), UNIT = product.SUMS, product.PANELS * B * B
-    first, further = product.first, product.further
+def put_sums(B: int, product: TeamProduct) -> Any:
+    """put(own, sums, at, mine): the `mine` units of a team, from sums[at] on."""
+    (UNITS, N, _), UNIT, place = product.SUMS, product.PANELS * B * B, product.place
+    in_block = place_in_block(B)
 
     @cuda.jit(device=True)
-    def gather(own, sums, slices, part, group, mine):
-        for s in range(slices):
-            cuda.syncthreads()
-            if s == part:
-                for u in range(UNITS):
-                    if u < mine:
-                        start = uint32((group * UNITS + u) * UNIT + first())
-                        for n in range(N):
-                            for i in range(4):
-                                before = sums[start + further(n, i)] if s > 0 else float32(0)
-                                sums[start + further(n, i)] = before + own[u, n, i]
-        cuda.syncthreads()
+    def put(own, sums, at, mine):
+        for u in range(UNITS):
+            if u < mine:
+                for n in range(N):
+                    for i in range(4):
+                        row, column = place(n, i)
+                        start = uint32(at + u * UNIT + row // B * (B * B))
+                        sums[start + in_block(row % B, column)] = own[u, n, i]
 
-    return gather
+    return put

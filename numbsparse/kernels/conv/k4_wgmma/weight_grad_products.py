@@ -1,10 +1,9 @@
-"""What a team multiplies in a weight-gradient, of 16 bits and of float32.
+"""What a team multiplies and leaves in a weight-gradient, of 16 bits and of float32.
 
-In 16 bits a team is a warpgroup: `ldmatrix` transposes pixels, 64 rows of features by 64 of these,
-and `wgmma` multiplies them by those of dy, which are in shared memory. It transposes no float32:
-there a team is a warp, of `mma`, whose lanes read neighbours of a line for several of their rows or
-columns at once, 8 pixels at a time. Which pixel is which term of a sum is free, and chosen so that
-no two lanes share a bank.
+In 16 bits a team is a warpgroup: `wgmma` reads both operands, transposed, from shared memory, 64
+rows of features and 64 pixels at a time. Of float32 it transposes none: there a team is a warp, of
+`mma`, whose lanes read neighbours of a line for several of their rows or columns at once, 8 pixels
+at a time. Which pixel is which term of a sum is free, and chosen so that no two lanes share a bank.
 """
 
 from functools import cache
@@ -18,14 +17,13 @@ from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
-    ldmatrix_x4_trans,
     load_2xu32,
     load_4xu32,
     mma_m16n8k8_tf32,
-    wgmma_rows,
+    to_local,
+    wgmma_units,
+    zeros,
 )
-
-ROWS = 16  # of a warp
 
 
 class TeamProduct(NamedTuple):
@@ -33,12 +31,13 @@ class TeamProduct(NamedTuple):
 
     item, NBYTES : what shared memory holds
     STEP : pixels that are multiplied at once
+    SCALE : of shifts in lines, for `words`
     SUMS : the shape of a thread's accumulators in memory
-    add : add(sums, ring, words, x_line, dy_line, group, mine), the products of STEP pixels, from
-        these lines of shared memory on, of x with `group` lines from 8 pixels to the next; `words`
-        has the shifts of the first `mine` units, of the tap whose rows a warp has
-    first, further : first(), where in a unit, line by line, the first sum of a thread is, and
-        further(n, i), how much further others are
+    start : start(sums), accumulators of zeros, or None where they are `sums`
+    add : add(acc, sums, ring, words, x_line, dy_line, mine), the accumulators with the products of
+        STEP pixels, from these lines of shared memory on, added; None where they are `sums`
+    finish : finish(acc, sums), in memory
+    place : place(n, i), the row in its unit and the column of a sum
     """
 
     THREADS: int
@@ -46,44 +45,57 @@ class TeamProduct(NamedTuple):
     item: Any
     NBYTES: int
     STEP: int
+    SCALE: int
     SUMS: Any
+    start: Any
     add: Any
-    first: Any
-    further: Any
+    finish: Any
+    place: Any
 
 
 @cache
-def product_of_16_bit(dtype: str, B: int, UNITS: int) -> TeamProduct:
-    PIECES, K = B // 8, 2  # of 16 pixels at once: more would take too many registers
-    ALIKE = 8 // PIECES  # lines of which the pieces are swapped alike
-    multiply = wgmma_rows(KINDS[dtype], B, K, 1, Operand(2 * B, 0, True))
-    SUMS = UNITS, B // 8, 4
+def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct:
+    """`words` have the shift of a unit in the low half, the distance of its taps above."""
+    LINE, PIECES = 2 * B, B // 8
+    x_operand, dy_operand = Operand(LINE, 0, True, GROUP * LINE), Operand(LINE, 0, True)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
+    start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
 
     @cuda.jit(device=True)
-    def add(sums, ring, words, x_line, dy_line, group, mine):
-        a, lane = cuda.local.array((1, K, 4), uint32), uint32(cuda.threadIdx.x) % 32
-        piece = uint32((uint32(cuda.threadIdx.x) // 32 * ROWS % B + lane % ROWS) // 8)
-        first = uint32(x_line + lane // ROWS * group + lane % 8)
-        for u in range(UNITS):
-            if u < mine:
-                line = uint32(first + words[u])
-                for pixel in range(0, PIXELS, 16 * K):
-                    for k in range(K):
-                        own, at = a[0, k], uint32(line * PIECES + (line // ALIKE % PIECES ^ piece))
-                        own[0], own[1], own[2], own[3] = ldmatrix_x4_trans(ring, 8 * at)
-                        line = uint32(line + 2 * group)
-                    multiply(sums[u], a, ring, B * (dy_line + pixel))
+    def start(sums):
+        return start_from()
 
     @cuda.jit(device=True)
-    def first():
+    def add(acc, sums, ring, words, x_line, dy_line, mine):
+        where = placed(words, uint32(x_line * PIECES), uint32(dy_line * PIECES))
+        return multiply(acc, ring, 0, where, mine)
+
+    @cuda.jit(device=True)
+    def place(n, i):
         t = uint32(cuda.threadIdx.x)
-        return uint32((t // 32 % 4 * ROWS + t % 32 // 4) * B + t % 4 * 2)
+        return uint32(t // 32 % 4 * 16 + t % 32 // 4 + i // 2 * 8), uint32(
+            8 * n + t % 4 * 2 + i % 2
+        )
+
+    sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
+    return TeamProduct(*sizes, start, add, to_local, place)
+
+
+def places_from(u: int, units: int) -> Any:
+    """The places of both operands of the units from u on, as a tuple of two words for each."""
+
+    rest = places_from(u + 1, units) if u + 1 < units else no_places
 
     @cuda.jit(device=True)
-    def further(n, i):
-        return i // 2 * 8 * B + 8 * n + i % 2
+    def placed(words, x_at, dy_at):
+        return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
 
-    return TeamProduct(*(128, PIXELS // B, uint16, 2, PIXELS, SUMS, add, first, further))
+    return placed
+
+
+@cuda.jit(device=True)
+def no_places(words, x_at, dy_at):
+    return ()
 
 
 @cache
@@ -124,7 +136,14 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         )  # fmt: skip
 
     @cuda.jit(device=True)
-    def add(sums, ring, words, x_line, dy_line, group, mine):
+    def start(sums):
+        for u in range(UNITS):
+            for n in range(SLABS * EACH):
+                for i in range(4):
+                    sums[u, n, i] = 0
+
+    @cuda.jit(device=True)
+    def add(_, sums, ring, words, x_line, dy_line, mine):
         dy_hi, dy_lo = cuda.local.array(TERMS, uint32), cuda.local.array(TERMS, uint32)
         x_hi, x_lo = cuda.local.array(TERMS, uint32), cuda.local.array(TERMS, uint32)
         few = cuda.local.array(4, float32)
@@ -147,12 +166,13 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
                             multiply(x_hi, s, dy_hi, j, own)
 
     @cuda.jit(device=True)
-    def first():
-        g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
-        return uint32(EACH * (g * B + 2 * q))
+    def finish(_, sums):
+        pass
 
     @cuda.jit(device=True)
-    def further(n, i):
-        return (n // EACH * 2 + i // 2) * B + i % 2 * EACH + n % EACH
+    def place(n, i):
+        g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
+        row = uint32(EACH * g + n // EACH * 2 + i // 2)
+        return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
 
-    return TeamProduct(*(32, 1, float32, 4, 8, SUMS, add, first, further))
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, place))

@@ -36,14 +36,10 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, deal_again
-from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
+from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import (
-    add_acq_rel,
-    let_next_kernel_start,
-    wait_for_earlier_kernels,
-)
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
@@ -184,39 +180,35 @@ def steps_wanted(
     index: Index,
     values: DeviceArray,
     gates: DeviceArray,
-    row_tiles: int,
+    again: tuple[int, int] | None,
 ) -> tuple[Plan, list[DeviceArray]]:
-    """(the plan with no more steps in any tile, dealt evenly, [w, w times its gates]).
+    """(the plan with no more steps in any tile, [w, w times its gates]).
 
     Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
+    again : how many tiles of rows, and to how many units all are dealt anew; None if they are not
     """
     scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
     piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
     grid = groups + -(-values.size // (piece * THREADS * DEEP))
-    records, tiles, starts = (empty(a.shape, np.int32) for a in (plan.records, *plan[2:]))
-    left = Plan(records, plan.strips, tiles, starts)
-    plans = (own._replace(records=own.records.view(np.uint32)) for own in (plan, left))
+    records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
     lengths, made = LengthsOnGPU(groups), index.made is not None
-    before = *plans, gates, lengths.starts, lengths.steps, row_tiles, *planned(index, tickets_of)
+    before = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
     after = values.span, index.rows.blocks, (width // piece).bit_length() - 1, scaled.span
     launch(
-        *(wanted_kernel(tile, values.dtype.name), grid, THREADS, *before, *after),
+        *(wanted_kernel(tile, values.dtype.name), grid, THREADS, *before),
+        *(lengths.starts, lengths.steps, *after),
         overlap=not made,  # whose plan a kernel may just have written
     )
-    return left, [values, scaled]
-
-
-def tickets_of(index: Index) -> tuple[Any, ...]:
-    """Of blocks of threads that have ended, zero before and after."""
-    return (scratch(1, np.int32),)
-
-
-on_gpu_of(tickets_of)(tickets_of)
+    plan = plan._replace(records=records, tiles=tiles)
+    if again:
+        tiles, starts = schedule_on_gpu(index, lengths, *again)
+        plan = plan._replace(tiles=tiles, tile_starts=starts)
+    return plan, [values, scaled]
 
 
 @cache
 def wanted_kernel(tile: Tile, dtype: str) -> Any:
-    """A block of threads for each group, the last of which deals tiles again; others scale blocks.
+    """A block of threads for each group, and those after them scale blocks.
 
     steps : the records of THREADS steps; their blocks become SCALED where their gate is not one
     left : of each of these INPUTS masks of the strips that its inputs meet, COLUMNS bits each
@@ -304,13 +296,12 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
 
     @cuda.jit
     def kernel(
-        plan, ending, gates, starts, lengths, row_tiles, tickets, values, where, shift, scaled
+        records, tiles, gates, wanted, ending, starts, lengths, values, where, shift, scaled
     ):  # fmt: skip
-        records, tiles, wanted, groups = plan.records, plan.tiles, ending.records, starts.size
         steps, left = cuda.shared.array(STEPS, uint32), cuda.shared.array(THREADS, uint32)
         begins, span = cuda.shared.array(ENDS, int32), cuda.shared.array(2, int32)
         counts = cuda.shared.array(RUNS, int32)  # new steps of each run
-        group, t = cuda.blockIdx.x, cuda.threadIdx.x
+        group, t, groups = cuda.blockIdx.x, cuda.threadIdx.x, starts.size
         let_next_kernel_start()
         if group >= groups:
             wait_for_earlier_kernels()
@@ -351,14 +342,9 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
             wanted[done - 1, t] |= uint32(LAST)
         if t == 0:
             starts[group], lengths[group] = first, done - first
-        cuda.syncthreads()
-        if t == 0:
-            span[0] = add_acq_rel(tickets, 0, int32(1))
-        cuda.syncthreads()
-        if span[0] == groups - 1:
-            out = starts, lengths, row_tiles, tiles, plan.tile_starts
-            deal_again(*out, left, steps[0], ending.tiles, ending.tile_starts)
-            if t == 0:
-                tickets[0] = 0
+        for i in range(t, tiles.shape[0], THREADS):
+            if tiles[i, 0] == group:
+                ending[i, 0], ending[i, 1] = group, tiles[i, 1]
+                ending[i, 2], ending[i, 3] = first, done
 
     return kernel
