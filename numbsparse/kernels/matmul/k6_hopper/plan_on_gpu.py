@@ -185,7 +185,7 @@ def steps_wanted(
     """(the plan with no more steps in any tile, [w, w times its gates]).
 
     Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
-    again : how many tiles of rows, and to how many units all are dealt anew; None if they are not
+    again : tiles of rows, and the units that all tiles are dealt to anew; None: they are not
     """
     scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
     piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
