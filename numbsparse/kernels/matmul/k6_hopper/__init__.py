@@ -77,8 +77,8 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
 # Bytes of x up to which tiles are dealt anew of what gates leave. Of half of the blocks, 2,048 rows
-# of 8,192 features, the longest place has 1.1 to 1.3 times the mean where it is not, and an H200 took
-# 1.04 to 1.14 times as long. Of more x a place out of turn does not find it in the L2 cache.
+# of 8,192 features, the longest place else has 1.1 to 1.3 times the mean; an H200 took 1.04 to 1.14
+# times as long. Of more x a place out of turn does not find it in the L2 cache.
 CACHED = 48 << 20
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, from L2: 1 to 2 % less

@@ -9,9 +9,9 @@ them adds what the others leave in shared memory, in their order.
 
 A unit all of whose gates are zero, as only the GPU knows, is neither multiplied nor written, and
 loaded only at the start of a warp, which does not wait for its gates. It reads them where it has
-GATED_FROM units or more: 8,192 features at density 0.1 and 64 rows, half of the gates zero, took an
-H200 0.65 to 0.78 of the time in float32, 6.2 units of 32 x 32 a warp; in float16, 3.1 of them, 0.90
-to 1.04, and 1.17 with none zero.
+GATED_FROM units or more: 8,192 features at density 0.1 and 64 rows, 6 units of 32 x 32 a warp, half
+of the gates zero, took an H200 0.65 to 0.78 of the time in float32, in float16 0.90 to 1.04, and
+1.17 with none zero.
 """
 
 from functools import cache
@@ -53,7 +53,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-GATED_FROM = 0 if SIMULATED else 5  # units of a warp
+GATED_FROM = 0 if SIMULATED else 5  # units of a warp in float32, in 16 bits twice as many
 
 
 class Gates(NamedTuple):
@@ -130,7 +130,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    gates = gates if not made and count >= GATED_FROM * warps * shares else ()
+    gates = gates if not made and count * x.itemsize >= 4 * GATED_FROM * warps * shares else ()
     how = steps > 1, split, in_step, made, len(gates) > 0
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
