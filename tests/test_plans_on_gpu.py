@@ -10,7 +10,12 @@ from numba import cuda, uint32
 import numbsparse as ns
 from numbsparse import Layout, device
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k6_hopper import plan, weight_grad_on_gpu, weight_grad_shares
+from numbsparse.kernels.matmul.k6_hopper import (
+    plan,
+    plan_on_gpu,
+    weight_grad_on_gpu,
+    weight_grad_shares,
+)
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
@@ -188,8 +193,9 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
         tiles, starts = planned(index, schedule, lengths, rows, 5)
         own = plan.Plan(records, strips, tiles, starts)
         values = ns.to_device(np.zeros((layout.n_blocks, 32, 32), "f2"))
-        again = (rows, 5) if n % 2 else None
-        found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates), again)
+        again, x = n % 2, ns.to_device(np.zeros(9, "f2"))
+        monkeypatch.setattr(plan_on_gpu, "CACHED", 18 * again)
+        found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates), x, rows, 5)
         assert len(of_w) == 2
         records, left, tiles, ending = (
             a.numpy() for a in (records, found.records, tiles, found.tiles)

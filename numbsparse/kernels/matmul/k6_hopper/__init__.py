@@ -76,10 +76,6 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
 FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
-# Bytes of x up to which tiles are dealt anew of what gates leave. Of half of the blocks, 2,048 rows
-# of 8,192 features, the longest place else has 1.1 to 1.3 times the mean; an H200 took 1.04 to 1.14
-# times as long. Of more x a place out of turn does not find it in the L2 cache.
-CACHED = 48 << 20
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of rows of float32 that multiply a block of w in turn, from L2: 1 to 2 % less
 
@@ -135,8 +131,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
 
-        again = (row_tiles, units) if lines.size * lines.itemsize <= CACHED else None
-        plan, all_values = steps_wanted(plan, tile, index, values, gates, again)
+        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()

@@ -49,12 +49,7 @@ TAKES_GATES = ("forward", "input_grad")
 TAKES_UNKNOWN_GATES = (*TAKES_GATES, "weight_grad")
 
 unsupported = reach(
-    "k8_small_batch",
-    "cuda",
-    BLOCK_SIZES,
-    DTYPES,
-    largest_batch=LARGEST_BATCH,
-    capability=(8, 0),
+    "k8_small_batch", "cuda", BLOCK_SIZES, DTYPES, largest_batch=LARGEST_BATCH, capability=(8, 0)
 )
 
 

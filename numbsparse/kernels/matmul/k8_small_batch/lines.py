@@ -88,8 +88,6 @@ def line_kernel(lines: Lines) -> Any:
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
     fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
-    # Where a unit is of one block, whose gate is one, w is as it is read.
-    of_ones, ONE = consuming(sums._replace(w=sums.w._replace(gated=0))), GATED and TOGETHER == 1
     request = filling_wanted(fill, wanted, source.engine)
     put, finish = storing(sums), finishing(lines)
     clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
@@ -174,9 +172,7 @@ def line_kernel(lines: Lines) -> Any:
                         bars, own,
                     )  # fmt: skip
                     record = read(plan, unit + 2)
-                if ONE and own_gates[0] == 1:
-                    of_ones(shared, start, x_top, pitch, uint32(w_view[2]), own_gates, acc)
-                elif wanted(own_gates):
+                if wanted(own_gates):
                     consume(shared, start, x_top, pitch, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
