@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from numbsparse import device
-from numbsparse.bench import changing, contestants, results, sections, show, timing
+from numbsparse import device, patterns
+from numbsparse.bench import changing, contestants, edits, results, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.kernels import matmul as ladder
@@ -48,10 +48,31 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
         ("weight_grad", "gates:", 4),
         ("weight_grad", "made on the GPU:", 2),
         ("weight_grad", "a new layout:", 2),
+        *[(product, "a new layout:", 2) for product in PRODUCTS],  # of many blocks
     ]
     assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
     assert "none" in show.line(rows[0], rows)
     assert "(1.00x); half zero" in show.line(rows[0], rows)
+
+
+def test_an_edit_is_timed_beside_a_step():
+    rows = list(sections.rows("edits", Options(quick=True)))
+    said = [(row["host"], *row["seconds"]) for row in rows]
+    steps = "a step", "an edit", "the step after it"
+    assert said == [
+        ("a tenth of 32 blocks changed, batch 4", *steps),
+        ("a tenth of 128 blocks changed, two CPU cores", *steps),
+        ("a step of 128 features, a tenth kept", "made so", "pruned"),
+    ]
+    assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
+    of = edits.Training("cpu", patterns.random(8, 8, 0.5, seed=0), 8, 1)
+    layout, (gone, new) = of.layer.weight.data.layout, of.others(1)
+    of.step()
+    of.edit(gone, new)
+    edited = of.layer.weight.data.layout
+    assert (edited - layout, layout - edited) == (new, gone)
+    assert (gone.n_blocks, new.n_blocks) == (3, 3)
+    of.step()
 
 
 def quick(name):

@@ -131,7 +131,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
 
-        plan, all_values = steps_wanted(plan, tile, index, values, gates)
+        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()

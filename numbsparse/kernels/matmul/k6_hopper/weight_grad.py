@@ -103,7 +103,8 @@ def weight_grad(
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None and not tile.STAYS
+    by_gates = gates is not None and index.made is None
+    tile = tile._replace(STAYS=tile.STAYS and not by_gates)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
     if kind is None:
@@ -111,7 +112,8 @@ def weight_grad(
         kernel, finish = kernel_of_float32(tile, exact, orders, by_gates), finish_float32(B, exact)
         dense = factors_of(x, dy, orders[1:], index)
     else:
-        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:], by_gates), finish_16_bit(kind, B)
+        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
+        finish = finish_16_bit(kind, B)
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
@@ -180,7 +182,7 @@ def kernel_of_16_bit(
         tile,
         tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,

@@ -67,7 +67,7 @@ def supplier(
         if mine:
             panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
         if gated:
-            mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+            mine, arriving, _ = keep(heads, loads, places, outs, item, gates, code, mine)
             nbytes = uint32(arriving * PANEL_BYTES)
         row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
         stage = buffer = then = phase = buffer_phase = uint32(0)
