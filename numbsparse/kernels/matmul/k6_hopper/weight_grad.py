@@ -87,13 +87,15 @@ def weight_grad(
         weight_grad(x, dy, index, moved, precision, gates)
         copy(dvalues, moved)
         return
-    kind, swapped = KINDS.get(str(dvalues.dtype)), False
+    kind, swapped, chosen = KINDS.get(str(dvalues.dtype)), False, []
+    stays = gates is None and index.made is None and batch < LONG
     if kind is None:
         swapped, tile, *chosen = planned(index, plans.way_of, B)
+        tile = tile._replace(STAYS=stays and len(chosen[0]) > multiprocessors())
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile, chosen = tile_of(B, dy_transposed, index), []
+        tile = tile_of(B, dy_transposed, index, stays)
     steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     processors = multiprocessors() * tile.RESIDENT
@@ -130,11 +132,11 @@ def weight_grad(
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
 
-def tile_of(B: int, dy_transposed: bool, index: Index) -> Tile:
-    """Of 16-bit values."""
-    tile = TILES[B]
-    if B == 32 and dy_transposed:
-        tile = OF_LINES
+def tile_of(B: int, dy_transposed: bool, index: Index, stays: bool) -> Tile:
+    """Of 16-bit values, and whether its blocks of threads stay."""
+    tile = OF_LINES if B == 32 and dy_transposed else TILES[B]
+    if stays:
+        tile = tile._replace(STAYS=True)
     elif B == 64 and index.made is not None:
         tile = OF_ROWS
     if SIMULATED:
@@ -221,6 +223,7 @@ def kernel_of(
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+    START = (np.uint32(0),) * (4 if IMAGES else 2)
     thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], tile.UNITS if tile.ITEM == 4 else 1 + 2 * tile.UNITS)
 
@@ -231,7 +234,7 @@ def kernel_of(
         bars = cuda.shared.array(BARRIERS, uint64)
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
-        item, ring_at = int64(cuda.blockIdx.x), (uint32(0), uint32(0))
+        item, ring_at = int64(cuda.blockIdx.x), START
         base = first_multiple(shared, uint32(1024))
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
@@ -249,11 +252,7 @@ def kernel_of(
                 for m in range(N_MAPS):
                     fence_tensor_map(maps[m])
             fetcher, tables = uint32(warp - WARPS), (heads, loads, places, outs)
-            while True:
-                ring_at = supply(fetcher, maps, tables, item, gates, shared, base, bars, ring_at)
-                item += cuda.gridDim.x
-                if not STAYS or item >= heads.shape[0]:
-                    break
+            supply(fetcher, maps, tables, item, gates, shared, base, bars)
         else:
             if TAKEN:
                 more_registers(TAKEN)

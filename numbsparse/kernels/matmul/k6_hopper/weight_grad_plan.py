@@ -333,7 +333,8 @@ def plan(
     loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
     n_loads, strips = np.zeros(n, np.int64), (items.strips >= 0).sum(1)
     _load(items.panels, items.strips, across, np.array(edges, np.int64), loads, n_loads)
-    buffer, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
+    room = np.full(n, strips.max(initial=0)) if tile.STAYS else strips
+    buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
     stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
     heads = np.stack([n_loads, n_loads, strips, stages, buffer // 4, stage // 4], 1).astype(
         np.int32
