@@ -55,9 +55,9 @@ from numbsparse.layout import Index
 TILES = {
     32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
     64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1, STAYS=True),
+    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1),
 }
-OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)  # of a layout made on a GPU
+OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
@@ -65,6 +65,9 @@ THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
+BRIEF = (
+    192  # rows up to which blocks of threads stay at B = 32: those of 256 took 1.1 times as long
+)
 
 
 def weight_grad(
@@ -95,7 +98,7 @@ def weight_grad(
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile = tile_of(B, dy_transposed, index, stays)
+        tile = tile_of(B, dy_transposed, index, stays and (B > 32 or batch <= BRIEF))
     steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     processors = multiprocessors() * tile.RESIDENT
@@ -108,12 +111,12 @@ def weight_grad(
     by_gates = gates is not None and index.made is None and not tile.STAYS
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
+    exact = kind is None and precision == "highest"
     if kind is None:
-        exact = precision == "highest"
-        kernel, finish = kernel_of_float32(tile, exact, orders, by_gates), finish_float32(B, exact)
+        kernel = kernel_of_float32(tile, exact, orders, by_gates)
         dense = factors_of(x, dy, orders[1:], index)
     else:
-        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:], by_gates), finish_16_bit(kind, B)
+        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
@@ -125,20 +128,17 @@ def weight_grad(
         overlap=short,
     )
     if made or pieces:
-        size, parts = tile.PART**2, (B // tile.PART) ** 2
-        add = add_kernel(size, finish, of_cut(tile, made), parts if by_gates else 0)
+        size, parts = tile.PART**2, (B // tile.PART) ** 2 if by_gates else 0
+        add = add_kernel(size, finisher(tile, kind, exact), of_cut(tile, made), parts)
         operands = sums, cut, pieces, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
 
 def tile_of(B: int, dy_transposed: bool, index: Index, stays: bool) -> Tile:
-    """Of 16-bit values, and whether its blocks of threads stay."""
+    """Of 16-bit values; OF_ROWS is for a layout made on a GPU."""
     tile = OF_LINES if B == 32 and dy_transposed else TILES[B]
-    if stays:
-        tile = tile._replace(STAYS=True)
-    elif B == 64 and index.made is not None:
-        tile = OF_ROWS
+    tile = OF_ROWS if B == 64 and index.made is not None else tile._replace(STAYS=stays or B == 128)
     if SIMULATED:
         return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile
@@ -306,27 +306,19 @@ def add_kernel(SIZE: int, finish: Any, numbers: Any, PARTS: int = 0) -> Any:
 
 
 @cache
-def finish_16_bit(kind: str, B: int) -> Any:
-    """Number i of a block of dvalues = total."""
-    rounded, SIZE = PACK[kind], B * B
-
-    @cuda.jit(device=True)
-    def finish(dvalues, block, i, total, dense, orders):
-        dvalues[int64(block) * SIZE + i] = rounded(total, total) & 0xFFFF
-
-    return finish
-
-
-@cache
-def finish_float32(B: int, repairs: bool) -> Any:
-    """Of a part, 32 x 32 of a block; one for operands in all orders."""
-    PARTS, repair = B // 32, repairing_blocks(B)
+def finisher(tile: Tile, kind: str, repairs: bool) -> Any:
+    """Number i of a part of a block of dvalues = total; one for operands in all orders."""
+    B, PART, PARTS, repair = tile.B, tile.PART, tile.B // tile.PART, repairing_blocks(tile.B)
+    rounded = PACK.get(kind)
 
     @cuda.jit(device=True)
     def finish(dvalues, part, i, total, dense, orders):
-        at = int64(part) // PARTS * (32 * B) + part % PARTS * 32 + i // 32 * B + i % 32
-        dvalues[at] = total
-        if repairs and total != total:
-            repair(dvalues, at, dense, orders)
+        at = int64(part) // PARTS * (PART * B) + part % PARTS * PART + i // PART * B + i % PART
+        if rounded is not None:
+            dvalues[at] = rounded(total, total) & 0xFFFF
+        else:
+            dvalues[at] = total
+            if repairs and total != total:
+                repair(dvalues, at, dense, orders)
 
     return finish
