@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import extending, njit, types
 from numba.core import base, ir, postproc
 from numba.core.types.functions import BaseFunction
+from numba.core.typing import templates
 
 from numbsparse.device import shortcuts
 
@@ -17,6 +18,7 @@ OWNERS = (
     (postproc.PostProcessor, "run"),
     (ir.Inst, "_rec_list_vars"),
     (base.BaseContext, "get_abi_sizeof"),
+    (base.BaseContext, "refresh"),
     (base, "_has_loc"),
     (BaseFunction, "get_call_type"),
 )
@@ -95,6 +97,110 @@ def test_generators_are_compiled_and_what_is_alive_can_be_asked_for():
     lazy = shortcuts._Lazy(lambda: {"block": {"x"}})
     assert "other" not in lazy
     assert lazy["block"] == {"x"}
+
+
+def test_variables_are_found_wherever_they_are_in_a_statement():
+    place = ir.Loc("a.py", 1)
+    a, b, c = (ir.Var(None, name, place) for name in "abc")
+    call = ir.Expr.call(a, [b, 1, (c, "text")], (("by", b),), place)
+    statements = [
+        ir.Assign(call, c, place),
+        ir.SetItem(a, b, c, place),
+        ir.Assign(ir.Const({"a": 1}, place), a, place),
+        ir.Assign(ir.Expr.build_map([(a, b), (b, c)], 2, {}, {}, place), a, place),
+    ]
+    own = [statement.list_vars() for statement in statements]
+    with shortcuts.taken():
+        assert [statement.list_vars() for statement in statements] == own
+    assert len(own[0]) == 5
+
+
+def nine(a):
+    raise NotImplementedError
+
+
+def test_what_is_registered_while_they_last_is_found():
+    """Of both kinds: a function in Python, and one that gives instructions itself."""
+    with shortcuts.taken():
+
+        @njit
+        def early(a):
+            return a + 1
+
+        assert early(1) == 2
+
+        @extending.overload(nine)
+        def of_nine(a):
+            return lambda a: 9
+
+        class OneArgument(templates.AbstractTemplate):
+            def generic(self, args, kws):
+                return templates.signature(types.int64, types.int64)
+
+        ten = extending.intrinsic(lambda context, a: (types.int64(types.int64), emit))
+        templates.infer_global(eleven)(type("Eleven", (OneArgument,), {"key": eleven}))
+        extending.lower_builtin(eleven, types.int64)(emit)
+
+        @njit
+        def late(a):
+            return nine(a), ten(a), eleven(a)
+
+        assert late(1) == (9, 7, 7)
+
+
+def eleven(a):
+    raise NotImplementedError
+
+
+def emit(context, builder, signature, args):
+    return context.get_constant(types.int64, 7)
+
+
+class Having:
+    """An object with such attributes."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def test_a_context_is_refreshed_if_a_registry_has_grown():
+    calls, functions, casts, types_of = [], [1], [], [2, 3]
+    typing = Having(_registries={Having(name="typing", functions=types_of): None})
+    registry = Having(name="casts", functions=functions, casts=casts)
+    context = Having(_registries={registry: None}, typing_context=typing)
+    refresh = shortcuts.refreshed_if_grown(calls.append)
+    for grown in ([], casts, [], functions, types_of, []):
+        grown.append(4)
+        refresh(context)
+        refresh(context)
+    assert calls == [context] * 4
+    refresh(typing)
+    assert calls[4:] == [typing]
+
+
+def summed(a):
+    raise NotImplementedError
+
+
+@extending.overload(summed)
+def of_summed(a):
+    def in_order(a):
+        total = 0.0
+        for x in a:
+            total += x
+        return total
+
+    return in_order
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_each_function_keeps_its_own_options(first):
+    """Also in the functions of others that it calls, such as whether sums may be reordered."""
+    signature = types.float64(types.float64[::1])
+    with shortcuts.taken():
+        for fast in (first, not first):
+            compiled = njit(signature, fastmath=fast)(lambda a: summed(a))
+            assert ("fadd fast" in compiled.inspect_llvm(signature.args)) == fast
 
 
 class Device:
