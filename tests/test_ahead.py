@@ -41,7 +41,7 @@ def test_the_simulator_compiles_nothing():
 PROGRAM = """
 import os
 import numpy as np, numbsparse as ns
-from numbsparse.device import compiler, kept, kernel_cache, runtime, stand_in
+from numbsparse.device import compiler, kept, runtime, stand_in
 from numbsparse.machine_code.cubin import description
 
 found = stand_in.install()
@@ -59,7 +59,7 @@ def step(x, several):
 
 def hashes():
     files = [name for name in os.listdir(kept._folder()) if name.endswith(".cubin")]
-    codes = [kernel_cache.unpack(kept.read(file))[1] for file in files]
+    codes = [kept.read(file).partition(b"\\n")[2] for file in files]
     return {description(code)["hash"] for code in codes}
 
 counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=2)]

@@ -24,7 +24,7 @@ class CpuCache(NullCache):  # type: ignore[misc]
         target.refresh()
         with suppress(Exception):  # absent, damaged, or of no use to this Numba: compile
             if (file := self._file(signature, target.codegen())) is not None:
-                content = kept.unseal(kept.read(file))
+                content = kept.read(file)
                 return content and CompileResult._rebuild(target, *pickle.loads(content))
         return None
 
@@ -33,7 +33,7 @@ class CpuCache(NullCache):  # type: ignore[misc]
         with suppress(Exception):
             file = self._file(signature, compiled.codegen)
             if file is not None and not compiled.library.has_dynamic_globals:
-                kept.write(file, kept.seal(dumps(compiled._reduce())))
+                kept.write(file, dumps(compiled._reduce()))
 
     def _file(self, signature: Any, codegen: Any) -> str | None:
         machine, module = codegen.magic_tuple(), self._kernel[0].__module__
