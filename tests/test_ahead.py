@@ -55,7 +55,7 @@ def step(x, several):
     y = ns.matmul(x, w)
     if several:
         ns.sddmm(x.T, y, layout)
-    raise ValueError
+    raise ValueError("at its end")
 
 def hashes():
     files = [name for name in os.listdir(kept._folder()) if name.endswith(".cubin")]
@@ -93,3 +93,4 @@ def test_what_a_step_launches_is_on_disk_afterwards(tmp_path):
     if "DynamicLibNotFoundError" in ended.stderr:
         pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
     assert ended.stdout.splitlines() == ["[1, 1, 0, 0] 2 True"], ended.stderr
+    assert "RuntimeWarning: compiled up to an error in step: ValueError: at its end" in ended.stderr
