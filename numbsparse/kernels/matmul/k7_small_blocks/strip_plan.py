@@ -161,7 +161,7 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
-        whole = split == 1 and warps == widest  # in clusters of two 1 to 12 % less (H200)
+        whole = split == 1 and warps == widest  # in clusters of two up to 12 % less (H200)
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
     packed = cluster > 1 or is_packed(sizes[0], item, gated != "", of_images)
     base = Strip(B, rows, warps, WIDTH, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
