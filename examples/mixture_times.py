@@ -21,8 +21,8 @@ import torch
 
 import numbsparse as ns
 import numbsparse.torch as nst
-from numbsparse.bench.results import write
 from numbsparse.bench.timing import graph_of, record_torch, seconds_of
+from numbsparse.files import write_json
 from numbsparse.machine import describe
 
 SIZES = ((8192, 8, 1024, 4096), (16384, 64, 1024, 1024), (16384, 64, 2048, 1408))
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.json:
         command = shlex.join(["python", "examples/mixture_times.py", *given])
         what = {"machine": describe("cuda"), "command": command, "rows": rows}
-        write(options.json, what, 2)
+        write_json(options.json, what, 2)
 
 
 if __name__ == "__main__":

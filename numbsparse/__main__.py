@@ -326,6 +326,7 @@ def _plane(options: argparse.Namespace) -> None:
         matplotlib_figure()
     how = options.minutes, options.jobs, options.dtype, options.cards
     machine, rows = plane.run(options.place, options.json, *how)
+    print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":
         print(mapped.summary(rows))
     if options.png is not None:
@@ -348,7 +349,8 @@ def _sections(names: str) -> tuple[str, ...]:
     """The sections of a list with commas."""
     chosen = tuple(names.split(","))
     if unknown := [name for name in chosen if name not in SECTIONS]:
-        raise argparse.ArgumentTypeError(f"no section {unknown[0]!r}")
+        takes = f"takes some of {', '.join(SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
     return chosen
 
 

@@ -9,12 +9,10 @@ import numpy as np
 import scipy.sparse
 
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand, moved, to_device
-from numbsparse.dtypes import as_array, as_dtype
+from numbsparse.dtypes import FLOATS, as_array, float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.npz import open_npz, write_npz
 from numbsparse.patterns.checks import integer, pair
-
-DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class Array(Protocol):
@@ -258,10 +256,7 @@ class BlockSparse(Blocks):
 
     def astype(self, dtype: Any) -> BlockSparse:
         """A copy with another dtype: float16, bfloat16, float32 or float64."""
-        dtype = as_dtype(dtype)
-        if str(dtype) not in DTYPES:
-            raise TypeError(f"dtype takes {', '.join(DTYPES)}, got {dtype}")
-        host = self.to("cpu")
+        dtype, host = float_dtype(dtype), self.to("cpu")
         return host.with_values(host.values.astype(dtype)).to(self.device)
 
     def copy(self) -> BlockSparse:
@@ -432,8 +427,8 @@ def unchecked(values: Any, layout: Layout, shape: tuple[int, int]) -> BlockSpars
 
 
 def _check_data(data: Any) -> None:
-    if str(data.dtype) not in DTYPES:
-        raise TypeError(f"data takes {', '.join(DTYPES)}, got {data.dtype}")
+    if str(data.dtype) not in FLOATS:
+        raise TypeError(f"data takes {', '.join(FLOATS)}, got {data.dtype}")
     if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
         raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
 

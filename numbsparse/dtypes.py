@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 NO_NUMBERS = "OUSMm"  # the kinds of dtypes of objects, strings, dates
 
 
@@ -25,6 +26,14 @@ def as_dtype(dtype: Any) -> np.dtype:
         if known.itemsize and known.kind not in NO_NUMBERS:
             return known
     raise TypeError(f'dtype takes a dtype of NumPy, or its name, as "float32", got {dtype!r}')
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """`as_dtype`, of what is trained: floats."""
+    known = as_dtype(dtype)
+    if known.name not in FLOATS or not known.isnative:
+        raise TypeError(f"dtype takes {', '.join(FLOATS)}, got {known}")
+    return known
 
 
 def bfloat16() -> np.dtype:

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE, S_ISREG
+from textwrap import indent
 from typing import Any, BinaryIO
 
 # A name that is taken, by a symbolic link too, is refused.
@@ -49,6 +51,34 @@ def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Any, content: Any, depth: int) -> None:
+    """A file of JSON, written whole: a line for each item, and for theirs, down to `depth`.
+
+    So a change of one row is a change of one line. Numbers keep the five digits that a measurement
+    has at most; sizes stay as they are.
+    """
+    write_bytes(path, f"{_lines(_rounded(content), depth)}\n".encode())
+
+
+def _lines(value: Any, depth: int) -> str:
+    if depth == 0 or not value or not isinstance(value, dict | list):
+        return json.dumps(value)
+    if isinstance(value, list):
+        items = [_lines(item, depth - 1) for item in value]
+    else:
+        items = [f"{json.dumps(key)}: {_lines(item, depth - 1)}" for key, item in value.items()]
+    (begin, end), body = "[]" if isinstance(value, list) else "{}", ",\n".join(items)
+    return f"{begin}\n{indent(body, ' ')}\n{end}"
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _mode(path: Path) -> int | None:

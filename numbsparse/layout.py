@@ -131,6 +131,7 @@ class Layout:
                [0, 1, 0]])
         """
         in_blocks, out_blocks = grid_of(shape)
+        indptr, indices = as_array(indptr, "indptr"), as_array(indices, "indices")
         if np.shape(indptr) != (in_blocks + 1,):
             raise ValueError(
                 f"indptr takes the shape ({in_blocks + 1},) for {in_blocks} block rows, "
@@ -238,6 +239,11 @@ class Layout:
             _integers("block_rows", block_rows),
             _integers("block_columns", block_columns),
         )
+        try:
+            np.broadcast_shapes(rows.shape, columns.shape)
+        except ValueError:
+            got = f"got {rows.shape} and {columns.shape}"
+            raise ValueError(f"block_rows and block_columns take one shape, {got}") from None
         in_rows, in_columns = (
             (numbers >= 0) & (numbers < n)
             for numbers, n in zip((rows, columns), self.shape, strict=True)

@@ -27,6 +27,18 @@ NO_FLOATS = (*WORDS, 3, True, X.astype(int), X.astype(complex), X.astype(">f4"))
 NO_MATRIX = (*NO_FLOATS, X, 1.5)
 
 
+RAGGED, NO_PATH = [[1], [2, 3]], (1j, object(), {"a": 1})
+SQUARE_OF = ns.Tensor(X, requires_grad=True)
+SQUARE = SQUARE_OF * SQUARE_OF
+ONES = np.ones(8, np.float32)
+FLAG = (None, "a", [], 2, 0.5, X, ns.Tensor(X))
+WORD = (None, 3, [], {}, X, object(), "k9", b"auto")
+NO_DTYPE = ("int32", complex, bool, ">f4")
+PRUNING = {"density": 0.5, "stop": 4}
+STEPPED = [optim.SGD([nn.Parameter(ONES)], 0.1)]
+STEPPED[0].parameters[0].grad = ns.Tensor(ONES)
+
+
 def linear():
     return nn.Linear(8, 8, block_size=4, seed=0)
 
@@ -130,6 +142,18 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "Tensor": (ns.Tensor, {"data": X}, {"data": WORDS}),
     "find": (W.layout.find, {"block_rows": [0], "block_columns": [1]}, {
         "block_rows": (*WORDS, 0.5), "block_columns": (*WORDS, 0.5, [1.0])}),
+    "blocks of one shape": (W.layout.find, {"block_rows": [0, 0], "block_columns": [1, 0]}, {
+        "block_rows": ([0, 1, 0],), "block_columns": ([0, 1, 0],)}),
+    "index arrays": (
+        ns.Layout.from_arrays, {"indptr": [0, 1], "indices": [0], "shape": (1, 1)},
+        {"indptr": (RAGGED,), "indices": (RAGGED,)}),
+    "sum of a matrix": (W.sum, {}, {"axis": (2, "a", X, True, 0.5, [0])}),
+    "place": (ns.to_device, {"host": X}, {"place": (None, X, "a", b"cuda")}),
+    "load": (lambda path: path and ns.load(path), {"path": ""}, {"path": NO_PATH}),
+    "save": (lambda path: path and ns.save(path, {}), {"path": ""}, {"path": NO_PATH}),
+    "grad_output": (
+        lambda **how: ns.grad(SQUARE, [SQUARE_OF], **how), {"grad_output": X}, {
+            "grad_output": ("a", X[0], X.astype(float), W)}),
     "warmup": (optim.warmup, {"step": 1, "steps": 4}, {"step": NUMBER, "steps": NUMBER}),
     "cosine": (optim.cosine, {"step": 1, "steps": 4}, {
         "step": NUMBER, "steps": NUMBER, "floor": NUMBER}),
@@ -156,6 +180,67 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "weight_norm": (nn.utils.weight_norm, {"module": linear()}, {"module": (*BAD, nn.ReLU())}),
     "seeds of Embedding": (nn.Embedding, {"num_embeddings": 4, "embedding_dim": 4}, {
         "seed": SEED}),
+    "reduced": (F.sum, {"x": X}, {"axis": (2, (0, 0), [-3]), "keepdims": FLAG}),
+    "averaged": (F.mean, {"x": X}, {"axis": (2, (0, 0)), "keepdims": FLAG}),
+    "of blocks": (F.sum, {"x": W}, {"axis": (2, (0, 0), X, "a"), "keepdims": FLAG}),
+    "unbound": (F.unbind, {"x": X}, {"x": (W,), "axis": (2, (0, 1), ())}),
+    "parted": (F.split, {"x": X, "sections": 2}, {"x": (W,), "axis": (2, (0, 1), ())}),
+    "joined": (F.concatenate, {"tensors": [X]}, {"tensors": (W, [X, W]), "axis": (2, (0, 1), ())}),
+    "order": (F.transpose, {"x": X}, {"axes": (0, 2, (0, 0), (0,))}),
+    "as many": (F.reshape, {"x": X, "shape": 16}, {"shape": (15, (-1, 3), (-1, 0), ())}),
+    "repeated": (F.broadcast_to, {"x": X, "shape": (2, 8)}, {"x": NO_FLOATS}),
+    "log_sigmoid": (F.log_sigmoid, {"x": X}, {"x": NO_FLOATS}),
+    "mse_loss": (F.mse_loss, {"prediction": X, "target": X}, {
+        "prediction": NO_FLOATS, "target": (*NO_FLOATS[:8], X.astype(float), X.astype("f2"))}),
+    "bias": (F.linear, {"x": X, "weight": W}, {
+        "bias": (*NO_FLOATS[1:], X, np.ones(8), ONES.astype("f2"))}),
+    "numbers of features": (F.layer_norm, {"x": X}, {
+        name: (*NO_FLOATS[1:], np.ones(8), ONES.astype("f2")) for name in ("gain", "bias")}),
+    "numbers of columns": (F.scale_columns, {"w": W, "scale": ONES}, {
+        "scale": (*NO_FLOATS, np.ones(8), ONES.astype("f2")), "tap_features": SIZE[1:]}),
+    "fan_in": (nn.init.fan_in, {"w": W}, {"w": NO_MATRIX, "tap_features": SIZE[1:]}),
+    "products": (F.multiply, {"a": ns.Tensor(W), "b": 2.0}, {"b": (X, None)}),
+    "kernel": (ns.matmul, {"x": X, "w": W}, {"kernel": WORD}),
+    "kernel of w @ x": (lambda kernel: ns.matmul(W, X.T, kernel=kernel), {"kernel": "auto"}, {
+        "kernel": WORD}),
+    "kernel of sddmm": (ns.sddmm, {"a": X.T, "b": X, "layout": W}, {"kernel": WORD}),
+    "kernel of conv": (ns.conv, {"x": X[None], "w": W, "kernel_size": 1}, {"kernel": WORD}),
+    **{f"dtype of {layer.__name__}": (layer, {"features": 8}, {"dtype": NO_DTYPE})
+        for layer in (nn.LayerNorm, nn.BatchNorm)},
+    **{f"dtype of {make.__name__}": (make, {"layout": W.layout}, {"dtype": NO_DTYPE})
+        for make in (nn.init.uniform, nn.init.identity, nn.init.orthogonal)},
+    "flags of Linear": (nn.Linear, {"in_features": 8, "out_features": 8}, {
+        "bias": FLAG, "gate": FLAG, "dtype": NO_DTYPE}),
+    "flags of Conv1d": (nn.Conv1d, {"in_channels": 8, "out_channels": 8, "kernel_size": 3}, {
+        "bias": FLAG, "dtype": NO_DTYPE}),
+    "flags of LSTM": (nn.LSTM, {"input_size": 8, "hidden_size": 8}, {
+        "layer_norm": FLAG, "update_dropout": (1.0,), "dtype": NO_DTYPE}),
+    "flags of mLSTM": (nn.MultiplicativeLSTM, {"input_size": 8, "hidden_size": 8}, {
+        "dropout": (1.0,), "dtype": NO_DTYPE}),
+    "flags of SGD": (optim.SGD, {"parameters": P, "lr": 0.1, "momentum": 0.5}, {"nesterov": FLAG}),
+    "causal": (ns.patterns.causal, {"kernel_size": (3,)}, {"centre": FLAG}),
+    **{change.__name__: (change, {"model": linear()} | more, {
+        "model": (None, 3, "a", {"a": 1}, P[0], W, ns.Tensor(W)),
+        "remap": (3, "a", W, ns.Tensor(W))})
+        for change, more in ((utils.Rewiring, {}), (utils.PruneAndGrow, PRUNING),
+                             (utils.GradualPruning, PRUNING))},
+    "GroupLasso": (utils.GroupLasso, {"model": linear(), "density": 0.5}, {
+        "model": (None, 3, "a", P[0], W)}),
+    "scaled loss": (optim.LossScaler().scale, {"loss": ns.Tensor(X)}, {
+        "loss": (*BAD, X, W, ns.Tensor(W), ns.Tensor(X.astype(int)))}),
+    "optimizers": (lambda optimizers: optim.LossScaler().step(*optimizers),
+        {"optimizers": STEPPED}, {"optimizers": [[bad] for bad in (*BAD, P, P[0])]}),
+    "scaler": (utils.clip_grad_norm, {"parameters": P, "max_norm": 1.0}, {
+        "scaler": (*BAD[1:], P[0])}),
+    "recompute": (nn.recompute, {"function": F.relu, "x": X}, {"function": (*BAD, X)}),
+    "apply": (nn.Linear(4, 4, block_size=4).apply, {"function": repr}, {"function": (*BAD, X)}),
+    "ModuleList": (nn.ModuleList, {"modules": [linear()]}, {"modules": (None, 3, P[0], [None], X)}),
+    "ModuleDict": (nn.ModuleDict, {"modules": {"a": linear()}}, {
+        "modules": (None, 3, P[0], ["a"], [None], {"a": None}, {1: linear()}, X)}),
+    "weight of NormalizedProduct": (nn.NormalizedProduct, {"weight": W}, {"weight": NO_MATRIX}),
+    "rows of absent_norms": (nn.utils.absent_norms,
+        {"x": X, "dy": X, "layout": W.layout, "block_size": 4},
+        {"x": (X[:1], X.astype(float)), "dy": (X[:1], X.astype(float)), "block_size": (5,)}),
     "astype": (linear().weight.data.astype, {"dtype": "float64"}, {"dtype": DTYPE}),
 }  # fmt: skip
 

@@ -143,7 +143,7 @@ def test_what_would_be_dense_is_refused(rng):
         TypeError, match=r"w takes a Tensor of a BlockSparse, got one of numpy\.ndarray"
     ):
         F.block_norms(np.ones((4, 4)))
-    with pytest.raises(TypeError, match="takes a number with /, got"):
+    with pytest.raises(TypeError, match="b takes a number with / and a block-sparse tensor, got"):
         w / w
-    with pytest.raises(TypeError, match=r"takes a number with \*, got"):
+    with pytest.raises(TypeError, match=r"b takes a number with \* and a block-sparse tensor, got"):
         w * np.ones(10)

@@ -105,6 +105,7 @@ CASES = [
 ]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(("name", "change", "of"), CASES, ids=map(" - ".join, CASES))
 def test_a_change_before_backward_is_refused_where_it_matters(rng, put, place, name, change, of):
     if place == "cuda" and change in ON_CPU:

@@ -128,6 +128,7 @@ needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no
 TENSOR_CORE = ConvCase(2, (3, 2), 16, 18, 16, (3, 3), padding=1)
 MERGED = ConvCase(2, (3, 4), 24, 18, 8, (2, 3), stride=2, padding=1)
 PART_OF_A_TILE = ConvCase(2, (3, 2), 16, 24, 16, (3, 3), padding=1)
+WHOLE_TILE = ConvCase(2, (8, 8), 16, 24, 16, (3, 1), padding=((1, 1), (0, 0)))
 SIXTEEN_BIT = ["k3_tensor_core", "k4_wgmma", "k6_strips"]
 LINES = [("float32", "forward"), ("bfloat16", "forward"), ("float16", "input_grad")]
 
@@ -150,6 +151,7 @@ def test_high_rounds_only_operands_of_float32(product):
         *(("k2_unfolded", TENSOR_CORE, "float32", product) for product in PRODUCTS[:2]),
         *(("k5_small_blocks", MERGED, dtype, product) for dtype, product in LINES),
         *(("k4_wgmma", PART_OF_A_TILE, dtype, "weight_grad") for dtype in HALVES),
+        ("k4_wgmma", WHOLE_TILE, "float32", "weight_grad"),
     ],
 )
 def test_infinities_are_those_of_plain_sums(name, case, dtype, product):
@@ -170,11 +172,12 @@ if not ON_GPU:
 
 @pytest.mark.slow
 @needs_cuda
-def test_pieces_of_a_weight_grad_add_up_in_turn(monkeypatch):
+@pytest.mark.parametrize("pieces", [3, 10])  # also more than are read at once
+def test_pieces_of_a_weight_grad_add_up(pieces, monkeypatch):
     skip_unless_served("k4_wgmma", "weight_grad", PIECES, "float16")
     module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
     cut = []
-    monkeypatch.setattr(module, "pieces_of", lambda items, tiles, places: cut.append(tiles) or 3)
+    monkeypatch.setattr(module, "pieces_of", lambda _, tiles, *__: cut.append(tiles) or pieces)
     problem, got = ConvProblem(PIECES, "float16"), []
 
     def weight_grad():
@@ -279,12 +282,7 @@ FAR = ConvCase(1, (5, 9), 16, 16, 16, (3, 3), stride=(2, 5), padding=1)
 REFUSED = [
     ("forward", FAR, "float16", r"a stride of up to 4 in forward, got \(1, 2, 5\)"),
     ("weight_grad", FAR, "bfloat16", r"a stride of up to 4 in weight_grad, got \(1, 2, 5\)"),
-    (
-        "weight_grad",
-        ConvCase(1, (3, 2), 16, 16, 16, (3, 1)),
-        "float32",
-        "has no weight-gradient of float32",
-    ),
+    ("weight_grad", ConvCase(1, (3, 2), 16, 15, 16, (3, 1)), "float32", of_features(8, 8, 16, 15)),
     ("weight_grad", ConvCase(1, (5, 4), 9, 16, 16, (3, 3)), "float16", of_features(8, 8, 9, 16)),
     ("forward", ConvCase(1, (5, 4), 24, 16, 16, (3, 3)), "float16", of_features(16, 8, 24, 16)),
     ("forward", ConvCase(1, (5, 4), 16, 18, 16, (3, 3)), "float16", of_features(16, 8, 16, 18)),
@@ -438,6 +436,30 @@ def test_images_whose_rows_are_not_found(product, case, says):
 
 
 @needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(("size", "merged"), [(4, 16), (4, 32), (8, 32), (16, 32)])
+def test_blocks_are_merged(size, merged, product):
+    """Some hold all that they can, some one, and some reach beyond the features."""
+    case = ConvCase(2, (3, 4), 5 * size, 36, size, (2, 2), padding=1, density=0.15)
+    problem = ConvProblem(case)
+    got = run(f"k5_small_blocks/{merged}", product, problem, "cuda")
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float32")).all()
+
+
+@pytest.mark.parametrize("density", [0, 0.07, 0.5, 1])
+@pytest.mark.parametrize(("size", "larger"), [(4, 16), (8, 32), (16, 32)])
+def test_how_many_merged_blocks_are_likely(size, larger, density):
+    window, features = ConvCase(1, (9, 9), 768, 400, 16, (3, 3)).window, (768, 400)
+    rows, columns = 768 // size, 400 // size
+    kept = np.random.default_rng(3).random((9 * rows, columns)) < density
+    along = larger // size
+    kept = np.pad(kept, ((0, 0), (0, -columns % along)))
+    found = kept.reshape(9 * rows // along, along, -1, along).any(axis=(1, 3)).sum()
+    expected = costs.likely_merged(int(kept.sum()), size, larger, window, *features)
+    assert expected == pytest.approx(found, abs=3 * np.sqrt(found))
+
+
+@needs_cuda
 def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
     if reason := rung("k4_wgmma").unsupported("forward", 16, as_dtype("float16"), "cuda"):
         pytest.skip(reason)
@@ -495,7 +517,7 @@ def test_three_axes_of_blocks_of_16(name, product):
 
 @needs_cuda
 @pytest.mark.parametrize("precision", ["highest", "high"])
-@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(
     "case",
     [
@@ -505,7 +527,7 @@ def test_three_axes_of_blocks_of_16(name, product):
     ids=str,
 )
 def test_float32_of_whole_blocks(case, product, precision):
-    """By `wgmma`: the three products of a split, or one of tf32."""
+    """By tensor cores: the three products of a split, or one of tf32."""
     skip_unless_served("k4_wgmma", product, case, "float32")
     problem = ConvProblem(case)
     got = run("k4_wgmma", product, problem, "cuda", precision).astype(np.float64)

@@ -1,5 +1,6 @@
 """DeviceArray: NumPy's views in device memory, and no silent copies to the host."""
 
+import gc
 import pickle
 import re
 import subprocess
@@ -205,6 +206,22 @@ def test_launch_takes_named_tuples_and_holds_their_memory():
     with capture.under_way():
         launch(ramp_kernel, 3, 2, Both(Ramp(5, held, (2, 3)), out), 7)
     assert {id(held.owner), id(out.owner)} <= capture.used.keys()
+
+
+def test_a_capture_holds_what_is_in_the_arena_of_a_plan():
+    """The layout that has the plan may be gone before the graph, as one made in the step is."""
+    capture, block = device.Capture(), device.Arena().allocate(24)
+    array = device.DeviceArray(block.address, (6,), np.int32, None, block)
+    block.shelf = []  # as on a GPU, where memory goes back to the arena's shelf
+    capture.hold((array,))
+    shelf, array = block.shelf, None
+    del block
+    gc.collect()
+    assert not shelf
+    assert not capture.has_lost_memory()
+    del capture
+    gc.collect()
+    assert len(shelf) == 1
 
 
 def test_an_empty_grid_is_no_work():

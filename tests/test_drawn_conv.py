@@ -280,7 +280,7 @@ def prepare(patch, place, parts):
             patch.setattr(import_module(f"numbsparse.kernels.conv.k0_cpu.{name}"), "SLAB", 1)
     elif parts == "many":
         module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
-        patch.setattr(module, "pieces_of", lambda items, tiles, places: min(tiles, 3))
+        patch.setattr(module, "pieces_of", lambda items, tiles, *_: min(tiles, 3))
         regions = import_module("numbsparse.kernels.matmul.k7_small_blocks.regions")
         shared = lambda index, B, widths, batch, of, *times: (of[0]._replace(SPLIT=2), 1)  # noqa: E731
         patch.setattr(regions, "region_for", shared)

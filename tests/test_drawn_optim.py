@@ -258,7 +258,7 @@ def test_pairs_that_are_left_out_are_in_no_case(place):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
-    @draws(400 if place == "cpu" else 60, "optimizers", place)
+    @draws(200 if place == "cpu" else 30, "optimizers", place)
     @given(case=drawn(factors_of(place), allowed), number=st.integers(0, 2**32 - 1))
     def run(case, number):
         check(place, case, number)

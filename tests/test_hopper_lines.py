@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import HALVES
 from memories_helpers import MEMORIES, check
-from ptx_helpers import on_hopper
+from ptx_helpers import on_hopper, simulated_only
 
 from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
@@ -74,6 +74,7 @@ def test_tiles_fit(size, itemsize, batch):
 
 
 @on_hopper
+@pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True])
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 @pytest.mark.parametrize(  # in the simulator those that differ in rows alone are one
@@ -158,7 +159,7 @@ def test_even_tiles_write_their_own_rows(product, dtype, B, x_memory, y_memory, 
     check(rung("k6_hopper"), product, x, values, layout, n_out, x_memory, y_memory)
 
 
-@on_hopper
+@simulated_only
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_no_two_even_tiles_write_a_row(dtype):
     """66 rows are 48 and 18; a tile has room for more."""

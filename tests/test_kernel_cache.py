@@ -123,12 +123,12 @@ def test_a_fingerprint_is_the_same_in_another_process(capsys):
 
 
 def test_a_file_is_whole_or_nothing():
-    data = kernel_cache.pack("kernel", b"\x7fELF\n\x00code")
-    assert kernel_cache.unpack(data) == ("kernel", b"\x7fELF\n\x00code")
+    data = kept.seal(b"kernel\n\x7fELF\n\x00code")
+    assert kept.unseal(data) == b"kernel\n\x7fELF\n\x00code"
     damaged = bytearray(data)
     damaged[-3] ^= 1
     for bad in (b"", data[:-1], data[:10], data + b"x", b"numbsparse kernel 0\n", bytes(damaged)):
-        assert kernel_cache.unpack(bad) is None
+        assert kept.unseal(bad) is None
 
 
 def test_the_oldest_files_go_first(tmp_path):
@@ -183,16 +183,16 @@ def test_machine_code_is_loaded_only_from_a_folder_of_ones_own(folder, monkeypat
         def get_kernel(self, name):
             return f"{name} of {self}"
 
-    built = compiler.Built("built", "kernel", b"code")
+    built = compiler.Built("built", "kernel", b"code\nmore")
     monkeypatch.setattr(compiler, "build", lambda kernel, signature: built)
-    monkeypatch.setattr(kernel_cache, "_file_of", lambda kernel, signature: "letters.cubin")
+    monkeypatch.setattr(kernel_cache, "file_of", lambda kernel, signature: "letters.cubin")
     code = SimpleNamespace(from_cubin=lambda data: Code(data.decode()))
     monkeypatch.setitem(sys.modules, "cuda.core", SimpleNamespace(ObjectCode=code))
     kernels = [kernel_cache.compiled(None, ()) for _ in range(2)]
-    assert kernels == ["built", "kernel of code"]
+    assert kernels == ["built", "kernel of code\nmore"]
     (folder / "letters.cubin").write_bytes(b"cut")
     kernels = [kernel_cache.compiled(None, ()) for _ in range(2)]
-    assert kernels == ["built", "kernel of code"]
+    assert kernels == ["built", "kernel of code\nmore"]
     if hasattr(os, "geteuid"):
         folder.chmod(0o777)
         with pytest.warns(RuntimeWarning, match="compiled kernels are not kept"):
@@ -229,14 +229,14 @@ def test_threads_that_want_a_kernel_at_once_compile_it_once(monkeypatch):
 
 
 @on_a_gpu
-@pytest.mark.parametrize("content", [b"", b"junk", kernel_cache.pack("kernel", b"no code")])
+@pytest.mark.parametrize("content", [b"", b"junk", kept.seal(b"kernel\nno code")])
 def test_a_damaged_file_is_made_anew(folder, content):
     run(make_kernel(5))
     (file,) = folder.iterdir()
     file.write_bytes(content)
     assert run(make_kernel(5)) == [5, 5, 5]
     assert file.read_bytes() != content
-    assert kernel_cache.unpack(file.read_bytes()) is not None
+    assert kept.unseal(file.read_bytes()) is not None
 
 
 @on_a_gpu

@@ -116,12 +116,6 @@ def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, d
     np.testing.assert_array_equal(*ends)
 
 
-def test_no_steps_are_no_launch():
-    nothing = lstm_streamed.Streamed(None, None, 1)
-    nothing.forward(2, 2)
-    nothing.backward(1, 1)
-
-
 @pytest.mark.parametrize("places", [1, 3, 50])
 @pytest.mark.parametrize(
     ("transposed", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]

@@ -70,7 +70,7 @@ def test_the_summary_names_cliffs_and_what_is_far_from_its_roofline(monkeypatch)
 
 
 def test_the_committed_map_is_not_far_below_its_roofline():
-    _, rows = known(RESULTS / "plane_cuda.json")
+    _, rows = known("cuda", RESULTS / "plane_cuda.json")
     assert "B = 64: median" in mapped.summary(rows)
     took = {plane_point: 1e-6 * us for plane_point, us in _ours(rows)}
     assert min(mapped.times_the_roofline(took).values()) > 0.6

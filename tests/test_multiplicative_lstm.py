@@ -193,7 +193,7 @@ Z = np.zeros((3, 4, 8), np.float32)
     [
         (ValueError, lambda: nn.MultiplicativeLSTM(4, 8, internal_steps=1), "internal_steps takes"),
         (ValueError, lambda: nn.MultiplicativeLSTM(4, 8, eps=-1.0), "eps takes"),
-        (ValueError, lambda: nn.MultiplicativeLSTM(4, 8, dropout=1.0), "p takes"),
+        (ValueError, lambda: nn.MultiplicativeLSTM(4, 8, dropout=1.0), "dropout takes"),
         (ValueError, lambda: nn.MultiplicativeLSTM(4, 8, layout=np.ones((2, 2))), "layout takes 1"),
         (
             ValueError,

@@ -16,6 +16,7 @@ from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.peers import CUBLAS, TRITON
 from numbsparse.bench.problem import Problem
+from numbsparse.pages import mapped
 from numbsparse.pages.figure import draw_map
 
 SMALL = plane.Plane(
@@ -34,19 +35,19 @@ SMALL = plane.Plane(
 def small(monkeypatch):
     monkeypatch.setitem(plane.PLANES, "cpu", SMALL)
     monkeypatch.setitem(plane.SECONDS, "cpu", 0.0)
-    monkeypatch.setitem(plane.TYPICAL, "cpu", 0.5)
+    monkeypatch.setitem(mapped.TYPICAL, "cpu", 0.5)
 
 
-def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch):
+def test_a_map_goes_on_where_its_file_ends(small, tmp_path, monkeypatch):
     file = tmp_path / "map.json"
     whole = plane.measured
     monkeypatch.setattr(plane, "measured", lambda *of: list(whole(*of))[:5])
     plane.run("cpu", file, 30)
-    _, first = plane.known(file)
+    _, first = plane.known("cpu", file)
     assert len(first) == 5
     monkeypatch.setattr(plane, "measured", whole)
     plane.run("cpu", file, 30)
-    machine, rows = plane.known(file)
+    machine, rows = plane.known("cpu", file)
     assert machine
     assert rows[:5] == first
     everything = set(plane.points("cpu"))
@@ -57,7 +58,7 @@ def test_a_map_goes_on_where_its_file_ends(small, tmp_path, capsys, monkeypatch)
         assert row["rung"] == "k0_cpu"
         assert row["microseconds"].keys() == {OURS} | peers
         assert not row["faults"]
-    printed = capsys.readouterr().out
+    printed = mapped.beside_peers("cpu", rows)
     assert "16 products beside the fastest peer of each" in printed
     assert "B = 8, density 0.5" in printed
     took = [row["microseconds"] for row in rows if row["product"] == "forward"]
@@ -80,11 +81,10 @@ def test_other_processes_compile_ahead(small, monkeypatch):
     assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
 
 
-@pytest.mark.parametrize("patience", [60.0, np.inf])
-def test_another_process_calls_what_will_be_timed(tmp_path, patience):
+def test_another_process_calls_what_will_be_timed(tmp_path):
     makes_a_file = partial(Path.touch, tmp_path / "called")  # in the place of a layout
     problem = Problem(makes_a_file, 8, 4, "float32", place="cpu")
-    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, patience)
+    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, np.inf)
     assert (tmp_path / "called").exists()
 
 
@@ -153,6 +153,31 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         plane.run("cpu", file, 0)
 
 
+def test_without_minutes_a_map_is_read_where_there_is_no_gpu(tmp_path, monkeypatch):
+    def no_driver(*_):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(plane, "require_times", no_driver)
+    monkeypatch.setattr(plane, "describe", no_driver)
+    file = tmp_path / "map.json"
+    for given in (None, file):
+        with pytest.raises(ValueError, match=f"minutes=0 takes the file of a map .*, got {given}"):
+            plane.run("cuda", given, 0)
+    content = {"machine": "a card", "command": "python -m numbsparse plane --place cuda"}
+    lines = {"columns": list(ROWS[0]), "rows": [list(each.values()) for each in ROWS]}
+    file.write_text(json.dumps(content | lines))
+    before = file.read_bytes()
+    machine, rows = plane.run("cuda", file, 0)
+    assert machine == "a card"
+    assert [plane.point_of(row) for row in rows] == [plane.point_of(row) for row in ROWS]
+    for minutes in (0, 5):
+        with pytest.raises(ValueError, match=r"map\.json holds a map of another place than cpu"):
+            plane.run("cpu", file, minutes)
+    with pytest.raises(RuntimeError, match="no driver"):
+        plane.run("cuda", file, 5)
+    assert file.read_bytes() == before
+
+
 def row(batch, density, microseconds, fault=""):
     size = 32 if density == 1 else 8
     point = plane.Point((64, 64), size, density, batch, "float16", "highest", "forward")
@@ -171,9 +196,9 @@ ROWS = [
 
 
 def test_the_fastest_peer_counts():
-    found = {point.batch: found for point, *found in plane.speed_ups("cuda", ROWS)}
+    found = {point.batch: found for point, *found in mapped.speed_ups("cuda", ROWS)}
     assert found == {1: [1.5, "cuBLAS dense"], 8: [0.5, "cuBLAS dense"]}
-    said = plane.summary("cuda", ROWS).splitlines()
+    said = mapped.beside_peers("cuda", ROWS).splitlines()
     assert "NaN in the result" in said[1]
     assert "median 1.00 times the best peer, least 0.50, slower at 1 of 2" in said[2]
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")

@@ -171,14 +171,17 @@ def number(block, tile):
     return (block[2] & (plan.SCALED - 1)) // tile.PARTS // tile.ACROSS
 
 
-@pytest.mark.parametrize("all_left", [False, True], ids=["some", "all left"])
+ALL_LEFT = 0  # the tile of which no gate is zero
+
+
 @pytest.mark.parametrize("size", [32, 64, 128])
-def test_steps_of_gated_blocks_are_without_those_of_zero(size, all_left, rng, monkeypatch):
+def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch):
     """In as few steps as fit, in the order of all: of more steps than there are threads."""
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
-    layout, gates = gated_layout(rng)
-    gates = np.where(gates == 0, np.float32(-1.5), gates) if all_left else gates
+    layout, drawn = gated_layout(rng)
+    not_zero = np.where(drawn == 0, np.float32(-1.5), drawn)
     for n, tile in enumerate(tiles_of(size, monkeypatch)[:-1]):  # of 16 bits
+        gates = not_zero if n == ALL_LEFT else drawn
         transposed, rows = n % 2 == 0, 2
         index = Sent(layout.index)
         records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
@@ -317,7 +320,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (None,)
+        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (False,)
     else:
         tile, more = weight_grad.tile_of(size, dtype.endswith("dy"), made), ()
         parts = size // tile.PANEL

@@ -5,7 +5,7 @@ The matrix instructions are in test_ptx_mma.py.
 
 import numpy as np
 from numba import cuda, float32, uint16, uint32
-from ptx_helpers import needs_ampere, random_bits, run
+from ptx_helpers import needs_ampere, on_hopper, random_bits, run
 
 from numbsparse import device
 from numbsparse.device.launch import launch
@@ -131,6 +131,13 @@ def convert_kernel(x, out):
         out[row, 4, t] = ptx.as_uint32(ptx.as_float32(out[row, 3, t]))
 
 
+@cuda.jit
+def convert_to_even_kernel(x, out):
+    t = cuda.threadIdx.x
+    for row in range(x.shape[0]):
+        out[row, t] = ptx.cvt_rn_tf32(x[row, t])
+
+
 def nearest(x: float, bits: int, away: bool) -> float:
     """x rounded to so many bits of mantissa; ties away from zero or to even."""
     if not np.isfinite(x) or x == 0:
@@ -174,6 +181,18 @@ def test_conversions_keep_nan():
     assert np.isnan(got[0, 0].view(np.float32)).all()
     assert (got[0, 1] == 0x7FFF7FFF).all()
     assert (got[0, 2] == 0x7FFF7FFF).all()
+
+
+@on_hopper
+def test_tf32_of_ties_is_even(rng):
+    x = awkward_floats(rng)
+    x[0, :4] = np.nan, -np.nan, 0, 0
+    x.view(np.uint32)[0, 2:4] = 0x7FFFFFFF, 0x7F800001
+    got = run(convert_to_even_kernel, x, out=np.empty((4, 32), np.uint32))
+    with np.errstate(over="ignore"):
+        expected = np.vectorize(lambda v: nearest(v, 10, away=False))(x).astype(np.float32)
+    np.testing.assert_array_equal(got.view(np.float32), expected)
+    assert not (got & 0x1FFF).any()
 
 
 @cuda.jit

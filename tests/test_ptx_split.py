@@ -10,10 +10,10 @@ from numbsparse.kernels import ptx
 from numbsparse.kernels.ptx import ALIGNMENT
 
 
-def product_kernel(n, k_steps, exact, units, apart):
+def product_kernel(n, k_steps, exact, units, apart, alone):
     COUNT, REGISTERS = (units, n // 2), (units, 4 * k_steps)
-    SIZE = units * (2 if apart else 1 + exact) * 8 * k_steps * n
-    multiply = ptx.wgmma_split(n, k_steps, exact, units, apart)
+    SIZE = units * (2 if apart and not alone else 1 + exact) * 8 * k_steps * n
+    multiply = ptx.wgmma_split(n, k_steps, exact, units, apart, alone)
 
     @cuda.jit
     def kernel(a, image, out):
@@ -41,10 +41,10 @@ def product_kernel(n, k_steps, exact, units, apart):
     return kernel
 
 
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(("exact", "alone"), [(True, False), (False, False), (False, True)])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize(("n", "k_steps", "units"), [(8, 1, 1), (32, 4, 1), (64, 2, 1), (32, 2, 2)])
-def test_wgmma_split(n, k_steps, exact, units, apart, rng):
+def test_wgmma_split(n, k_steps, exact, alone, units, apart, rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
     if not device.SIMULATED and device.compute_capability() != (9, 0):
@@ -57,9 +57,10 @@ def test_wgmma_split(n, k_steps, exact, units, apart, rng):
     registers = a[:, :, row, i // 4 * 8 + i // 2 % 2 * 4 + t % 4]
     # (unit, hi or lo, 4 terms, 8 columns, column, term)
     image = b.reshape(units, 2, k // 4, 4, n // 8, 8).transpose(0, 1, 2, 4, 5, 3)
-    image = image.transpose(0, 3, 1, 2, 4, 5) if apart else image[:, : 1 + exact]
+    image = image[:, : 1 if alone else 2 if apart else 1 + exact]
+    image = image.transpose(0, 3, 1, 2, 4, 5) if apart else image
     out = to_device(np.full((units, 128, n // 2), np.nan, np.float32))
-    kernel = product_kernel(n, k_steps, exact, units, apart)
+    kernel = product_kernel(n, k_steps, exact, units, apart, alone)
     launch(kernel, 1, 128, to_device(registers), to_device(image.reshape(-1).copy()), out)
     expected = 1 + a[:, 0] @ b[:, 0]
     if exact:

@@ -57,6 +57,7 @@ BAD = {
 }
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("scaled", [False, True], ids=["step", "scaled step"])
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", MAKERS)

@@ -12,7 +12,6 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     MAPS,
     RUNS,
-    Items,
     Tile,
     plan,
     tile_of,
@@ -41,8 +40,8 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
     tile = Tile(B, groups, 2, (N,), 32, 4, 0, 1, ITEM=4, STRIPS=2)
-    items, edges = Items(index, tile, swapped), ((shape[0] - 1, True), (shape[1], False))
-    heads, loads, images, outs, _, _ = plan(index, tile, items, 7, 8, edges)  # too few steps to cut
+    edges = (shape[0] - 1, True), (shape[1], False)
+    heads, loads, images, outs, *_ = plan(index, tile, swapped, 7, 8, edges)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
         assert (steps, arriving, left) == (7, n_loads, 0)
@@ -79,7 +78,7 @@ def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
 @pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
 def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
     monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
-    swapped, *_ = way_of(Layout(np.ones(shape, bool)).index, 32)
+    swapped, _ = way_of(Layout(np.ones(shape, bool)).index, 32)
     assert swapped == (shape[0] == 2)
 
 
@@ -145,6 +144,5 @@ def test_items_that_leave_places_free_are_cut():
     """50 items of 16 steps on 132 multiprocessors: halves end first, though they are added."""
     index = Layout(np.ones((8, 25), bool)).index
     tile = Tile(64, 2, 2, (64,), 32, 5, 0, 1, ITEM=4, STRIPS=3)
-    items, edges = Items(index, tile, False), ((16, False), (50, False))
-    *_, cut, pieces = plan(index, tile, items, 16, 132, edges)
-    assert (len(items), cut.size, pieces) == (50, 4 * index.block_rows.size, 2)
+    heads, *_, cut, pieces = plan(index, tile, False, 16, 132, ((16, False), (50, False)))
+    assert (len(heads), cut.size, pieces) == (2 * 50, 4 * index.block_rows.size, 2)

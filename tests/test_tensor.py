@@ -1,6 +1,7 @@
 """A Tensor as Python and NumPy see it: a number, a condition, a text, an array, rows."""
 
 import copy
+import operator
 import pickle
 from types import ModuleType
 
@@ -113,8 +114,41 @@ def test_rows(put):
             call(ns.Tensor(1.0))
     with pytest.raises(TypeError, match="dense Tensor"):
         list(ns.Tensor(W))
-    with pytest.raises(TypeError, match="not a container"):
-        1.0 in x  # noqa: B015
+    assert 3.0 in x
+    assert 5.0 not in x
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+def test_comparisons_are_of_each_value(put, rng, name):
+    compare = getattr(operator, name)
+    a, b = rng.integers(0, 3, (2, 4, 3)).astype(np.float32)
+    x = ns.Tensor(put(a), requires_grad=True)
+    for other, values in (
+        (ns.Tensor(put(b)), b),
+        (b, b),
+        (put(b[0]), b[0]),
+        (1, 1),
+        ([0, 1, 2],) * 2,
+    ):
+        found = compare(x, other)
+        assert type(found) is np.ndarray
+        np.testing.assert_array_equal(found, compare(a, values))
+    with pytest.raises(ValueError, match=r"takes shapes that broadcast, got \(4, 3\) and \(2,\)"):
+        compare(x, b[0, :2])
+    for other in (None, "a", object()):
+        if name in ("eq", "ne"):
+            assert compare(x, other) is (name == "ne")
+        else:
+            with pytest.raises(TypeError, match="not supported between instances of 'Tensor'"):
+                compare(x, other)
+
+
+def test_sets_and_dicts_know_tensors_themselves(put):
+    x, same = (ns.Tensor(put(np.float32([1, 2]))) for _ in range(2))
+    assert len({x, same, x}) == 2
+    assert {x: 1, same: 2}[same] == 2
+    assert not (ns.Tensor(W) != ns.Tensor(W)).toarray().any()
+    assert (ns.Tensor(W) == 1).toarray().all()
 
 
 def test_masked_arrays_are_refused():

@@ -63,6 +63,18 @@ def test_mixed_strides(rng):
                 np.testing.assert_allclose(block, expected, rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_blocks_that_begin_at_any_item(dtype, rng):
+    layout, n = Layout([[1, 1], [0, 1]]), 3 * 32 * 32
+    x, dy = (device.to_device(rng.standard_normal((40, 64)).astype(dtype)) for _ in range(2))
+    memory, out = (device.to_device(np.full(n + size, np.nan, dtype)) for size in (2, 0))
+    for values in (memory[1 : n + 1], out):
+        hopper.weight_grad(x, dy, Sent(layout.index), values.reshape(3, 32, 32), "highest")
+    assert np.isfinite(out.numpy()).all()
+    np.testing.assert_array_equal(memory.numpy()[1:-1], out.numpy())
+    assert np.isnan(memory.numpy()[[0, -1]]).all()
+
+
 @pytest.mark.parametrize("cluster", [1, 2, pytest.param(4, marks=not_simulated)])
 def test_clusters_of_any_size(cluster, monkeypatch):
     tile = weight_grad.TILES[128]._replace(CLUSTER=cluster)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
@@ -30,7 +30,25 @@ class Reducer(Protocol):
         """Called in its place where the `backward` ended by an error."""
 
 
-reducers: WeakKeyDictionary[Tensor, Reducer] = WeakKeyDictionary()
+class OfLeaves:
+    """The reducer of each leaf, for as long as that lives; by identity, as == compares values."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Any, Reducer]] = {}
+
+    def __setitem__(self, leaf: Tensor, reducer: Reducer) -> None:
+        number, found = id(leaf), self._found
+        found[number] = ref(leaf, lambda _: found.pop(number, None)), reducer
+
+    def get(self, leaf: Tensor) -> Reducer | None:
+        _, reducer = self._found.get(id(leaf), (None, None))
+        return reducer
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+reducers = OfLeaves()
 """Of the leaves that have one: see `numbsparse.distributed.DataParallel`."""
 
 

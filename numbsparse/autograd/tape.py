@@ -35,7 +35,8 @@ def grad(
     if not isinstance(output, Tensor):
         raise TypeError(f"output takes a Tensor, got {type_name(output)}")
     inputs = tensors_of("inputs", inputs)
-    return _found(inputs, gradients_of(output, seed_of(output, grad_output), create_graph))
+    seed = seed_of(output, grad_output, "grad_output")
+    return _found(inputs, gradients_of(output, seed, create_graph))
 
 
 def _found(
@@ -120,30 +121,33 @@ def grads_at(
     return _found(inputs, gradients_of(joined, Tensor(np.ones(())), False, ends))
 
 
-def seed_of(output: Tensor, gradient: Any) -> Tensor:
-    """The gradient to start from."""
+def seed_of(output: Tensor, gradient: Any, argument: str = "grad") -> Tensor:
+    """The gradient to start from, which errors call by `argument`."""
     if not output.requires_grad:
         raise RuntimeError("backward: nothing that led to this tensor requires a gradient")
     if gradient is None:
         if output.size != 1:
             raise ValueError(
-                f"backward of a tensor of shape {output.shape} takes grad, of the same shape"
+                f"backward of a tensor of shape {output.shape} takes {argument}, of the same shape"
             )
         return Tensor(ops.full(output.shape, 1.0, output.dtype, output.device))
-    given = as_tensor(gradient, "grad")
+    given = as_tensor(gradient, argument)
     # A new Tensor: it may have been changed after the forward pass, which never saw it.
     gradient = record(given.data, (given, lambda dy, y: dy))
     if gradient.shape != output.shape or gradient.dtype != output.dtype:
         raise ValueError(
-            f"grad takes {output.shape} of {output.dtype}, got {gradient.shape} of {gradient.dtype}"
+            f"{argument} takes {output.shape} of {output.dtype}, "
+            f"got {gradient.shape} of {gradient.dtype}"
         )
     if gradient.device != output.device:
-        raise ValueError(f"grad takes the device {output.device}, got {gradient.device}")
+        raise ValueError(f"{argument} takes the device {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)
     if isinstance(gradient.data, BlockSparse) != sparse:
-        raise ValueError(f"grad takes {'a BlockSparse' if sparse else 'an array'} here")
-    if sparse and gradient.data.stored_as(output.data, "grad") is not gradient.data:
-        raise ValueError("grad takes blocks stored as this tensor's, got a transposed view's")
+        raise ValueError(f"{argument} takes {'a BlockSparse' if sparse else 'an array'} here")
+    if sparse and gradient.data.stored_as(output.data, argument) is not gradient.data:
+        raise ValueError(
+            f"{argument} takes blocks stored as this tensor's, got a transposed view's"
+        )
     return gradient
 
 

@@ -43,6 +43,12 @@ class Tensor:
     >>> (x * x).sum().backward()
     >>> x.grad
     Tensor([2., 4., 6.])
+
+    Comparisons are of each value, as NumPy's, and give booleans on the host. A set or a dict knows
+    a Tensor itself; look for one in a list with `is`.
+
+    >>> x.grad == 4, x < 1.5
+    (array([False,  True, False]), array([ True, False, False]))
     """
 
     __slots__ = (
@@ -61,7 +67,7 @@ class Tensor:
     def __init__(self, data: Any, *, requires_grad: bool = False):
         data = as_data(data)
         if requires_grad and not is_floating(data.dtype):
-            raise TypeError(f"requires_grad takes floating-point data, got {data.dtype}")
+            raise TypeError(f"data takes floats where requires_grad is True, got {data.dtype}")
         self._data = data
         self.requires_grad = requires_grad
         self.grad: Tensor | None = None
@@ -210,6 +216,16 @@ class Tensor:
         def __truediv__(self, other: Any) -> Tensor: ...
         def __rtruediv__(self, other: Any) -> Tensor: ...
         def __pow__(self, exponent: float) -> Tensor: ...
+
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> Any: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Any: ...  # type: ignore[override]
+        def __lt__(self, other: Any) -> Any: ...
+        def __le__(self, other: Any) -> Any: ...
+        def __gt__(self, other: Any) -> Any: ...
+        def __ge__(self, other: Any) -> Any: ...
+        def __contains__(self, value: Any) -> bool: ...
         def __neg__(self) -> Tensor: ...
         def __abs__(self) -> Tensor: ...
         def __matmul__(self, other: Any) -> Tensor: ...

@@ -147,27 +147,27 @@ def _cudnn(problem: Problem, product: str) -> Contestant:
     torch.backends.cudnn.benchmark = True
     x, dy = (as_torch(a.device).permute(0, 3, 1, 2) for a in (problem.x, problem.dy))
     size, k = problem.block_size, problem.taps_along
-    features = problem.in_features
-    n = features // size
-    blocks = as_torch(problem.values.device).view(k, k, n, n, size, size)
-    w = blocks.permute(3, 5, 2, 4, 0, 1).reshape(features, features, k, k)
+    features = problem.in_features, problem.out_features
+    n_in, n_out = (n // size for n in features)
+    blocks = as_torch(problem.values.device).view(k, k, n_in, n_out, size, size)
+    w = blocks.permute(3, 5, 2, 4, 0, 1).reshape(*features[::-1], k, k)
     w = w.contiguous(memory_format=torch.channels_last)
-    padding = [k // 2] * 2
+    stride, padding = [problem.stride] * 2, [k // 2] * 2
 
     def compute() -> Any:
         if product == "forward":
-            return torch.nn.functional.conv2d(x, w, padding=padding)
+            return torch.nn.functional.conv2d(x, w, stride=stride, padding=padding)
         wanted = (product == "input_grad", product == "weight_grad", False)
-        strides = [1, 1], padding, [1, 1], False, [0, 0], 1
-        found = torch.ops.aten.convolution_backward(dy, x, w, None, *strides, wanted)
+        how = stride, padding, [1, 1], False, [0, 0], 1
+        found = torch.ops.aten.convolution_backward(dy, x, w, None, *how, wanted)
         return found[0] if product == "input_grad" else found[1]
 
     def pick(out: Any, picked: np.ndarray) -> np.ndarray:
         result = torch.as_tensor(out, device="cuda")
         if product != "weight_grad":
-            return _host(result.reshape(-1, features)[_places(picked)])
-        # (out_features, k, k, in_features), as blocks (k, k, n, n, size, size)
-        dw = result.view(n, size, k, k, n, size).permute(2, 3, 4, 0, 5, 1)
+            return _host(result.reshape(-1, result.shape[-1])[_places(picked)])
+        # (out_features, k, k, in_features), as blocks (k, k, n_in, n_out, size, size)
+        dw = result.view(n_out, size, k, k, n_in, size).permute(2, 3, 4, 0, 5, 1)
         return _host(dw.reshape(-1, size, size)[_places(picked)])
 
     return Contestant(lambda: compute().permute(0, 2, 3, 1), pick, record_torch)

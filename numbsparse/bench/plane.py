@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product as every
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,13 +20,13 @@ from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
-from numbsparse.bench.results import Row, write
+from numbsparse.bench.results import Row
 from numbsparse.bench.timing import require_times
+from numbsparse.files import write_json
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 
 SECONDS = {"cuda": 0.02, "cpu": 0.002}  # what a product is timed for
-TYPICAL = {"cuda": 0.1, "cpu": 0.2}  # a density: medians are told there
 AHEAD = 64  # products that a process compiles, between two rounds of measuring
 SAVED = 20.0  # seconds between two writings of the file
 
@@ -107,17 +106,19 @@ def run(
     dtype: str | None = None,
     cards: int = 1,
 ) -> tuple[str, list[Row]]:
-    """Go on with the map for so long, and say where we are slower; the machine, and all rows.
+    """Go on with the map for so long; the machine, and all rows.
 
     `jobs` processes compile ahead for each of so many GPUs; `dtype` leaves the other ones out.
     """
     if cards > 1 and place == "cpu":
         raise ValueError(f"{cards} cards: the CPU's map takes one process")
+    (machine, rows), written = known(place, json_file), time.perf_counter()
+    if minutes == 0 and not rows:
+        raise ValueError(f"minutes=0 takes the file of a map to read, got {json_file}, without one")
     if place == "cuda" and minutes > 0:
         require_times()
-    (machine, rows), written = known(json_file), time.perf_counter()
-    machine = describe(place) if minutes > 0 or not machine else machine
-    content = {"machine": machine, "command": f"python -m numbsparse plane --place {place}"}
+    machine = describe(place) if minutes > 0 else machine
+    content = {"machine": machine, "command": _command(place)}
     how = (place, list(rows), minutes * 60, jobs, dtype, cards)
     for row in on_each(cards, partial(measured, *how)) if cards > 1 else measured(*how):
         rows.append(row)
@@ -126,26 +127,32 @@ def run(
             written = time.perf_counter()
     if minutes > 0:
         _write(json_file, content, rows)
-    print(summary(place, rows))
     return machine, rows
 
 
-def known(json_file: Path | None) -> tuple[str, list[Row]]:
+def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
     """Where earlier runs were, and their rows."""
     if json_file is None or not json_file.exists():
         return "", []
     try:
         content = json.loads(json_file.read_text(encoding="utf-8"))
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
-        return content["machine"], rows
+        machine, command = content["machine"], content["command"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{json_file} holds no map of the plane: {error!r}") from error
+    if command != _command(place):
+        raise ValueError(f"{json_file} holds a map of another place than {place}: of `{command}`")
+    return machine, rows
+
+
+def _command(place: str) -> str:
+    return f"python -m numbsparse plane --place {place}"
 
 
 def _write(json_file: Path | None, content: dict[str, Any], rows: list[Row]) -> None:
     if json_file is not None and rows:
         lines = {"columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
-        write(json_file, content | lines, 2)
+        write_json(json_file, content | lines, 2)
 
 
 def points(place: str) -> Iterator[Point]:
@@ -215,54 +222,3 @@ def point_of(row: Row) -> Point:
     """The product that a row is of."""
     values = [row[name] for name in Point._fields]
     return Point(tuple(values[0]), *values[1:])
-
-
-def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
-    """How many times as fast as each peer, wherever both were timed."""
-    of_point = {point_of(row): row["microseconds"] for row in rows}
-    found = {}
-    for point, microseconds in of_point.items():
-        peers = dict(microseconds)
-        ours = peers.pop(OURS, None)
-        if PLANES[place].dense:
-            peers |= of_point.get(point.dense, {})
-        if ours is not None and peers:
-            found[point] = {name: theirs / ours for name, theirs in peers.items()}
-    return found
-
-
-def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
-    """(point, how many times as fast as the best peer, which one) wherever both were timed."""
-    return [
-        (point, *min((times, name) for name, times in of.items()))
-        for point, of in beside(place, rows).items()
-    ]
-
-
-def summary(place: str, rows: list[Row], most: int = 20) -> str:
-    """How the speed-ups are spread, by block size and density, and where we lose most."""
-    found = speed_ups(place, rows)
-    lines = [f"{len(found)} products beside the fastest peer of each"]
-    faults = [row for row in rows if row["faults"]]
-    lines += [f"  not right: {point_of(row)}: {row['faults']}" for row in faults]
-    typical: dict[tuple[str, ...], list[float]] = {}
-    for point, peers in beside(place, rows).items():
-        if point.density == TYPICAL[place]:
-            for name, times in peers.items():
-                typical.setdefault((point.dtype, point.precision, name), []).append(times)
-    lines += [
-        f"  at {TYPICAL[place]:g}, {dtype} {precision}: median {median(ratios):.2f} times {name}"
-        for (dtype, precision, name), ratios in typical.items()
-    ]
-    for size, density in every(PLANES[place].block_sizes, PLANES[place].densities):
-        ratios = [ratio for point, ratio, _ in found if point[1:3] == (size, density)]
-        if ratios:
-            lost = sum(ratio < 1 for ratio in ratios)
-            lines.append(
-                f"  B = {size}, density {density:g}: median {median(ratios):.2f} times the best "
-                f"peer, least {min(ratios):.2f}, slower at {lost} of {len(ratios)}"
-            )
-    for point, ratio, peer in sorted(found, key=lambda each: each[1])[:most]:
-        if ratio < 1:
-            lines.append(f"  {ratio:.2f} of {peer}: {' '.join(map(str, point))}")
-    return "\n".join(lines)

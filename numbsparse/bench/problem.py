@@ -81,7 +81,8 @@ class Problem:
 
     @property
     def window(self) -> Window:
-        return ops.conv_window((self.side or 1,) * 2, self.taps_along, self.stride, "same", 1)
+        side, k = (self.side or 1,) * 2, self.taps_along
+        return ops.conv_window(side, k, self.stride, k // 2, 1)
 
     @cached_property
     def x(self) -> Operand:

@@ -7,6 +7,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from itertools import product as every
@@ -21,12 +22,14 @@ from numbsparse.bench import held_out
 from numbsparse.bench.contestants import named
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
+from numbsparse.bench.peers import CUDNN
 from numbsparse.bench.problem import APART, BLOCK_SIZES, Problem, matrices, random
-from numbsparse.bench.results import Row, write
+from numbsparse.bench.results import Row
 from numbsparse.bench.timing import require_times
+from numbsparse.files import write_json
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.conv.costs import UNFOLDED
+from numbsparse.kernels.conv.costs import MERGING, UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
@@ -65,7 +68,7 @@ def run(
         content = fit(jobs) if of_images else grid(FEATURES, DENSITIES, BATCHES, only)
         if only is not None:
             content["microseconds"] = _added(json_file, content["microseconds"], only)
-        write(json_file, content, 2)
+        write_json(json_file, content, 2)
         for module in (times, costs):
             module.measured.cache_clear()
         choice.forget()
@@ -147,6 +150,9 @@ class Convolution(NamedTuple):
             names.remove(UNFOLDED)
             by = costs.multipliers(product, size, dtype, precision, *sizes)
             names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+        if MERGING in names:
+            names.remove(MERGING)
+            names += [f"{MERGING}/{merged}" for merged in costs.larger(size)]
         return names
 
     def sizes(self, name: str) -> tuple[Any, ...]:
@@ -159,17 +165,24 @@ class Convolution(NamedTuple):
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
-        return costs.microseconds(name, *self.sizes(name))
+        of = self.problem
+        case = self.product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision, of.window
+        return conv.expected(name, of.layout.n_blocks, *case, of.in_features, of.out_features)
 
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
         return [Case(self.problem, self.product, name, (), {}) for name in self.named()]
 
     def measured(self) -> Found:
-        names = self.named()
-        row = measure(self.problem, self.product, ",".join(names), seconds=0.0)
-        chosen = min(names, key=self.expected)
-        return Found(self, row["seconds"], chosen, {}, np.nan, row["not_timed"])
+        """Each rung that serves, beside cuDNN's dense convolution."""
+        names, of = self.named(), self.problem
+        row = measure(of, self.product, ",".join(names), seconds=0.0)
+        features = of.in_features, of.out_features
+        all_blocks = partial(random, features, of.block_size, 1, of.taps_along)
+        dense = replace(of, given=all_blocks)
+        beside = measure(dense, self.product, "", (CUDNN,), seconds=0.0)
+        chosen, faults = min(names, key=self.expected), row["not_timed"] | beside["not_timed"]
+        return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
 
 def fit(jobs: int) -> dict[str, Any]:
@@ -199,6 +212,8 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
+            if name.startswith(MERGING):  # whose time is that of another rung
+                continue
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
             row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6

@@ -325,10 +325,10 @@ def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     host = as_array(host, "host")
     native = host.dtype if host.dtype.isnative else host.dtype.newbyteorder("=")
     host = np.ascontiguousarray(host, native).reshape(host.shape)
-    if place == "cpu":
-        raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
-    if place != "cuda":
-        with places.on(places.id_of(place)):
+    if not isinstance(place, str) or place != "cuda":
+        if (number := places.id_of(place)) is None:
+            raise ValueError('place takes "cuda", or a GPU as in "cuda:1", got "cpu"')
+        with places.on(number):
             return to_device(host)
     array = empty(host.shape, host.dtype)
     memory.copy_in(array.address, host)

@@ -149,6 +149,10 @@ class Arena:
         self.nbytes += size
         return ArenaBlock(int(buffer.handle), buffer, shelf=shelf)
 
+    def has(self, block: memory.Block) -> bool:
+        """Whether a block of some arena is one of this; of the simulator's nobody knows."""
+        return block.shelf is None or any(block.shelf is own for own in self._shelves.values())
+
 
 class ArenaBlock(memory.Unordered):
     """A block of an arena. It counts for nothing among the blocks kept outside."""
@@ -191,6 +195,7 @@ class Capture:
         self.device = runtime.current_id()
         self.arena = Arena()
         self.used: dict[int, Any] = {}
+        self._of_plans: dict[int, Any] = {}  # in the arena where a layout's plans were recorded
         self.lives: list[tuple[DeviceArray, Numbers]] = []
         self.stream: Any = None
         self.stream_handle = 0
@@ -232,8 +237,10 @@ class Capture:
     def hold(self, args: tuple[Any, ...]) -> None:
         """Keep the memory behind a kernel's arguments for as long as this capture."""
         for owner in owners_of(args):
-            if type(owner) is not ArenaBlock:  # which stays there, and may serve again
+            if type(owner) is not ArenaBlock:
                 self.used[id(owner)] = owner
+            elif not self.arena.has(owner):  # what is in its own stays there, and may serve again
+                self._of_plans[id(owner)] = owner
 
     def has_lost_memory(self) -> bool:
         """Whether only this capture holds some memory from outside that it uses.

@@ -24,18 +24,18 @@ SUFFIXES = (".cubin", ".cpu")
 
 
 def read(name: str) -> bytes | None:
-    """What `write` put there; None where there is no such file, or none of one's own."""
+    """What `write` put there; None where there is no such file, or none of one's own, or a part."""
     with suppress(OSError):
         if (folder := _folder()) is not None:
-            return (folder / name).read_bytes()
+            return unseal((folder / name).read_bytes())
     return None
 
 
-def write(name: str, data: bytes) -> None:
+def write(name: str, content: bytes) -> None:
     """Keep it, where that is possible; the name ends in one of SUFFIXES."""
     with suppress(OSError):
         if (folder := _folder()) is not None:
-            write_bytes(folder / name, data)
+            write_bytes(folder / name, seal(content))
             trim(folder, MOST_BYTES)
 
 
@@ -44,10 +44,10 @@ def seal(content: bytes) -> bytes:
     return HEAD + HASH(content).digest() + content
 
 
-def unseal(data: bytes | None) -> bytes | None:
+def unseal(data: bytes) -> bytes | None:
     """The content in the bytes of a file; None where it is cut short."""
     start = len(HEAD) + HASH().digest_size
-    if data is None or not data.startswith(HEAD):
+    if not data.startswith(HEAD):
         return None
     content = data[start:]
     return content if HASH(content).digest() == data[len(HEAD) : start] else None

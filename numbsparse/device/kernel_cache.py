@@ -1,6 +1,7 @@
 """Compiled kernels kept on disk, so that only the first process of all waits for the compiler.
 
-A file holds a kernel's machine code for a GPU, and is named by its fingerprint; see `kept`.
+A file holds a kernel's name in its machine code for a GPU, a line, and that code; and is named by
+its fingerprint, see `kept`.
 """
 
 from contextlib import suppress
@@ -15,7 +16,7 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
     Raises what Numba raises where the kernel does not compile.
     """
-    file = _file_of(kernel, signature)
+    file = file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
     # To search the objects of the compiler for garbage, millions, takes a tenth of its time.
@@ -27,20 +28,13 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
 
 def pack(name: str, code: bytes) -> bytes:
-    """The bytes of a file: the kernel's name in the machine code, and that code."""
-    return kept.seal(name.encode() + b"\n" + code)
+    """What a file holds: the kernel's name in the machine code, if it is known, and that code."""
+    return name.encode() + b"\n" + code
 
 
-def unpack(data: bytes | None) -> tuple[str, bytes] | None:
-    """The name and the machine code in the bytes of a file; None where it is cut short."""
-    if (content := kept.unseal(data)) is None:
-        return None
-    name, _, code = content.partition(b"\n")
-    return name.decode(), code
-
-
-def _file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
-    machine = runtime.compute_capability(), runtime.driver().cuDriverGetVersion()[1]
+def file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
+    """The name of its file; None for a kernel that cannot be kept."""
+    machine = runtime.compute_capability(), runtime.driver_version()
     name = fingerprint(kernel, signature, *machine)
     return None if name is None else f"{name}.cubin"
 
@@ -49,7 +43,8 @@ def _loaded(file: str) -> Any:
     from cuda.core import ObjectCode
 
     with suppress(Exception):  # absent, damaged, or refused by the driver: compile
-        if (known := unpack(kept.read(file))) is not None:
-            name, code = known
-            return ObjectCode.from_cubin(code).get_kernel(name)
+        if (content := kept.read(file)) is not None:
+            name, _, code = content.partition(b"\n")
+            cubin = ObjectCode.from_cubin(code)
+            return cubin.get_kernel(name.decode() or compiler.name_of_the_kernel(cubin))
     return None

@@ -60,7 +60,7 @@ def _number(of: Any) -> int:
 
 def id_of(place: Any, argument: str = "place") -> int | None:
     """The number of the GPU that a place names, "cuda" the one in use; None for "cpu"."""
-    if place == "cpu":
+    if isinstance(place, str) and place == "cpu":
         return None
     kind, _, number = place.partition(":") if isinstance(place, str) else ("", "", "")
     if kind != "cuda" or not (number.isdecimal() or place == "cuda"):

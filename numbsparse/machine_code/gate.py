@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse import bench
-from numbsparse.bench.results import write
 from numbsparse.bench.show import table
 from numbsparse.device import SIMULATED, runtime, stand_in
 from numbsparse.device.waits import shown
+from numbsparse.files import write_json
 from numbsparse.machine import in_a_list, versions_of
 from numbsparse.machine_code.calls import calls
 from numbsparse.machine_code.cubin import description
@@ -103,7 +103,7 @@ def _write(file: Path, now: Kernels, used: dict[str, str]) -> None:
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     found = (before["calls"] if before.get("compilers") == used else {}) | now
     in_order = {name: found[name] for name in calls() if name in found}
-    write(file, {"compilers": used, "calls": in_order}, 3)
+    write_json(file, {"compilers": used, "calls": in_order}, 3)
 
 
 def rows(kernels: Kernels) -> list[list[str]]:

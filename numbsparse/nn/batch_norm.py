@@ -6,7 +6,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.ops.operands import together
@@ -47,7 +47,7 @@ class BatchNorm(Module):
         self, features: int, *, eps: float = 1e-5, momentum: float = 0.1, dtype: Any = np.float32
     ):
         super().__init__()
-        features, dtype = integer("features", features), as_dtype(dtype)
+        features, dtype = integer("features", features), float_dtype(dtype)
         self.eps, self.momentum = number("eps", eps), number("momentum", momentum, most=1)
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))

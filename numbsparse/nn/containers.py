@@ -3,7 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, MutableSequence
 from typing import Any
 
+from numbsparse.autograd import Tensor
+from numbsparse.dtypes import type_name
 from numbsparse.nn.module import Module
+from numbsparse.patterns.checks import pair
 
 
 class Sequential(Module):
@@ -83,7 +86,7 @@ class ModuleList(Module, MutableSequence[Module]):
 
     def __init__(self, modules: Iterable[Module] = ()):
         super().__init__()
-        self._list = [_checked(module) for module in modules]
+        self._list = [_checked(module) for module in _each(modules)]
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         return ((str(i), module) for i, module in enumerate(self._list))
@@ -121,7 +124,9 @@ class ModuleDict(Module, MutableMapping[str, Module]):
     def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] = ()):
         super().__init__()
         self._dict: dict[str, Module] = {}
-        self.update(modules)
+        for each in _each(modules.items() if isinstance(modules, Mapping) else modules):
+            name, module = pair("modules", "a dict, or pairs of a name and a Module", each)
+            self[name] = module
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         return iter(self._dict.items())
@@ -142,9 +147,15 @@ class ModuleDict(Module, MutableMapping[str, Module]):
         return len(self._dict)
 
 
+def _each(modules: Any) -> Iterable[Any]:
+    if isinstance(modules, Tensor) or not isinstance(modules, Iterable):
+        raise TypeError(f"modules takes several Modules, got {type_name(modules)}")
+    return modules
+
+
 def _checked(module: Any) -> Module:
     if not isinstance(module, Module):
-        raise TypeError(f"modules takes Modules, got {type(module).__name__}")
+        raise TypeError(f"modules takes Modules, got {type_name(module)}")
     return module
 
 

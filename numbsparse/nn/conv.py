@@ -8,14 +8,14 @@ import numpy as np
 from numbsparse import ops, patterns
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
-from numbsparse.patterns.checks import any_generator, integer
+from numbsparse.patterns.checks import any_generator, flag, integer
 from numbsparse.patterns.taps import as_kept
 
 
@@ -50,7 +50,7 @@ class _Conv(Module):
         )
         check_padding(self.axes, padding)
         self.padding, self.precision = padding, ops.own_precision(precision)
-        rng, dtype = any_generator(seed), as_dtype(dtype)
+        rng, dtype = any_generator(seed), float_dtype(dtype)
         joined = self._layout(layout, taps, block_size)
         height, width = in_channels, out_channels
         if self.transposed:
@@ -69,7 +69,7 @@ class _Conv(Module):
         weight = BlockSparse(values.astype(dtype), joined, shape=shape)
         self.weight = MatrixParameter(weight.with_values(ops.inside(weight, height)))
         self.bias = None
-        if bias:
+        if flag("bias", bias):
             first = rng.uniform(-1, 1, out_channels) * np.repeat(bound, block_size)[:out_channels]
             self.bias = Parameter(first.astype(dtype))
 
@@ -99,7 +99,7 @@ class _Conv(Module):
                 f"x takes {self.axes + 2} axes, (batch, *space, channels), {self.axes} of space "
                 f"and {self.in_channels} channels, got {x.shape}"
             )
-        check_features((self.out_channels,), bias=self.bias)
+        check_features((self.out_channels,), x.dtype, bias=self.bias)
         y = self._convolved(
             x,
             kernel_size=self.kernel_size,

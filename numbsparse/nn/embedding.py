@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.autograd import Tensor
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.patterns.checks import any_generator, integer
@@ -29,7 +29,7 @@ class Embedding(Module):
         n = integer("num_embeddings", num_embeddings)
         width = integer("embedding_dim", embedding_dim)
         table = any_generator(seed).standard_normal((n, width))
-        self.weight = Parameter(table.astype(as_dtype(dtype)))
+        self.weight = Parameter(table.astype(float_dtype(dtype)))
 
     def forward(self, indices: Any) -> Tensor:
         return functional.embedding(self.weight, indices)

@@ -8,7 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse, checked_shape
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype, type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import any_generator, integer, number
 
@@ -25,7 +25,9 @@ def fan_in(w: BlockSparse, tap_features: int | None = None) -> np.ndarray:
     >>> ns.nn.init.fan_in(w)
     array([8, 8, 8, 8, 4, 4, 4, 4])
     """
-    features = w.shape[0] if tap_features is None else tap_features
+    if not isinstance(w, BlockSparse):
+        raise TypeError(f"w takes a BlockSparse, got {type_name(w)}")
+    features = w.shape[0] if tap_features is None else integer("tap_features", tap_features)
     return np.repeat(column_fan_in(w.layout, w.block_size, features), w.block_size)[: w.shape[1]]
 
 
@@ -110,7 +112,7 @@ def identity(
     layout, block_size = as_layout(layout), integer("block_size", block_size)
     shorter = min(layout.shape)
     on_diagonal = layout.index.block_rows % shorter == layout.index.block_columns % shorter
-    values = np.zeros((layout.n_blocks, block_size, block_size), as_dtype(dtype))
+    values = np.zeros((layout.n_blocks, block_size, block_size), float_dtype(dtype))
     values[on_diagonal] = number("scale", scale, least=-inf) * np.eye(block_size)
     w = BlockSparse(values, layout, shape=shape)
     return w.with_values(ops.inside(w))
@@ -138,7 +140,7 @@ def orthogonal(
     layout, rng = as_layout(layout), any_generator(seed)
     block_size = integer("block_size", block_size)
     gain, walk = number("gain", gain, least=-inf), layout.index.columns
-    values = np.empty((layout.n_blocks, block_size, block_size), as_dtype(dtype))
+    values = np.empty((layout.n_blocks, block_size, block_size), float_dtype(dtype))
     for column in range(layout.shape[1]):
         blocks = walk.blocks[walk.indptr[column] : walk.indptr[column + 1]]
         if blocks.size:
@@ -151,11 +153,12 @@ def orthogonal(
 def _scaled(draw: Any, layout: Any, block_size: int, shape: Any, dtype: Any) -> BlockSparse:
     """Drawn values over the square root of their block column's fan-in."""
     layout, block_size = as_layout(layout), integer("block_size", block_size)
+    dtype = float_dtype(dtype)
     in_features, _ = checked_shape("shape", shape, layout.shape, block_size)
     values = draw((layout.n_blocks, block_size, block_size))
     inputs = np.maximum(column_fan_in(layout, block_size, in_features), 1)
     values /= np.sqrt(inputs)[layout.index.block_columns, None, None]
-    w = BlockSparse(values.astype(as_dtype(dtype)), layout, shape=shape)
+    w = BlockSparse(values.astype(dtype), layout, shape=shape)
     return w.with_values(ops.inside(w))
 
 

@@ -7,11 +7,11 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
-from numbsparse.patterns.checks import BLOCK_SIZES, any_generator, integer
+from numbsparse.patterns.checks import BLOCK_SIZES, any_generator, flag, integer
 
 
 class Linear(Module):
@@ -72,17 +72,20 @@ class Linear(Module):
         super().__init__()
         rng = any_generator(seed)
         self.precision = ops.own_precision(precision)
-        layout, dtype = layout_for(in_features, out_features, layout, block_size), as_dtype(dtype)
+        layout, dtype = (
+            layout_for(in_features, out_features, layout, block_size),
+            float_dtype(dtype),
+        )
         self.weight = MatrixParameter(
             init.uniform(
                 layout, block_size, shape=(in_features, out_features), dtype=dtype, seed=rng
             )
         )
         self.bias = None
-        if bias:
+        if flag("bias", bias):
             bound = 1 / np.sqrt(np.maximum(init.fan_in(self.weight.data), 1))
             self.bias = Parameter((rng.uniform(-1, 1, out_features) * bound).astype(dtype))
-        self.gate: Any = Parameter(ones_for(self.weight.data)) if gate else None
+        self.gate: Any = Parameter(ones_for(self.weight.data)) if flag("gate", gate) else None
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)
@@ -96,7 +99,7 @@ class Linear(Module):
 
 def ones_for(weight: BlockSparse, value: float = 1.0) -> BlockSparse:
     """A gate of each block of a weight, all of one value, beside it."""
-    numbers = np.full((weight.n_blocks, 1, 1), value, ops.gate_dtype(weight))
+    numbers = np.full((weight.n_blocks, 1, 1), value, ops.state_dtype(weight.dtype))
     like = BlockSparse(numbers, weight.stored_layout)
     return (like.T if weight.is_transposed else like).to(weight.device)
 

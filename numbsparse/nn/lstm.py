@@ -7,7 +7,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init, recurrent
@@ -15,7 +15,7 @@ from numbsparse.nn.dropout import Dropout
 from numbsparse.nn.linear import is_list_of_layouts, layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import any_generator, integer
+from numbsparse.patterns.checks import any_generator, flag, integer
 
 
 class LSTM(Module):
@@ -99,8 +99,9 @@ class LSTM(Module):
         else:
             inputs = [input_layout, *between[1:]]
         self.hidden_size = hidden_size
-        how: Any = {"block_size": block_size, "layer_norm": layer_norm, "forget_bias": forget_bias}
-        how |= {"dtype": as_dtype(dtype), "precision": precision, "rng": rng}
+        how: Any = {"block_size": block_size, "forget_bias": forget_bias}
+        how |= {"dtype": float_dtype(dtype), "precision": precision, "rng": rng}
+        how["layer_norm"] = flag("layer_norm", layer_norm)
         self.layers = [
             LSTMLayer(
                 hidden_size if i else input_size, hidden_size, layout=own, input_layout=below, **how

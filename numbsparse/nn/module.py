@@ -185,6 +185,8 @@ class Module:
         ...         module.bias.data[:] = 0
         >>> model = nn.Sequential(nn.Linear(8, 4, block_size=4, seed=0), nn.ReLU()).apply(no_bias)
         """
+        if not callable(function):
+            raise TypeError(f"function takes what can be called, got {type_name(function)}")
         for module in self._inside_out(set()):
             function(module)
         return self

@@ -8,7 +8,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype, type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init, recurrent
@@ -96,7 +96,7 @@ class MultiplicativeLSTM(Module):
         super().__init__()
         integer("internal_steps", internal_steps, least=2)
         recurrent.check(input_size, hidden_size, forget_bias, dropout=dropout)
-        rng, dtype = any_generator(seed), as_dtype(dtype)
+        rng, dtype = any_generator(seed), float_dtype(dtype)
         n = internal_steps + 1
         takes = f"layout takes {n} layouts, one for each internal step and one for the gates"
         made = [layout(i) for i in range(n)] if callable(layout) else layout
@@ -209,6 +209,8 @@ class NormalizedProduct(Module):
     ):
         super().__init__()
         eps = number("eps", eps)
+        if not isinstance(weight, BlockSparse):
+            raise TypeError(f"weight takes a BlockSparse, got {type_name(weight)}")
         self.weight = MatrixParameter(weight)
         check_block_size(weight.block_size)
         features = weight.shape[1] if features is None else integer("features", features)

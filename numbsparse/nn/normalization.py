@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.autograd import Tensor, as_tensor
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import float_dtype
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.ops.operands import together
@@ -24,7 +24,7 @@ class LayerNorm(Module):
 
     def __init__(self, features: int, *, eps: float = 1e-5, dtype: Any = np.float32):
         super().__init__()
-        features, dtype = integer("features", features), as_dtype(dtype)
+        features, dtype = integer("features", features), float_dtype(dtype)
         self.eps = number("eps", eps)
         self.weight = Parameter(np.ones(features, dtype))
         self.bias = Parameter(np.zeros(features, dtype))

@@ -15,6 +15,7 @@ from numbsparse.autograd import (
     unwatched,
 )
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.repeated import Terms, jointly
 from numbsparse.trees import mapped
 
@@ -60,6 +61,8 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
     """
+    if not callable(function):
+        raise TypeError(f"function takes what can be called, got {type_name(function)}")
     if not is_recording():
         return function(*inputs, **named)
     with noting() as used, ops.draws_noted() as draws:

@@ -17,7 +17,7 @@ def check(input_size: Any, hidden_size: Any, forget_bias: Any, **dropout: Any) -
     integer("hidden_size", hidden_size)
     number("forget_bias", forget_bias, least=-inf)
     for name, p in dropout.items():
-        number(name, p)
+        number(name, p, below=1)
 
 
 def checked_steps(x: Any, features: int) -> Tensor:

@@ -8,6 +8,7 @@ which the format itself lacks.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,8 @@ from zlib import crc32
 
 import numpy as np
 
-from numbsparse.block_sparse import DTYPES as FLOATS
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_dtype
+from numbsparse.dtypes import FLOATS, as_dtype, type_name
 from numbsparse.files import write_bytes
 
 ENDING = ".safetensors"
@@ -37,6 +37,8 @@ DTYPES = {
 
 def is_safetensors(path: Any) -> bool:
     """Whether a file's name says that it is one."""
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path takes a string or a Path, got {type_name(path)}")
     return Path(path).suffix == ENDING
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numbsparse import edits, ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, unread
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
+from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn import functional as F
 from numbsparse.patterns.checks import integer, number
 
@@ -58,6 +60,10 @@ class LossScaler:
 
     def scale(self, loss: Tensor) -> Tensor:
         """loss * scale, in float32 for a loss of 16 bits."""
+        if not isinstance(loss, Tensor) or isinstance(unread(loss), BlockSparse):
+            raise TypeError(f"loss takes a dense Tensor, got {type_name(loss)}")
+        if not is_floating(loss.dtype):
+            raise TypeError(f"loss takes floating-point numbers, got {loss.dtype}")
         loss = F.cast(loss, np.float32) if loss.dtype.itemsize == 2 else loss
         scale = self.array_in(loss.device)
         return loss * Tensor(scale if scale.dtype == loss.dtype else ops.cast(scale, loss.dtype))
@@ -68,6 +74,9 @@ class LossScaler:
         Raises ValueError where no parameter has a gradient, or they are not all in one place, and
         what `Optimizer.step` raises; nothing is changed then.
         """
+        for optimizer in optimizers:
+            if not hasattr(optimizer, "step_checked"):
+                raise TypeError(f"optimizers takes Optimizers, got {type_name(optimizer)}")
         gradients = [p.grad.data for o in optimizers for p in o.parameters if p.grad is not None]
         if not gradients:
             raise ValueError("optimizers take parameters with gradients: call backward before")

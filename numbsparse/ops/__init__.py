@@ -55,7 +55,6 @@ from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.gates import (
     all_blocks,
     block_dots,
-    gate_dtype,
     gate_numbers,
     gated,
     in_order,
@@ -72,20 +71,9 @@ from numbsparse.ops.loss_scale import (
     guarded_sgd_numbers,
     judge,
 )
-from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad, lstm_steps
+from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad
 from numbsparse.ops.made import on_device
-from numbsparse.ops.matmul import (
-    GRADIENTS,
-    check_factors,
-    matmul,
-    multiplies_gates,
-    repeated,
-    replayed,
-    sddmm,
-    sddmm_into,
-    size_of_blocks,
-    started,
-)
+from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand, state_dtype
 from numbsparse.ops.operands import at_home as _at_home
@@ -103,7 +91,8 @@ from numbsparse.ops.optimizer import (
 from numbsparse.ops.precision import checked_precision, own_precision
 from numbsparse.ops.precision import set_precision as set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
-from numbsparse.ops.sddmm_parts import sddmm_in_parts
+from numbsparse.ops.repeats import repeated, replayed, started
+from numbsparse.ops.sddmm import check_factors, sddmm, sddmm_in_parts, sddmm_into, size_of_blocks
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
     cross_entropy,
@@ -118,7 +107,7 @@ from numbsparse.ops.softmax import (
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
     "matmul", "sddmm", "check_average", "check_factors", "check_step", "checked_norm",
-    "checked_precision", "conv_window", "gate_dtype", "getitem", "index_beside", "is_half",
+    "checked_precision", "conv_window", "getitem", "index_beside", "is_half",
     "operand", "own_precision", "repeated", "size_of_blocks", "space_of", "started",
     "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.activations import relu, relu_grad
 from numbsparse.ops.elementwise import cast, gapless
@@ -68,15 +69,14 @@ def affine_norm(
     """
     gpu = _check(kind, x, gain, bias, eps, other)
     if gpu:
-        from numbsparse.kernels import affine_norm as kernels
-
         rows, width = x.size // x.shape[-1], x.shape[-1]
         flat, (gain, bias) = reshape(x, (rows, width)), _lines(gain, bias)
         second = None if other is None else reshape(other, (rows, width))
         y = places[0](x.shape, x.dtype)
         mean, inverse_std = (place((rows,), np.float32) for place in places[1:])
         out = y.reshape(rows, width)
-        kernels.forward(kind, flat, gain, bias, float(eps), second, out, mean, inverse_std)
+        given = flat, gain, bias, float(eps), second
+        kernels.affine_norm.forward(kind, *given, out, mean, inverse_std)
         return y, Normalized(flat, mean, inverse_std)
     n, inverse_std = layer_norm(x, eps)
     v = n * gain + bias
@@ -103,8 +103,6 @@ def affine_norm_grad(
     ("plus_relu"), dy * v ("times") or None. On a GPU `places` say where they are written.
     """
     if together(y=y, dy=dy):
-        from numbsparse.kernels import affine_norm as kernels
-
         rows = normalized.x.shape
         dx = places[0](y.shape, y.dtype)
         dv = dy if kind == "plain" else places[1](y.shape, y.dtype)
@@ -113,7 +111,7 @@ def affine_norm_grad(
             None if a is None else reshape(a, rows)
             for a in (other, y, dy, dx, None if kind == "plain" else dv, dother)
         ]
-        kernels.backward(kind, *normalized, *_lines(gain, bias), *flat)
+        kernels.affine_norm.backward(kind, *normalized, *_lines(gain, bias), *flat)
         return dx, dv, dv if kind == "plus_relu" else dother
     n, _, inverse_std = normalized
     dv = dy * other if kind == "times" else relu_grad(y, dy) if "relu" in kind else dy
@@ -138,17 +136,16 @@ def affine_norm_sums(terms: Sequence[tuple[Normalized, Any]], gain: Any) -> tupl
 
 def _sums_on_gpu(terms: list[Any], gain: Any) -> tuple[Any, Any]:
     """The sums of terms (x, mean, inverse_std, dv): of all at once, where memory is adjacent."""
-    from numbsparse.kernels import affine_norm as kernels
-
     wholes = [adjoining(arrays) for arrays in zip(*terms, strict=True)]
     if all(whole is not None for whole in wholes):
         terms = [wholes]
     (lines,) = _lines(gain)
-    ends = np.cumsum([0, *(kernels.parts(x.shape[0] // lines.shape[0]) for x, *_ in terms)])
+    parts = (kernels.affine_norm.parts(x.shape[0] // lines.shape[0]) for x, *_ in terms)
+    ends = np.cumsum([0, *parts])
     dgain, dbias = (empty((int(ends[-1]), *lines.shape), np.float32) for _ in range(2))
     for term, start, end in zip(terms, ends[:-1], ends[1:], strict=True):
         x, mean, inverse_std, dv = term
-        kernels.sums(x, mean, inverse_std, dv, dgain[start:end], dbias[start:end])
+        kernels.affine_norm.sums(x, mean, inverse_std, dv, dgain[start:end], dbias[start:end])
     totals = (sum_over(d, 0).reshape(gain.shape) for d in (dgain, dbias))
     if gain.dtype != np.float32:
         totals = (cast(total, gain.dtype) for total in totals)

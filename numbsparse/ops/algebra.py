@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
+from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
 from numbsparse.dtypes import type_name
@@ -30,7 +31,7 @@ from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
-from numbsparse.patterns.checks import word
+from numbsparse.patterns.checks import INTEGER, word
 
 NORMS = ("l1", "l2", "max")
 
@@ -104,11 +105,9 @@ def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
 
 
 def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    from numbsparse.kernels.reduce import reduce as reduced  # which loads numba.cuda
-
     norms = empty((values.shape[0],), np.float32)
     kernel = {"l1": "sum of sizes", "l2": "sum of squares", "max": "max of sizes"}[by]
-    reduced(kernel, norms, values, (1,))
+    kernels.reduce.reduce(kernel, norms, values, (1,))
     return elementwise.sqrt(norms) if by == "l2" else norms
 
 
@@ -123,7 +122,7 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
     if axis is None:
         total = _computed(reduce.sum, inside(w))
         return total if isinstance(total, DeviceArray) else total[()]
-    if isinstance(axis, bool) or axis not in (-2, -1, 0, 1):
+    if isinstance(axis, bool) or not isinstance(axis, INTEGER) or axis not in (-2, -1, 0, 1):
         raise ValueError(f"axis takes 0, 1 or None, got {axis!r}")
     if w.place == "cuda":  # as products with ones
         ones = to_device(np.ones(w.shape[axis], w.dtype))
@@ -232,14 +231,12 @@ def _taken(values: Any, where: Any, fresh: Any = None) -> Any:
         if (gone := where < 0).any():
             taken[gone] = 0 if fresh is None else fresh[gone]
         return taken
-    from numbsparse.kernels.embedding import take_rows  # which loads numba.cuda
-
     if isinstance(where, np.ndarray):
         where = to_device(where.astype(np.int32))
     taken, width = empty(shape, values.dtype), values.size // values.shape[0]
     flat = (None if a is None else reshape(a, (-1, width)) for a in (values, fresh, taken))
     values, fresh, rows = flat
-    take_rows(values, where, rows, fresh, np.float32(0))
+    kernels.embedding.take_rows(values, where, rows, fresh, np.float32(0))
     return taken
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray
 from numbsparse.ops.operands import check_beside, on_gpu, places_differ, state_dtype
 
@@ -28,9 +29,7 @@ def average_step(average: Any, p: Any, share: Any, *, checked: bool = False) -> 
     if isinstance(share, DeviceArray) != gpu:
         raise ValueError(places_differ("p", "share"))
     if gpu:
-        from numbsparse.kernels import optimizer as kernels
-
-        kernels.average_step(average, p, share)
+        kernels.optimizer.average_step(average, p, share)
     elif share[0] < 1:
         average += share[0] * (p - average)
     else:

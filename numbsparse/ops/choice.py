@@ -61,6 +61,13 @@ def choose(
     return name
 
 
+def checked_kernel(kernel: str) -> str:
+    """Refuse what is no word, before it is compared with one or looked up."""
+    if not isinstance(kernel, str):
+        raise ValueError(f'kernel takes "auto" or one of {[*RUNGS, *OWN]}, got {kernel!r}')
+    return kernel
+
+
 def forget() -> None:
     """Choose again in each case: something was measured."""
     global era
@@ -95,8 +102,7 @@ def _checked(kernel: str, precision: str, place: str) -> list[str]:
     if kernel == "auto":  # the reference is for checking, never for speed
         return [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     names = [*RUNGS, *OWN]
-    named = kernel if isinstance(kernel, str) else ""
-    if named.partition("/")[0] not in names or named.endswith("/"):
+    if kernel.partition("/")[0] not in names or kernel.endswith("/"):
         raise ValueError(f'kernel takes "auto" or one of {names}, got {kernel!r}')
     return [kernel]
 

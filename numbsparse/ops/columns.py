@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.layout import Layout
 from numbsparse.ops.elementwise import gapless
@@ -23,11 +24,9 @@ def column_dots(a: Any, b: Any, layout: Layout) -> Any:
     """
     size, index = a.shape[-1], index_beside(layout, a)
     if isinstance(a, DeviceArray):
-        from numbsparse.kernels import columns as kernels
-
         dots = empty((layout.shape[1] * size,), np.float32)
         one, other = (gapless(x).reshape(-1) for x in (a, b))
-        kernels.column_dots(size, one, other, index.columns, dots)
+        kernels.columns.column_dots(size, one, other, index.columns, dots)
         return dots
     wide = state_dtype(a.dtype)
     totals = np.zeros((layout.shape[1], size), wide)
@@ -47,12 +46,10 @@ def scale_columns(a: Any, scale: Any, layout: Layout, b: Any = None, less: Any =
     """
     size, columns = a.shape[-1], index_beside(layout, a).block_columns
     if isinstance(a, DeviceArray):
-        from numbsparse.kernels import columns as kernels
-
         out = empty(a.shape, a.dtype)
         flat = (x if x is None else gapless(x).reshape(-1) for x in (a, b))
         (a, b), target = flat, out.reshape(-1)
-        kernels.scale_columns(size, a, scale, b, less, columns, target)
+        kernels.columns.scale_columns(size, a, scale, b, less, columns, target)
         return out
     scaled = a * scale.reshape(-1, 1, size)[columns]
     if b is not None:

@@ -17,8 +17,9 @@ from numbsparse.ops.conv_operands import (
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
-from numbsparse.ops.matmul import matmul, sddmm
+from numbsparse.ops.matmul import matmul
 from numbsparse.ops.precision import checked_precision
+from numbsparse.ops.sddmm import sddmm
 from numbsparse.patterns.checks import BLOCK_SIZES
 
 
@@ -94,7 +95,12 @@ def conv_weight_grad(
 
 def is_product(window: Window, kernel: str, w: BlockSparse) -> bool:
     """Whether the ladder of matrix products serves it: convolutions take more block sizes."""
-    return window.is_identity and kernel == "auto" and w.block_size in BLOCK_SIZES
+    return (
+        window.is_identity
+        and isinstance(kernel, str)
+        and kernel == "auto"
+        and w.block_size in BLOCK_SIZES
+    )
 
 
 def choose(
@@ -108,7 +114,7 @@ def choose(
 ) -> Any:
     """The rung that serves: the named one, or the last that does. ValueError where none does."""
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
-    if kernel != "auto" and kernel not in list(RUNGS):
+    if not isinstance(kernel, str) or kernel not in ("auto", *RUNGS):
         raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
     names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
     call = window, in_features, w.shape[1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.ops.operands import checked_dtype, place_of
@@ -24,11 +25,9 @@ def full(shape: int | tuple[int, ...], value: float, dtype: Any, place: str) -> 
     if place != "cuda":
         with on(place):
             return full(shape, value, dtype, "cuda")
-    from numbsparse.kernels import elementwise as kernels
-
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     array = empty(sizes, checked_dtype(dtype, gpu=True))
-    kernels.fill(array, float(value))
+    kernels.elementwise.fill(array, float(value))
     return array
 
 

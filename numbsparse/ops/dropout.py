@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import empty, id_of, live, on
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.hashing import MASK, triple32
@@ -55,10 +56,8 @@ def dropout_mask(
         made = partial(_keys, seed, call)
         keys = _draw.get()(made if gpu is None else lambda: live(made, 2, np.int64))
         if gpu is not None:
-            from numbsparse.kernels import dropout as kernels
-
             mask = empty(tuple(shape), dtype)
-            kernels.dropout_mask(mask.reshape(-1), keys, threshold, kept)
+            kernels.dropout.dropout_mask(mask.reshape(-1), keys, threshold, kept)
             return mask
     return ((_bits(size, keys) >= threshold).astype(dtype) * dtype.type(kept)).reshape(shape)
 

@@ -6,11 +6,13 @@ Products skip it. A function of the stored values as they are, a norm or a sum, 
 
 from typing import Any
 
+from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout, clear_rest, taken
+from numbsparse.patterns.checks import integer
 
 
 def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
@@ -26,17 +28,15 @@ def inside(w: BlockSparse, tap_features: int | None = None) -> Any:
             [1., 0.]]])
     """
     shape = w.shape[::-1] if w.is_transposed else w.shape
-    features = shape[0] if tap_features is None else tap_features
+    features = shape[0] if tap_features is None else integer("tap_features", tap_features)
     size, layout = w.block_size, w.stored_layout
     if features % size == 0 and shape[1] % size == 0 and not isinstance(layout, MadeLayout):
         return w.values
     index, in_blocks = index_beside(layout, w.values), -(-features // size)
     if isinstance(w.values, DeviceArray):
-        from numbsparse.kernels import edge as kernels
-
         out = empty(w.values.shape, w.dtype)
         places = index.block_rows, index.block_columns
-        kernels.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
+        kernels.edge.inside(gapless(w.values), *places, in_blocks, features, shape[1], out)
         clear_rest(layout, out)
         return out
     values = w.values.copy()

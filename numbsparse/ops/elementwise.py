@@ -11,14 +11,13 @@ array([[1.5, 1.5],
 """
 
 from collections.abc import Callable
-from functools import cache, reduce
-from types import ModuleType
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy import ndarray
 
-from numbsparse import edits
+from numbsparse import edits, kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.dtypes import as_dtype, is_bfloat16, is_floating, type_name
 from numbsparse.ops.operands import (
@@ -153,10 +152,8 @@ def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
         raise ValueError(f"shape takes one that {a.shape} broadcasts to, got {shape}")
     if not gpu:
         return np.array(np.broadcast_to(a, shape), order="C")
-    from numbsparse.kernels import elementwise as kernels
-
     repeated = empty(shape, a.dtype)
-    kernels.copy(repeated, a)
+    kernels.elementwise.copy(repeated, a)
     return repeated
 
 
@@ -179,9 +176,7 @@ def write(target: Any, source: Any) -> None:
         for a, b in ((target.dtype, source.dtype), (source.dtype, target.dtype)):
             if is_bfloat16(a) and not is_floating(b):
                 raise TypeError(f"target and source take floats with bfloat16, got {b}")
-        from numbsparse.kernels import elementwise as kernels
-
-        kernels.copy(target, source)
+        kernels.elementwise.copy(target, source)
     else:
         target[...] = source
 
@@ -235,15 +230,8 @@ def apply_on_gpu(name: str, *operands: Any) -> DeviceArray:
     first = arrays[0]
     shape = first.shape if len(arrays) == 1 else _broadcast(*(x.shape for x in arrays))
     out = empty(shape, first.dtype)
-    _kernels().run(name, out, *operands)
+    kernels.elementwise.run(name, out, *operands)
     return out
-
-
-@cache
-def _kernels() -> ModuleType:
-    from numbsparse.kernels import elementwise
-
-    return elementwise
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csc_array
 
+from numbsparse import kernels
 from numbsparse.device import empty
 from numbsparse.ops.operands import check_integers, check_range, on_gpu
 from numbsparse.ops.shape import reshape
@@ -27,12 +28,10 @@ def take_rows(table: Any, indices: Any) -> Any:
     if table.ndim != 2:
         raise ValueError(f"table takes the shape (rows, width), got {table.shape}")
     if gpu:
-        from numbsparse.kernels import embedding as kernels
-
         taken = empty((*indices.shape, table.shape[1]), table.dtype)
         width = table.shape[1]
         flat = reshape(indices, (indices.size,))
-        kernels.take_rows(table, flat, taken.reshape(indices.size, width))
+        kernels.embedding.take_rows(table, flat, taken.reshape(indices.size, width))
         return taken
     check_range(indices, table.shape[0], "indices")
     return np.take(table, indices, axis=0)
@@ -51,11 +50,9 @@ def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
         )
     rows = integer("rows", rows, least=0)
     if gpu:
-        from numbsparse.kernels import embedding as kernels
-
         dtable = empty((rows, dy.shape[-1]), dy.dtype)
         flat = reshape(indices, (indices.size,))
-        kernels.sum_rows(reshape(dy, (indices.size, dy.shape[-1])), flat, dtable)
+        kernels.embedding.sum_rows(reshape(dy, (indices.size, dy.shape[-1])), flat, dtable)
         return dtable
     check_range(indices, rows, "indices")
     # A column with a single 1 for each index: SciPy multiplies it column by column, in order.

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from numbsparse import edits
+from numbsparse import edits, kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
 from numbsparse.dtypes import type_name
@@ -22,7 +22,7 @@ from numbsparse.layout import Index, Layout, cached
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout
-from numbsparse.ops.operands import operand
+from numbsparse.ops.operands import operand, state_dtype
 from numbsparse.ops.shape import reshape
 
 MOST_SELECTIONS = 4  # of each layout that are remembered: in training and in evaluation, say
@@ -117,7 +117,7 @@ def gate_numbers(w: BlockSparse, gate: Any) -> Any:
             f"gate takes the shape ({w.n_blocks},), a number for each block of w, "
             f"got {numbers.shape}"
         )
-    wide = gate_dtype(w)
+    wide = state_dtype(w.dtype)
     if numbers.dtype != wide:
         raise TypeError(f"gate takes {wide} with a w of {w.dtype}, got {numbers.dtype}")
     if isinstance(numbers, DeviceArray) != (w.place == "cuda"):
@@ -131,11 +131,6 @@ def in_order(numbers: Any, layout: Layout) -> Any:
     """A number for each block of a layout, in the order that the transposed one stores them."""
     order = index_beside(layout, numbers).columns.blocks
     return reshape(take_rows(reshape(numbers, (-1, 1)), order), (-1,))
-
-
-def gate_dtype(w: BlockSparse) -> np.dtype:
-    """Of the gates of w: float32 at least."""
-    return np.dtype(np.float32) if w.dtype.itemsize == 2 else w.dtype
 
 
 def select_gated(w: BlockSparse, gates: Any) -> Selection:
@@ -236,7 +231,7 @@ def block_dots(a: Any, b: Any, kept: Selection) -> Any:
     """
     if isinstance(b, DeviceArray):
         return _dots_on_gpu(a, b, kept)
-    wide = np.dtype(np.float32) if b.dtype.itemsize == 2 else b.dtype
+    wide = state_dtype(b.dtype)
     dots = np.zeros(b.shape[0], wide)
     chosen = slice(None) if kept.chosen is None else kept.chosen
     rows = (x.astype(wide, copy=False) for x in (a, b[chosen]))
@@ -252,18 +247,14 @@ def _scaled(values: np.ndarray, by: np.ndarray, own: bool = False) -> np.ndarray
 
 
 def _scaled_on_gpu(a: Any, where: Any, by: Any, kept: Selection, to_all: bool, n: int) -> Any:
-    from numbsparse.kernels import gates as kernels
-
     out = empty((n, *a.shape[1:]), a.dtype)
     if n:
-        kernels.scale_blocks(a, where, by, kept.gates, int(to_all), out)
+        kernels.gates.scale_blocks(a, where, by, kept.gates, int(to_all), out)
     return out
 
 
 def _dots_on_gpu(a: DeviceArray, b: DeviceArray, kept: Selection) -> DeviceArray:
-    from numbsparse.kernels import gates as kernels
-
     dots = empty((b.shape[0],), np.float32)
     if b.shape[0]:
-        kernels.block_dots(a, b, kept.found, kept.gates, dots)
+        kernels.gates.block_dots(a, b, kept.found, kept.gates, dots)
     return dots

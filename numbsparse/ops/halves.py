@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import empty
 from numbsparse.ops.activations import elu, elu_grad, sigmoid
 from numbsparse.ops.elementwise import gapless
@@ -75,10 +76,8 @@ def _check_shape(a: Any, argument: str, shape: tuple[int, ...]) -> None:
 
 
 def _on_gpu(name: str, n: int, shape: tuple[int, ...], *operands: Any) -> Any:
-    from numbsparse.kernels import halves as kernels
-
     out = empty(shape, operands[0].dtype)
     if out.size:
         flat = (gapless(a).reshape(-1) for a in (*operands, out))
-        getattr(kernels, name)(n, *flat)
+        getattr(kernels.halves, name)(n, *flat)
     return out

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.optimizer import ADAM_NUMBERS, SGD_NUMBERS, adam_numbers, global_norm
 
@@ -42,10 +43,8 @@ def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
     with np.errstate(over="ignore", invalid="ignore"):
         norm = global_norm(gradients)
     if isinstance(norm, DeviceArray):
-        from numbsparse.kernels import loss_scale as kernels
-
         verdict = empty((2,), np.float32)
-        kernels.judge(norm, state, verdict, interval, LEAST_SCALE, MOST_SCALE)
+        kernels.loss_scale.judge(norm, state, verdict, interval, LEAST_SCALE, MOST_SCALE)
         return verdict
     scale, good_steps = state.tolist()
     good = bool(np.isfinite(norm))
@@ -68,10 +67,8 @@ def guarded_sgd_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
         Counts this one, if it is.
     """
     if isinstance(verdict, DeviceArray):
-        from numbsparse.kernels import loss_scale as kernels
-
         numbers = empty((settings.size // SGD_SETTINGS * SGD_NUMBERS,), np.float32)
-        kernels.sgd_numbers(settings, verdict, skipped, numbers)
+        kernels.loss_scale.sgd_numbers(settings, verdict, skipped, numbers)
         return numbers
     _count_skip(settings, verdict, skipped)
     return np.array([[*row[:-1], *verdict] for row in settings])
@@ -87,10 +84,8 @@ def guarded_adam_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
     verdict, skipped : as in `guarded_sgd_numbers`
     """
     if isinstance(verdict, DeviceArray):
-        from numbsparse.kernels import loss_scale as kernels
-
         numbers = empty((settings.size // ADAM_SETTINGS * ADAM_NUMBERS,), np.float32)
-        kernels.adam_numbers(settings, verdict, skipped, numbers)
+        kernels.loss_scale.adam_numbers(settings, verdict, skipped, numbers)
         return numbers
     if _count_skip(settings, verdict, skipped):
         return np.zeros((len(settings), ADAM_NUMBERS))

@@ -5,7 +5,6 @@ the gradients of weights and inputs after. Where kernels stream the recurrent we
 one launch, too, and multiply inputs that have few blocks along the way.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,47 +77,39 @@ def lstm(x: Any, cells: LSTMCells, h: Any, c: Any) -> LSTMTrace:
     gates = empty_beside((steps, batch, *bias.shape), x)
     scales = None if cells.gain is None else empty_beside((steps, batch, GATES), c)
     trace = LSTMTrace(gates, hs, cs, scales)
-    lstm_steps(trace, cells, x)(0, steps)
+    _run(trace, cells, (x, cells.weight_ih))
     return trace
 
 
-def lstm_steps(trace: LSTMTrace, cells: LSTMCells, x: Any = None) -> Callable[[int, int], None]:
-    """A function of two times: from the first one until before the second it makes h[t + 1] and
-    c[t + 1] of a trace, and its gates[t] of x parts.
-
-    With x gates hold nothing before, and the function is to be called for all steps."""
+def _run(trace: LSTMTrace, cells: LSTMCells, inputs: Any) -> None:
+    """All gates, h and c of a trace that has the first h and c."""
     weight_hh, eps, exchange = cells.weight_hh, cells.eps, cells.exchange
     bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
-    inputs: Any = None if x is None else (x, cells.weight_ih)
     gates, hs, cs, scales = trace
     steps, units, B = gates.shape[0], cs.shape[2], weight_hh.block_size
     precision = checked_precision(cells.precision)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
-    if inputs is not None and (streams is None or not streams.takes(*inputs)):
+    if streams is None or not streams.takes(*inputs):
         matmul(*inputs, out=gates, precision=precision)
         inputs = None
     if streams is not None:
-        arrays = gates, bias, kept, hs, cs
-        return lambda first, last: streams.forward(first, last, *arrays, inputs=inputs)
+        streams.forward(gates, bias, kept, hs, cs, inputs=inputs)
+        return
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
     kernels, made = home(KERNELS[place_of(gates)]), each_h
     if exchange is not None:  # of this rank's units, before they are with the others'
         own = empty_beside(cs.shape[1:], hs)
         made = [own] * (steps + 1)
     recurrent = empty_beside(gates.shape[1:], gates)
-
-    def run(first: int, last: int) -> None:
-        for t in range(first, last):
-            matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
-            if scales is not None:
-                kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
-            states = each_c[t], each_c[t + 1], made[t + 1]
-            kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
-            if exchange is not None:
-                exchange.gather(made[t + 1], each_h[t + 1])
-
-    return run
+    for t in range(steps):
+        matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
+        if scales is not None:
+            kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
+        states = each_c[t], each_c[t + 1], made[t + 1]
+        kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
+        if exchange is not None:
+            exchange.gather(made[t + 1], each_h[t + 1])
 
 
 def lstm_grad(
@@ -170,9 +161,9 @@ def lstm_grad(
             kernels.normalise_grad(each_z[t], scales[t], each_dz[t], units, B)
 
     through_gates(steps - 1)
-    if streams is not None:
-        streams.backward(steps, 1, gates, kept, cs, dy, dgates, dc, dbias)
-    else:
+    if streams is not None and steps > 1:
+        streams.backward(gates, kept, cs, dy, dgates, dc, dbias)
+    elif streams is None:
         for t in reversed(range(1, steps)):
             if exchange is None:
                 matmul(each_dz[t], weight_hh.T, out=dh, precision=precision)

@@ -35,15 +35,13 @@ class OnCores:
         """Inputs are multiplied for all steps at once."""
         return False
 
-    def forward(self, first: int, last: int, *arrays: Any, inputs: None = None) -> None:
-        """h[first + 1] to h[last]."""
-        if first < last:
-            home("cpu_steps").forward(first, last, *arrays, *self._weight)
+    def forward(self, *arrays: Any, inputs: None = None) -> None:
+        """All steps, from the first h and c on."""
+        home("cpu_steps").forward(*arrays, *self._weight)
 
-    def backward(self, first: int, last: int, *arrays: Any) -> None:
-        """dgates[first - 2] to dgates[last - 1]."""
-        if first > last:
-            home("cpu_steps").backward(first, last, *arrays, *self._weight)
+    def backward(self, *arrays: Any) -> None:
+        """All steps but the last, from its gradient on."""
+        home("cpu_steps").backward(*arrays, *self._weight)
 
 
 class Streamed:
@@ -65,11 +63,10 @@ class Streamed:
             and deal.planned(index, deal.in_fours)[0]
         )
 
-    def forward(self, first: int, last: int, *arrays: Any, inputs: Any = None) -> None:
-        """h[first + 1] to h[last]; `inputs` to be multiplied here are x and its weight."""
-        if first >= last:
-            return
-        kernels = home("forward_steps")
+    def forward(self, *arrays: Any, inputs: Any = None) -> None:
+        """All steps, from the first h and c on; `inputs` to be multiplied here are x and its
+        weight."""
+        kernels, counters = home("forward_steps"), _counters(arrays[0].shape[0])
         index = self._index
         values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
         arrays = tuple(map(_aligned, arrays))
@@ -78,17 +75,14 @@ class Streamed:
             inputs = _aligned(gapless(x)), _as_operands(weight.values)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
-        counters = _counters(last - first)
-        kernels.forward(*arrays, _as_operands(values), index, first, last, counters, inputs)
+        kernels.forward(*arrays, _as_operands(values), index, counters, inputs)
 
-    def backward(self, first: int, last: int, *arrays: Any) -> None:
-        """dgates[first - 2] to dgates[last - 1]."""
-        if first <= last:
-            return
-        kernels = home("backward_steps")
+    def backward(self, *arrays: Any) -> None:
+        """All steps but the last, from its gradient on."""
+        kernels, counters = home("backward_steps"), _counters(arrays[0].shape[0])
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
-        kernels.backward(*arrays, values, self._index, first, last, _counters(first - last))
+        kernels.backward(*arrays, values, self._index, counters)
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:

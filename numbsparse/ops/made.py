@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
 from numbsparse.device.streams import after_waiting
 from numbsparse.layout import MOST, Index, Layout, cached, grid_of, layout_of
@@ -208,14 +209,14 @@ def on_device(
     rows, columns = (reshape(a, (a.size,)) for a in (rows, columns))
     if not gpu:
         return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))
-    from numbsparse.kernels.coordinates import index_of, write_again
-
     home = shape, capacity, _stream_in_use()
     try:
         index, word = _spare.get(home, []).pop()
     except IndexError:
-        return MadeLayout(shape, capacity, index_of(rows, columns, shape, capacity), home)
-    write_again(index, rows, columns)
+        return MadeLayout(
+            shape, capacity, kernels.coordinates.index_of(rows, columns, shape, capacity), home
+        )
+    kernels.coordinates.write_again(index, rows, columns)
     layout = MadeLayout(shape, capacity, index, home)
     layout.word = word
     return layout
@@ -262,10 +263,8 @@ def _tell() -> None:
     """Raise ValueError if coordinates were wrong and it was not told, in captured steps too."""
     if "numbsparse.kernels.coordinates" not in sys.modules:
         return
-    from numbsparse.kernels.coordinates import WRONG
-
-    device = current_stream().device
-    numbers = WRONG[device].numpy() if device in WRONG else _told_here()
+    wrong, device = kernels.coordinates.WRONG, current_stream().device
+    numbers = wrong[device].numpy() if device in wrong else _told_here()
     small, twice, outside, _ = numbers - _told_here()
     if small or twice or outside:
         _told[device] = numbers
@@ -295,9 +294,7 @@ def clear_rest(layout: Layout, values: Any) -> None:
     if not isinstance(layout, MadeLayout):
         return
     if isinstance(values, DeviceArray):
-        from numbsparse.kernels.coordinates import clear_rest
-
-        clear_rest(values, layout.device_index.made.found)
+        kernels.coordinates.clear_rest(values, layout.device_index.made.found)
     else:
         values[layout.check() :] = 0
 

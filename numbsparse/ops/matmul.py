@@ -1,4 +1,4 @@
-"""The block-sparse products: check the operands, choose a kernel, allocate, launch."""
+"""The block-sparse product: check the operands, choose a kernel, allocate, launch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
+from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import (
     DeviceArray,
     empty,
@@ -19,25 +19,20 @@ from numbsparse.device import (
     on,
     one_gpu,
     read_quickly,
-    replay,
     runtime,
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
-from numbsparse.layout import Index, Layout, as_layout
-from numbsparse.ops import choice
-from numbsparse.ops.choice import choose
-from numbsparse.ops.create import empty_beside
+from numbsparse.ops.choice import checked_kernel, choose
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
-from numbsparse.ops.made import clear_rest, taken
-from numbsparse.ops.operands import ARRAYS, in_order, operand, overlap
+from numbsparse.ops.made import taken
+from numbsparse.ops.operands import ARRAYS, operand, overlap
 from numbsparse.ops.precision import checked_precision
+from numbsparse.ops.repeats import C_CONTIGUOUS, is_usual, remember, replayed
 from numbsparse.ops.shape import reshape
-from numbsparse.patterns.checks import integer
 
-C_CONTIGUOUS, ALIGNED = 0x1, 0x100  # of the flags of NumPy's arrays
 GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
 """Of the products y = x @ w, x = y @ w.T and w = sddmm(x.T, y), each linear in both operands: which
 one gives the gradient of its first operand, and which that of its second; each with two of the
@@ -129,150 +124,6 @@ def matmul(
     raise TypeError(f"matmul takes one BlockSparse, got x a {type_name(x)} and w a {type_name(w)}")
 
 
-@in_order
-def sddmm(
-    a: Any,
-    b: Any,
-    layout: Any,
-    *,
-    block_size: int | None = None,
-    kernel: str = "auto",
-    precision: str | None = None,
-) -> Any:
-    """The kept blocks of the product of two dense matrices: the weight-gradient.
-
-    s[c, k] = sum over n of a[c, n] * b[n, k] where the layout keeps the block of (c, k).
-
-    Parameters
-    ----------
-    a : array, (in_features, batch); for a weight-gradient `x.T`
-    b : array, (batch, out_features); for a weight-gradient `dy`
-        Both NumPy arrays or both GPU arrays, of one dtype and of any strides; dtypes as in
-        `matmul`.
-    layout : Layout, pattern, or BlockSparse
-        Which blocks to compute; a BlockSparse also gives the block size.
-    block_size : int, optional
-        B. Needed only where the features are not multiples of it.
-    kernel : str
-        "auto", or a rung of `numbsparse.kernels.matmul.LADDER` by name.
-    precision : str, optional
-        "highest" or "high", as in `matmul`.
-
-    Returns
-    -------
-    BlockSparse, (in_features, out_features), on the device of `a` and `b`
-
-    Raises
-    ------
-    TypeError
-        If the dtypes of `a` and `b` differ.
-    ValueError
-        If shapes do not meet, places differ, or no kernel serves the case.
-
-    Examples
-    --------
-    >>> import numpy as np, numbsparse as ns
-    >>> x, dy = np.ones((3, 8), np.float32), np.ones((3, 4), np.float32)
-    >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
-    array([3., 3., 3., 3., 0.], dtype=float32)
-    """
-    precision = checked_precision(precision)
-    if kernel == "auto" and type(a) is type(b) is np.ndarray:
-        return _sum_of_arrays(a, b, layout, block_size, precision)
-    return _sddmm(a, b, layout, block_size, kernel, precision)
-
-
-def _sddmm(
-    a: Any, b: Any, layout: Any, block_size: int | None, kernel: str, precision: str
-) -> BlockSparse:
-    (a, b), gates = _factors(a, b), None
-    if isinstance(layout, Selection):  # of gates; what is computed where they are 0 is open
-        gates = None if layout.is_known else layout.gates
-        layout = layout.layout
-    shape = (a.shape[0], b.shape[1])
-    if isinstance(layout, BlockSparse):
-        if layout.shape != shape:
-            raise ValueError(f"layout has the shape {layout.shape}, a @ b has {shape}")
-        if layout.is_transposed:  # keep the order of the stored blocks
-            how: Any = {"block_size": block_size, "kernel": kernel, "precision": precision}
-            return sddmm(b.T, a.T, layout.T, **how).T
-        layout, block_size = layout.stored_layout, layout.own_size(block_size)
-    layout = as_layout(layout)
-    size = size_of_blocks(shape, layout.shape, block_size)
-    values = empty_beside((layout.n_blocks, size, size), a)
-    return sddmm_into(values, a, b, layout, kernel, precision, gates)
-
-
-def sddmm_into(
-    values: Any,
-    a: Any,
-    b: Any,
-    layout: Layout,
-    kernel: str = "auto",
-    precision: str = "highest",
-    gates: Any = None,
-) -> BlockSparse:
-    """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0."""
-    (a, b), values = _factors(a, b), operand(values, "values")
-    chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
-    dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
-    compute = function_of(chosen, "weight_grad")
-    if gates is not None and takes_gates(chosen, "weight_grad", False):
-        compute = partial(compute, gates=gates)
-    compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
-    clear_rest(layout, values)
-    return dw
-
-
-def _factors(a: Any, b: Any) -> tuple[Any, Any]:
-    a, b = operand(a, "a"), operand(b, "b")
-    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
-        raise ValueError("a and b take one device, got one on the CPU and one on a GPU")
-    if a.dtype != b.dtype:
-        raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
-    check_factors(a, b)
-    return a, b
-
-
-def check_factors(a: Any, b: Any) -> None:
-    """Refuse arrays of any library that are not (in_features, batch) and (batch, out_features)."""
-    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
-        raise ValueError(
-            f"a and b take the shapes (in_features, batch) and (batch, out_features), "
-            f"got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-
-
-def replayed(
-    layout: Layout, what: tuple[Any, ...], operands: tuple[Any, ...], work: Callable[[], Any]
-) -> None:
-    """Do the work on operands on a GPU, or start its launches again: see device/replay.py.
-
-    They depend on the layout, on `what`, and on where the operands are.
-    """
-    if (index := layout.device_index) is None or runtime.several_devices:
-        work()
-    else:
-        replay.replayed(index.replays, (what, choice.era), operands, work)
-
-
-def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], Any]) -> None:
-    """`replayed` on a stream, of work that depends on `what` alone, in a table of one's own."""
-    if runtime.several_devices or runtime.capture is not None:
-        work()
-    else:
-        replay.repeated(known, (what, choice.era, stream.handle), (), stream, work)
-
-
-def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
-    """Whether launches that `repeated` recorded were started."""
-    found = known.get((what, choice.era, stream.handle))
-    if not found or found.is_elsewhere or runtime.several_devices or runtime.capture is not None:
-        return False
-    found.start((), stream)
-    return True
-
-
 def _multiply(
     dense: Any,
     w: BlockSparse,
@@ -284,7 +135,7 @@ def _multiply(
 ) -> Any:
     """The product: its launches again, where all of it is known."""
     precision, y = checked_precision(precision), out
-    known = gate is None and kernel == "auto"
+    known = gate is None and checked_kernel(kernel) == "auto"
     if known and type(dense) is type(w.values) is np.ndarray:
         return _of_arrays(dense, w, feature_major, out, precision)
     if known and w.place == "cuda" and not runtime.several_devices:
@@ -320,19 +171,6 @@ def _of_arrays(dense: np.ndarray, w: BlockSparse, feature_major: bool, *of: Any)
     return y
 
 
-def is_usual(array: np.ndarray, flags: int = 0) -> bool:
-    """Whether it is aligned and has these flags."""
-    flags |= ALIGNED
-    return array.flags.num & flags == flags
-
-
-def remember(index: Index, case: Any, what: Any) -> None:
-    """Keep what was worked out for a product on the CPU."""
-    if len(index.calls) >= choice.MOST:
-        index.calls.clear()
-    index.calls[case] = what
-
-
 def _of_rows(compute: Callable[..., None], batch: int, n: int, k: int) -> Callable[..., None]:
     """The same of arrays with any number of axes before the features."""
     return lambda x, values, y: compute(x.reshape(batch, n), values, y.reshape(batch, k))
@@ -341,27 +179,6 @@ def _of_rows(compute: Callable[..., None], batch: int, n: int, k: int) -> Callab
 def _of_columns(compute: Callable[..., None]) -> Callable[..., None]:
     """The same of features before the batch."""
     return lambda x, values, y: compute(_columns_as_rows(x), values, _columns_as_rows(y))
-
-
-def _sum_of_arrays(
-    a: np.ndarray, b: np.ndarray, layout: Any, block_size: int | None, precision: str
-) -> BlockSparse:
-    """`sddmm` of NumPy arrays, as `_of_arrays`."""
-    like = layout if isinstance(layout, BlockSparse) else None
-    kept = layout if like is None else like.stored_layout
-    own = None if like is None else (like.shape, like.block_size, like.is_transposed)
-    case = a.shape, b.shape, a.dtype, block_size, own
-    usual = type(kept) is Layout and type(block_size) in (int, type(None)) and a.dtype is b.dtype
-    if usual and (known := kept.index.calls.get(case)):
-        shape, compute = known
-        values = np.empty(shape, a.dtype)
-        compute(a.T, b, values)
-        return unchecked(values, kept, (len(a), b.shape[1]))
-    found = _sddmm(a, b, layout, block_size, "auto", precision)
-    if usual and not found.is_transposed:
-        compute = rung("k0_cpu").again("weight_grad", len(b), found.values, kept.index)
-        remember(kept.index, case, (found.values.shape, compute))
-    return found
 
 
 def _memory_beside(dense: Any, w: BlockSparse, feature_major: bool) -> Any:
@@ -402,16 +219,18 @@ def _product(
 ) -> Any:
     """dense, x as an array of ours, @ w; or w @ x if `feature_major`: features before the batch."""
     on_gpu, w_on_gpu = isinstance(x, DeviceArray), isinstance(w.values, DeviceArray)
+    here = "in w @ x, " if feature_major else ""  # `matmul(w, x)`: x is the second one
     if on_gpu and not w_on_gpu:
-        raise ValueError('x is on a GPU and w on the CPU: move the weight with w.to("cuda") first')
+        move = 'move the weight with w.to("cuda") first'
+        raise ValueError(f"{here}x is on a GPU and w on the CPU: {move}")
     if x.dtype != w.dtype:
-        raise TypeError(f"x and w take one dtype, got {x.dtype} and {w.dtype}")
+        raise TypeError(f"{here}x and w take one dtype, got {x.dtype} and {w.dtype}")
     if feature_major and x.ndim > 2:
-        raise ValueError(f"w @ x takes an x of one or two axes, got {x.ndim}")
+        raise ValueError(f"{here}x takes one or two axes, got {x.ndim}")
     shape = _shape_of_result(x.shape, w, feature_major)
     if shape is None:
         takes = f"({w.shape[1]}, batch)" if feature_major else f"(..., {w.shape[0]})"
-        raise ValueError(f"x takes the shape {takes} with this w, got {x.shape}")
+        raise ValueError(f"{here}x takes the shape {takes} with this w, got {x.shape}")
     target = None if out is None else _checked_out(out, shape, x, w)
     if w_on_gpu and not on_gpu:
         y = target if isinstance(target, DeviceArray) else empty(shape, w.dtype)
@@ -508,25 +327,6 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
         if isinstance(other, DeviceArray) != on_cpu and overlap(array, other):
             raise ValueError(f"out takes memory of its own, got some of {name}")
     return array
-
-
-def size_of_blocks(shape: tuple[int, int], grid: tuple[int, int], given: int | None) -> int:
-    """B of a product a @ b of this shape: as given, else what its features and blocks say.
-
-    Raises TypeError or ValueError where it is none, and where the product does not end within the
-    last blocks.
-    """
-    if given is None:
-        sizes = {n / blocks for n, blocks in zip(shape, grid, strict=True)}
-        if len(sizes) != 1 or not (size := sizes.pop()).is_integer() or size == 0:
-            raise ValueError(
-                f"block_size is needed: features {shape} do not divide into the layout's {grid} "
-                "blocks"
-            )
-        return int(size)
-    size = integer("block_size", given)
-    checked_shape(f"a @ b, in blocks of {size},", shape, grid, size)
-    return size
 
 
 # The matrix cannot import the package that multiplies it, so that package adds the operator.

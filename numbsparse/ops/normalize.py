@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import empty
 from numbsparse.ops.operands import alike, check_beside, on_gpu
 from numbsparse.ops.shape import reshape
@@ -24,11 +25,9 @@ def layer_norm(x: Any, eps: float) -> tuple[Any, Any]:
     number("eps", eps)
     rows, width = _rows(x), x.shape[-1]
     if gpu:
-        from numbsparse.kernels import normalize as kernels
-
         normalised, inverse_std = empty(x.shape, x.dtype), empty((rows,), np.float32)
         flat = reshape(x, (rows, width))
-        kernels.layer_norm(flat, float(eps), normalised.reshape(rows, width), inverse_std)
+        kernels.normalize.layer_norm(flat, float(eps), normalised.reshape(rows, width), inverse_std)
         return normalised, inverse_std
     normalised = np.subtract(x, np.add.reduce(x, axis=-1, keepdims=True) / width, order="C")
     flat = normalised.reshape(rows, width)
@@ -55,10 +54,8 @@ def layer_norm_grad(normalised: Any, inverse_std: Any, dnormalised: Any) -> Any:
     check_beside("inverse_std", inverse_std, (rows,), dtype, "normalised", normalised)
     y, dy = (reshape(a, (rows, width)) for a in (normalised, dnormalised))
     if gpu:
-        from numbsparse.kernels import normalize as kernels
-
         dx = empty(normalised.shape, normalised.dtype)
-        kernels.layer_norm_grad(y, inverse_std, dy, dx.reshape(rows, width))
+        kernels.normalize.layer_norm_grad(y, inverse_std, dy, dx.reshape(rows, width))
         return dx
     mean_dot = np.einsum("ij,ij->i", y, dy) / width
     dx = np.multiply(y, -mean_dot[:, None], order="C")

@@ -184,10 +184,24 @@ def length_of(a: Any, argument: str) -> int:
 
 def axes_of(axis: Any, ndim: int, argument: str = "axis") -> tuple[int, ...]:
     """One axis or several, counted from 0; ValueError where there is no such axis."""
+    if type(axis) is int and -ndim <= axis < ndim:  # most are
+        return (axis % ndim,)
     try:
         return normalize_axis_tuple(axis, ndim, argument)  # type: ignore[no-any-return]
     except (OverflowError, TypeError):
         raise TypeError(f"{argument} takes integers, got {axis!r}") from None
+    except np.exceptions.AxisError:
+        takes = f"integers from {-ndim} to {ndim - 1}" if ndim else "none of an array without axes"
+        raise np.exceptions.AxisError(f"{argument} takes {takes}, got {axis!r}") from None
+    except ValueError:
+        raise ValueError(f"{argument} takes each axis once, got {axis!r}") from None
+
+
+def one_axis(axis: Any, ndim: int) -> int:
+    """An axis, counted from 0."""
+    if len(found := axes_of(axis, ndim)) != 1:
+        raise ValueError(f"axis takes one integer, got {axis!r}")
+    return found[0]
 
 
 def place_of(a: Any) -> str:

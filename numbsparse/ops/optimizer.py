@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty
 from numbsparse.dtypes import is_bfloat16
@@ -46,9 +47,7 @@ def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov:
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
     if check_step(p, g, master=master, velocity=velocity):
-        from numbsparse.kernels import optimizer as kernels
-
-        kernels.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
+        kernels.optimizer.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
         return
     lr, momentum, weight_decay, unscale, go = numbers.tolist()
     if not go:
@@ -94,9 +93,7 @@ def adam_step(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None
     `numbers` as `adam_numbers` gives them, in float64, or float32 on the GPU.
     """
     if check_step(p, g, master=master, m=m, v=v):
-        from numbsparse.kernels import optimizer as kernels
-
-        kernels.adam_step(p, gapless(g), m, v, master, numbers)
+        kernels.optimizer.adam_step(p, gapless(g), m, v, master, numbers)
         return
     *numbers, unscale, go = numbers.tolist()
     if not go:
@@ -135,10 +132,8 @@ def global_norm(arrays: Sequence[Any]) -> Any:
     if not _check_list(arrays):
         squares = (np.vdot(flat, flat) for flat in (a.reshape(-1) for a in arrays))
         return np.asarray(np.sqrt(sum(squares), dtype=arrays[0].dtype))
-    from numbsparse.kernels import optimizer as kernels
-
     norm = empty((), np.float32)
-    kernels.global_norm(arrays, norm)
+    kernels.optimizer.global_norm(arrays, norm)
     return norm
 
 
@@ -163,13 +158,11 @@ def scale_to_norm(
         raise ValueError(f"max_norm takes a number above 0, got {max_norm}")
     norm = global_norm(arrays)
     if isinstance(norm, DeviceArray):
-        from numbsparse.kernels import optimizer as kernels
-
         norm = norm if scale is None else divide(norm, scale)
 
         def scaled(a: Any) -> Any:
             result = empty(a.shape, a.dtype)
-            kernels.scale_to_norm(a, norm, float(max_norm), result)
+            kernels.optimizer.scale_to_norm(a, norm, float(max_norm), result)
             return result
     else:
         if scale is not None:

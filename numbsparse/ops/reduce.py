@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.operands import axes_of, contiguous, on_gpu
+from numbsparse.patterns.checks import flag
 
 Axis = int | tuple[int, ...] | None
 
@@ -82,18 +84,15 @@ def _axes(a: Any, axis: Axis) -> tuple[int, ...]:
 
 
 def _on_cpu(function: Callable[..., Any], a: np.ndarray, axis: Axis, keepdims: bool) -> np.ndarray:
-    if a.ndim == 0:  # NumPy takes 0 and -1 as axes of what has none
-        axis = _axes(a, axis)
-    return contiguous(function(a, axis=axis, keepdims=keepdims))
+    axes = None if axis is None else axes_of(axis, a.ndim)
+    return contiguous(function(a, axis=axes, keepdims=flag("keepdims", keepdims)))
 
 
 def _on_gpu(name: str, a: DeviceArray, axis: Axis, keepdims: bool) -> DeviceArray:
-    from numbsparse.kernels import reduce as kernels
-
-    axes = _axes(a, axis)
+    axes, keepdims = _axes(a, axis), flag("keepdims", keepdims)
     kept = tuple(n for i, n in enumerate(a.shape) if i not in axes)
     out = empty(kept, a.dtype)
-    kernels.reduce(name, out, a, axes)
+    kernels.reduce.reduce(name, out, a, axes)
     if not keepdims:
         return out
     return out.reshape(tuple(1 if i in axes else n for i, n in enumerate(a.shape)))

@@ -10,7 +10,14 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.views import collapse
 from numbsparse.ops.create import zeros
 from numbsparse.ops.elementwise import copy, write
-from numbsparse.ops.operands import axes_of, contiguous, not_an_array, place_of, places_differ
+from numbsparse.ops.operands import (
+    axes_of,
+    contiguous,
+    not_an_array,
+    one_axis,
+    place_of,
+    places_differ,
+)
 
 
 def reshape(a: Any, shape: tuple[int, ...]) -> Any:
@@ -22,11 +29,13 @@ def reshape(a: Any, shape: tuple[int, ...]) -> Any:
     """
     if min(shape, default=0) < -1 or shape.count(-1) > 1:
         raise ValueError(f"shape takes sizes from 0 on, and -1 once, got {shape}")
+    rest = prod(n for n in shape if n != -1)
+    if a.size != rest if -1 not in shape else not rest or a.size % rest:
+        raise ValueError(f"shape takes as many values as {a.shape} has, got {shape}")
     if not isinstance(a, DeviceArray) or a.is_contiguous:
         return a.reshape(shape)
     if -1 in shape:
-        rest = prod(n for n in shape if n != -1)
-        shape = tuple(a.size // max(rest, 1) if n == -1 else n for n in shape)
+        shape = tuple(a.size // rest if n == -1 else n for n in shape)
     strides = _strides_of_view(a, shape) if a.size else None
     if strides is None:
         return copy(a).reshape(shape)
@@ -41,7 +50,7 @@ def transpose(a: Any, axes: Sequence[int] | None = None) -> Any:
         return a.T
     order = axes_of(axes, a.ndim, "axes")
     if len(order) != a.ndim:
-        raise ValueError(f"axes takes {a.ndim} axes, got {tuple(axes)}")
+        raise ValueError(f"axes takes {a.ndim} axes, got {axes!r}")
     shape, strides = (tuple(of[i] for i in order) for of in (a.shape, a.strides))
     return DeviceArray(a.address, shape, a.dtype, strides, a.owner)
 
@@ -56,7 +65,7 @@ def concatenate(arrays: Sequence[Any], axis: int = 0) -> Any:
     """
     gpu = _check_joinable(arrays)
     first = arrays[0]
-    (axis,) = axes_of(axis, first.ndim)
+    axis = one_axis(axis, first.ndim)
     kept = first.shape[:axis] + first.shape[axis + 1 :]
     for array in arrays:
         if array.ndim != first.ndim or array.shape[:axis] + array.shape[axis + 1 :] != kept:
@@ -104,7 +113,7 @@ def stack(arrays: Sequence[Any], axis: int = 0) -> Any:
     for array in arrays:
         if array.shape != shape:
             raise ValueError(f"arrays take one shape, got {shape} and {array.shape}")
-    (axis,) = axes_of(axis, len(shape) + 1)
+    axis = one_axis(axis, len(shape) + 1)
     if not gpu:
         return contiguous(np.stack(arrays, axis))
     key = (slice(None),) * axis + (None,)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import kernels
 from numbsparse.device import empty
 from numbsparse.ops.create import zeros_like
 from numbsparse.ops.operands import (
@@ -46,10 +47,8 @@ def logsumexp(x: Any) -> Any:
     if length_of(x, "x") == 0:
         raise ValueError(f"x takes values along the last axis, got the shape {x.shape}")
     if gpu:
-        from numbsparse.kernels import softmax as kernels
-
         y = empty(x.shape[:-1], x.dtype)
-        kernels.logsumexp(reshape(x, (prod(x.shape[:-1]), x.shape[-1])), y.reshape(-1))
+        kernels.softmax.logsumexp(reshape(x, (prod(x.shape[:-1]), x.shape[-1])), y.reshape(-1))
         return y
     largest = np.maximum.reduce(x, axis=-1, keepdims=True)
     shift = np.where(np.isfinite(largest), largest, 0)  # no infinity less infinity
@@ -93,11 +92,9 @@ def cross_entropy(logits: Any, targets: Any) -> tuple[Any, Any]:
     gpu = on_gpu(logits, "logits")
     _check_targets(logits, "logits", targets, gpu)
     if gpu:
-        from numbsparse.kernels import softmax as kernels
-
         probabilities = empty(logits.shape, logits.dtype)
         losses = empty(targets.shape, np.float32)
-        kernels.cross_entropy(logits, targets, losses, probabilities)
+        kernels.softmax.cross_entropy(logits, targets, losses, probabilities)
         return losses, probabilities
     check_range(targets, logits.shape[1], "targets")
     logs = log_softmax(logits)
@@ -111,10 +108,8 @@ def cross_entropy_grad(probabilities: Any, targets: Any, dlosses: Any) -> Any:
     dtype = np.dtype(np.float32) if gpu else probabilities.dtype
     check_beside("dlosses", dlosses, targets.shape, dtype, "probabilities", probabilities)
     if gpu:
-        from numbsparse.kernels import softmax as kernels
-
         dlogits = empty(probabilities.shape, probabilities.dtype)
-        kernels.cross_entropy_grad(probabilities, targets, dlosses, dlogits)
+        kernels.softmax.cross_entropy_grad(probabilities, targets, dlosses, dlogits)
         return dlogits
     check_range(targets, probabilities.shape[1], "targets")
     dlogits = np.multiply(probabilities, dlosses[:, None], order="C")
@@ -145,10 +140,8 @@ def _along_rows(name: str, x: Any) -> Any:
 
 
 def _on_gpu(name: str, *operands: Any) -> Any:
-    from numbsparse.kernels import softmax as kernels
-
     shape = operands[0].shape
     out = empty(shape, operands[0].dtype)
     rows = prod(shape[:-1]), shape[-1]
-    getattr(kernels, name)(*(reshape(a, rows) for a in (*operands, out)))
+    getattr(kernels.softmax, name)(*(reshape(a, rows) for a in (*operands, out)))
     return out

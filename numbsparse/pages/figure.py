@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.plane import PLANES, speed_ups
+from numbsparse.bench.plane import PLANES
 from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
 from numbsparse.draw import matplotlib_figure
 from numbsparse.pages.committed import card_of
+from numbsparse.pages.mapped import speed_ups
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}

@@ -1,4 +1,5 @@
-"""What a map of the GPU's plane says of ours alone: cliffs along the batch, and the roofline.
+"""What a map of the plane says: ours beside the peers; on a GPU cliffs along the batch and the
+roofline too.
 
 The roofline of a product is what a launch takes, and the longest of three times: each operand and
 the result once through the L2 cache, or through memory where the cache does not hold them; the
@@ -9,17 +10,70 @@ committed (`bench --only limits`); a launch is as short as the quickest product 
 
 from collections.abc import Iterator
 from itertools import combinations
+from itertools import product as every
 from statistics import median
 from typing import NamedTuple
 
 from numbsparse.bench.contestants import OURS
-from numbsparse.bench.plane import Point, point_of
+from numbsparse.bench.plane import PLANES, Point, point_of
 from numbsparse.bench.results import Row
 from numbsparse.pages.committed import CACHE, MEMORY, PIPES, limits
 
+TYPICAL = {"cuda": 0.1, "cpu": 0.2}  # a density: medians are told there
 CACHED = 40e6  # bytes that stay in the L2 cache of an H200 from one replay to the next
 SHARED = 1 / 32  # bytes from shared memory in the time of a float16 operation of wgmma
 FALL, STEP, FAR = 0.9, 1.3, 3.0  # how many times as long a larger batch, one row more, any product
+
+
+def beside(place: str, rows: list[Row]) -> dict[Point, dict[str, float]]:
+    """How many times as fast as each peer, wherever both were timed."""
+    of_point = {point_of(row): row["microseconds"] for row in rows}
+    found = {}
+    for point, microseconds in of_point.items():
+        peers = dict(microseconds)
+        ours = peers.pop(OURS, None)
+        if PLANES[place].dense:
+            peers |= of_point.get(point.dense, {})
+        if ours is not None and peers:
+            found[point] = {name: theirs / ours for name, theirs in peers.items()}
+    return found
+
+
+def speed_ups(place: str, rows: list[Row]) -> list[tuple[Point, float, str]]:
+    """(point, how many times as fast as the best peer, which one) wherever both were timed."""
+    return [
+        (point, *min((times, name) for name, times in of.items()))
+        for point, of in beside(place, rows).items()
+    ]
+
+
+def beside_peers(place: str, rows: list[Row], most: int = 20) -> str:
+    """How the speed-ups are spread, by block size and density, and where we lose most."""
+    found = speed_ups(place, rows)
+    lines = [f"{len(found)} products beside the fastest peer of each"]
+    faults = [row for row in rows if row["faults"]]
+    lines += [f"  not right: {point_of(row)}: {row['faults']}" for row in faults]
+    typical: dict[tuple[str, ...], list[float]] = {}
+    for point, peers in beside(place, rows).items():
+        if point.density == TYPICAL[place]:
+            for name, times in peers.items():
+                typical.setdefault((point.dtype, point.precision, name), []).append(times)
+    lines += [
+        f"  at {TYPICAL[place]:g}, {dtype} {precision}: median {median(ratios):.2f} times {name}"
+        for (dtype, precision, name), ratios in typical.items()
+    ]
+    for size, density in every(PLANES[place].block_sizes, PLANES[place].densities):
+        ratios = [ratio for point, ratio, _ in found if point[1:3] == (size, density)]
+        if ratios:
+            lost = sum(ratio < 1 for ratio in ratios)
+            lines.append(
+                f"  B = {size}, density {density:g}: median {median(ratios):.2f} times the best "
+                f"peer, least {min(ratios):.2f}, slower at {lost} of {len(ratios)}"
+            )
+    for point, ratio, peer in sorted(found, key=lambda each: each[1])[:most]:
+        if ratio < 1:
+            lines.append(f"  {ratio:.2f} of {peer}: {' '.join(map(str, point))}")
+    return "\n".join(lines)
 
 
 class Change(NamedTuple):

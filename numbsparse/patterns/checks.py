@@ -105,6 +105,13 @@ def number(
     return float(value)
 
 
+def flag(argument: str, value: Any) -> bool:
+    """`value` as a bool: True, False, or 0 or 1 of another type."""
+    if not isinstance(value, (*BOOL, *INTEGER)) or value not in (0, 1):
+        raise TypeError(f"{argument} takes True or False, got {value!r}")
+    return bool(value)
+
+
 def word(argument: str, value: Any, words: Collection[str]) -> str:
     """`value`, which is one of the words."""
     if not isinstance(value, str) or value not in words:

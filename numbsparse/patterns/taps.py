@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.patterns.checks import Pattern, as_pattern, integer, real_array
+from numbsparse.patterns.checks import Pattern, as_pattern, flag, integer, real_array
 
 
 def taps(pattern: Any, kernel_size: Any, *, kept: Any = None) -> Pattern:
@@ -56,7 +56,7 @@ def causal(kernel_size: Any, *, centre: bool = True) -> np.ndarray:
         raise ValueError(f"kernel_size takes odd sizes here, which have a centre, got {kernel}")
     number = np.arange(np.prod(kernel)).reshape(kernel)
     middle = number.size // 2
-    return number <= middle if centre else number < middle
+    return number <= middle if flag("centre", centre) else number < middle
 
 
 def _kernel(kernel_size: Any) -> tuple[int, ...]:

@@ -51,8 +51,8 @@ class Given(NamedTuple):
     dbias: DeviceArray
 
 
-def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, arrived):
-    """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last.
+def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived):
+    """dgates[t - 1] from dgates[t], the last one first.
 
     dc is the gradient of c[t] before and after; dbias, float32 (for each tile of the batch WARPS at
     least, 4 * width), is added to. The rest is as in `forward_steps`, but for `values`, which are
@@ -67,7 +67,7 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, first, last, 
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
-    of_steps, size = (first - last, (first - 1) * batch, -batch), (batch, units, width)
+    of_steps, size = (steps - 1, (steps - 1) * batch, -batch), (batch, units, width)
     run_steps(kernel, ring, 1, index, operands, given, arrived, of_steps, size)
 
 

@@ -44,30 +44,30 @@ def serves(values: np.ndarray, batch: int, units: int) -> bool:
     return values.dtype in FLOATS and least < batch <= SLAB // (GATES * units)
 
 
-def forward(first, last, gates, bias, kept, hs, cs, values, index):
-    """h[first + 1] to h[last], c, and i, f, g and o in `gates` in the place of their x parts.
+def forward(gates, bias, kept, hs, cs, values, index):
+    """h[1:], c[1:], and i, f, g and o in `gates` in the place of their x parts.
 
     gates (time, batch, 4 * width), hs and cs (time + 1, batch, units).
     """
     x = np.empty(gates.shape[1:], gates.dtype)
     by_gates = (by_gate(a, values.shape[1]) for a in (x, gates, bias))
     arrays = x, *by_gates, all_kept(kept, hs), hs, cs
-    _run(forward_kernel, (first, last), arrays, values, index.columns, hs.shape[1:])
+    _run(forward_kernel, len(gates), arrays, values, index.columns, hs.shape[1:])
 
 
-def backward(first, last, gates, kept, cs, dy, dgates, dc, dbias, values, index):
-    """dgates[t - 1] from dgates[t], for t = first - 1, first - 2, ..., last, in place of the gates.
+def backward(gates, kept, cs, dy, dgates, dc, dbias, values, index):
+    """dgates[t - 1] from dgates[t], the last one first, in place of the gates.
 
     dc is the gradient of c[t] before and after; dbias (1, 4 * width) is added to.
     """
     dh = np.empty(dc.shape, dc.dtype)
     arrays = dh, dgates, by_gate(dgates, values.shape[1]), all_kept(kept, cs), cs, dy, dc
-    _run(backward_kernel, (first, last), arrays, values, index.rows, dgates.shape[1:])
-    for t in reversed(range(last - 1, first - 1)):
+    _run(backward_kernel, len(gates) - 1, arrays, values, index.rows, dgates.shape[1:])
+    for t in reversed(range(len(gates) - 1)):
         dbias += np.add.reduce(dgates[t], axis=0)
 
 
-def _run(kernel, ends, arrays, values, walk, shape):
+def _run(kernel, steps, arrays, values, walk, shape):
     """`shape` (batch, features) is that of the operand that is packed in each step."""
     (batch, features), dtype = shape, from_dtype(values.dtype)
     size = values.shape[1]
@@ -78,12 +78,11 @@ def _run(kernel, ends, arrays, values, walk, shape):
     on_cores(
         kernel(dtype),
         (
-            ends,
             arrays,
             (packed, values, tuple(walk), values.nbytes > OUTER_CACHE),
             (address_of(pack_kernel(dtype)), address_of(tiles_kernel(dtype, size, columns))),
         ),
-        phases=1 + PHASES * abs(ends[1] - ends[0]),
+        phases=1 + PHASES * steps,
         work=batch,
         multiply_adds=values.size * batch,
     )
@@ -139,7 +138,6 @@ def steps_kernel(dtype, back, arrays, operand, gates):
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        types.UniTuple(types.int64, 2),  # first, last
         types.BaseTuple.from_types(arrays),
         # packed (panels, features, columns), values (n_blocks, B, B), the walk, line by line or not
         types.Tuple((dtype[:, :, ::1], read_only(dtype, 3), walk, types.boolean)),
@@ -148,11 +146,12 @@ def steps_kernel(dtype, back, arrays, operand, gates):
     pack, multiply = call_of(signature_of_pack(dtype)), call_of(signature_of_tiles(dtype))
 
     @compiled(signature)
-    def kernel(core, progress, share, ends, arrays, recurrent, at):
-        (first, last), (packed, values, walk, by_line), out = ends, recurrent, arrays[0]
+    def kernel(core, progress, share, arrays, recurrent, at):
+        (packed, values, walk, by_line), out = recurrent, arrays[0]
         operands, batch = (packed, values, back, walk, out, by_line), len(out)
-        for step in range(abs(last - first)):
-            t = first - 2 - step if back else first + step
+        steps = len(progress) // PHASES
+        for step in range(steps):
+            t = steps - 1 - step if back else step
             counts = progress[1 + PHASES * step :]
             of_step = arrays[operand][t + 1 if back else t]
             pack(at[0], (core, counts[0], of_step, packed))

@@ -51,14 +51,14 @@ class Given(NamedTuple):
     c: DeviceArray
 
 
-def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, inputs=None):
-    """Steps first to last - 1, of gates (time, batch, 4 * width) and kept (time, batch, units).
+def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
+    """All steps, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
-    of these steps. With inputs, x (time, batch, features) and the values that it meets, gates hold
+    step. With inputs, x (time, batch, features) and the values that it meets, gates hold
     nothing before, and the index is of both weights, those of h above those of x.
     """
-    (_, batch, units), width = c.shape, bias.size
+    (batch, units), (steps, _, width) = c.shape[1:], gates.shape
     ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
     of_read, rows = (ring.FEW, B, B), (1, ROWS, B)
     operands = [(values, of_read), (hs.reshape(1, -1, units), rows)]
@@ -68,7 +68,7 @@ def forward(gates, bias, kept, hs, c, values, index, first, last, arrived, input
     kernel = steps_kernel(KINDS[hs.dtype.name], kept is not None, ring)
     arrays = gates, bias, hs if kept is None else kept, hs, c
     given = Given(*(a.span.view("uint32") if a.itemsize == 2 else a.span for a in arrays))
-    of_steps, size = (last - first, first * batch, batch), (batch, units, width)
+    of_steps, size = (steps, 0, batch), (batch, units, width)
     run_steps(kernel, ring, GATES, index, operands, given, arrived, of_steps, size)
 
 

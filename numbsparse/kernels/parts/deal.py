@@ -21,7 +21,7 @@ def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
     return owners, _deal(np.asarray(costs, np.float64), times, heap, owners)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _deal(costs, times, heap, owners):
     last = 0.0
     for piece in range(costs.size):
@@ -30,7 +30,7 @@ def _deal(costs, times, heap, owners):
     return last
 
 
-@compiled(error_model="numpy")
+@compiled()
 def give(times, heap, cost):
     """A piece to the place that is free first, of those the first one; when the piece ends.
 
@@ -131,7 +131,7 @@ def schedule_parts(
     return tiles, np.arange(len(tiles) + 1, dtype=np.int32)
 
 
-@compiled(error_model="numpy", fastmath={"reassoc"})  # integers are exact in any order
+@compiled(fastmath={"reassoc"})  # integers are exact in any order
 def in_step(counts, warps, order):
     """The groups that warps need, in an order in which they keep step; how many.
 

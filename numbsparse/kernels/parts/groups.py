@@ -48,12 +48,12 @@ def bits_set(typing, word):
     return types.int64(types.uint64), build
 
 
-@compiled(error_model="numpy")
+@compiled()
 def bit_of(number):
     return np.uint64(1) << np.uint64(number)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def lowest_of(word):
     """(the number of the lowest bit that is set, the word without it)."""
     rest = word & (word - np.uint64(1))
@@ -65,7 +65,7 @@ def _count(meets: np.ndarray) -> np.ndarray:
     return np.bitwise_count(meets).sum(1, dtype=np.int64)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _match(meets, order, left, pairs):
     """Match every line with the one of those left that shares most inputs with it."""
     (n, words), pair = meets.shape, 0
@@ -86,7 +86,7 @@ def _match(meets, order, left, pairs):
             pair += 1
 
 
-@compiled(error_model="numpy")
+@compiled()
 def write_shares(record, kept, counts, before):
     """What a record says of its step's kept blocks: a mask for each share, and last the blocks.
 
@@ -114,7 +114,7 @@ def counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndar
     return counts
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _count_blocks(indptr, indices, lines, shift, counts):
     for strip in range(len(lines)):
         for column in range(lines.shape[1]):

@@ -11,7 +11,7 @@ from numba import cuda, float32, int64
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
-from numbsparse.kernels.parts.split import split_exact
+from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import as_float32, store_4xf32
 
 THREADS = 256
@@ -26,6 +26,7 @@ def images_of(
     DEPTH: int,
     by_eights: bool,
     gates: DeviceArray | None = None,
+    alone: bool = False,
 ) -> DeviceArray:
     """Block by block (B, B): its parts of N columns, and in each of these DEPTH terms at a time.
 
@@ -36,22 +37,26 @@ def images_of(
     by_eights : whether lane q of a product has terms 2 q and 2 q + 1 of every 8, else its four
         neighbours of every 16
     gates : what each block is multiplied by; one that is 0 is zeros, whatever it holds
+    alone : hi without lo, the nearest tf32
 
     The e-th 8 columns of 32 are e, 4 + e, 8 + e and so on: a lane's sums are then of neighbours.
     Fewer than 32 are in order. See `fragments_tf32.coordinates`.
     """
-    images = empty((2 * values.size,), values.dtype)
+    images = empty(((1 if alone else 2) * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
     gated = gates is not None
-    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated)
+    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated, alone)
     more = in_features, gates if gated else (), images
     launch(kernel, grid, THREADS, values.span, strides, block_rows, *more)
     return images
 
 
 @cache
-def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = False) -> Any:
+def image_kernel(
+    B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = False, alone: bool = False
+) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
+    HALVES, split = 1 if alone else 2, splitting(not alone, fast=True)
     column_of = coordinates(N // 8)
 
     @cuda.jit
@@ -71,10 +76,11 @@ def image_kernel(B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = Fals
             if block_rows[block] * B + k < in_features and gate != 0:
                 value = values[block * (B * B) + k * strides[0] + n * strides[1]]
                 value = value * gate if gated else value
-            hi, lo = split_exact(value)
+            hi, lo = split(value)
             his[q], los[q] = as_float32(hi), as_float32(lo)
-        to = at // HALF * (2 * HALF) + at % HALF
+        to = at // HALF * (HALVES * HALF) + at % HALF
         store_4xf32(images, to, his[0], his[1], his[2], his[3])
-        store_4xf32(images, to + HALF, los[0], los[1], los[2], los[3])
+        if not alone:
+            store_4xf32(images, to + HALF, los[0], los[1], los[2], los[3])
 
     return kernel

@@ -64,7 +64,7 @@ def parts_of(lines: int) -> np.ndarray:
     return np.arange(parts + 1) * lines // parts
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _grow(indptr, columns, down, across, of_rows, of_columns, slots, pair, most):
     """`Items` of a part, with how many blocks each has, until every block is in one.
 
@@ -159,13 +159,13 @@ def _rise(numbers):
         numbers[at] = number
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _add(numbers, own, by):
     for k in range(own.size):
         numbers[k] = np.int32(numbers[k] + own[k] * by)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _best(gains, opens, counts, free):
     """The first line of highest score among those that gain blocks and fit; -1 for none.
 
@@ -179,7 +179,7 @@ def _best(gains, opens, counts, free):
     return -1 if best == NEVER else -best % LINES
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _apart(gains, counts, n):
     """The first row that has most blocks, of those that meet none inside; -1 for none."""
     best = np.int32(0)

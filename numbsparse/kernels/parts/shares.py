@@ -47,7 +47,7 @@ def spread(counts: np.ndarray, shares: int, warps: int) -> Work:
     return Work(units, each, filled, np.stack([cut_lines, begins, many], 1).repeat(many, 0))
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _run(line, first, count, name, share, loads, warps, each, units, filled):
     """The units of pieces in the order of shares, in equal runs of a share's warps.
 

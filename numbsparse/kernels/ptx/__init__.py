@@ -93,6 +93,7 @@ store_2xu32 = _here.store_2xu32  # (array, j, 2 uint32)
 
 # Rounding and packing; 8.0.
 cvt_rna_tf32 = _here.cvt_rna_tf32  # float32 -> uint32, the nearest tf32, ties away from zero
+cvt_rn_tf32 = _here.cvt_rn_tf32  # the same, ties to even: one instruction, not three; 9.0
 pack_half2 = _here.pack_half2  # (lo, hi) float32 -> uint32, two float16
 pack_bfloat2 = _here.pack_bfloat2  # (lo, hi) float32 -> uint32, two bfloat16
 unpack_half2 = _here.unpack_half2  # uint32 -> (lo, hi) float32, of two float16
@@ -189,7 +190,9 @@ fewer_registers = _wgmma.fewer_registers
 # Products whose operands are anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
 # two words for each of `units` products of 64 rows, says where a and b are from shared[i] on; the
 # first `number` of them are computed, or of a single one the columns sizes[number - 1].
-wgmma_units = _cluster.wgmma_units  # (kind, units, sizes, k_steps, a: Operand, b: Operand)
+wgmma_units = _cluster.wgmma_units  # (kind, units, sizes, k_steps, a: Operand, b, waits=True)
+# (count): makes a function acc -> acc, with all products that did not wait
+wgmma_wait = _cluster.wgmma_wait
 # The same, where a has 32 rows each of two tiles, whose lines run along the sum: by `ldmatrix` they
 # go through registers, for a descriptor would have them one behind the other.
 wgmma_pairs = _cluster.wgmma_pairs  # (kind, units, n, k_steps, width of a's lines, b: Operand)

@@ -55,6 +55,7 @@ load_2xu32, store_2xu32 = wide_load(2, u32), wide_store(2, u32)
 load_1xu32 = wide_load(1, u32)
 
 cvt_rna_tf32 = instruction("cvt.rna.tf32.f32 $0, $1;", f32, results=(u32,))
+cvt_rn_tf32 = instruction("cvt.rn.tf32.f32 $0, $1;", f32, results=(u32,))
 pack_half2 = instruction("cvt.rn.f16x2.f32 $0, $2, $1;", f32, f32, results=(u32,))
 pack_bfloat2 = instruction("cvt.rn.bf16x2.f32 $0, $2, $1;", f32, f32, results=(u32,))
 unpack_half2 = instruction(

@@ -134,6 +134,14 @@ def cvt_rna_tf32(x: np.ndarray) -> np.ndarray:
     return (x.view(np.uint32) + half) & np.uint32(0xFFFFE000)
 
 
+def cvt_rn_tf32(x: np.ndarray) -> np.ndarray:
+    """float32 to the bits of the nearest tf32, ties to even; a NaN is 0x7FFFE000."""
+    bits = x.view(np.uint32)
+    up = bits + np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    rounded = np.where(np.isfinite(x), up, bits) & np.uint32(0xFFFFE000)
+    return np.where(np.isnan(x), np.uint32(0x7FFFE000), rounded)
+
+
 def pack_half2(lo: np.ndarray, hi: np.ndarray) -> np.ndarray:
     """Two float32 to two float16 in one register, rounded to nearest even; a NaN is 0x7FFF."""
     pairs = np.array((lo, hi)).T

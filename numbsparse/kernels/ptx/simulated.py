@@ -18,6 +18,9 @@ from numbsparse.simulator.threads import current
 
 _FLOAT = np.zeros(1, np.float32)  # one register, in each of its types
 _BITS, _HALVES = _FLOAT.view(np.uint32), _FLOAT.view(np.float16)
+_TWO_NANS = np.uint32(0x7FFF7FFF)
+_PAIR = np.zeros(2, np.float32)
+_PAIR_BITS = _PAIR.view(np.uint32)
 _ITEM_BYTES = {np.uint8: 1, np.uint16: 2, np.uint32: 4, np.float32: 4}
 _MOST_HALF = float(np.finfo(np.float16).max)
 _SMALL, _ONE = np.finfo(np.float32).tiny, np.float32(1)
@@ -154,16 +157,31 @@ def cvt_rna_tf32(x):
     return meaning.cvt_rna_tf32(_FLOAT)[0]
 
 
+def cvt_rn_tf32(x):
+    _FLOAT[0] = register(np.float32, x)
+    return meaning.cvt_rn_tf32(_FLOAT)[0]
+
+
 def pack_half2(lo, hi):
     lo, hi = register(np.float32, lo), register(np.float32, hi)
     if abs(float(lo)) <= _MOST_HALF and abs(float(hi)) <= _MOST_HALF:  # as most are
         _HALVES[0], _HALVES[1] = lo, hi
         return _BITS[0]
+    if lo != lo and hi != hi:  # as memory is that nobody wrote
+        return _TWO_NANS
     return meaning.pack_half2(lo, hi)[()]
 
 
 def pack_bfloat2(lo, hi):
-    return meaning.pack_bfloat2(register(np.float32, lo), register(np.float32, hi))[()]
+    lo, hi = register(np.float32, lo), register(np.float32, hi)
+    if lo == lo and hi == hi:  # as most are; with integers of Python's in a tenth of the time
+        _PAIR[0], _PAIR[1] = lo, hi
+        low, high = _PAIR_BITS.tolist()
+        low, high = low + 0x7FFF + (low >> 16 & 1), high + 0x7FFF + (high >> 16 & 1)
+        return np.uint32(low >> 16 | high & 0xFFFF0000)
+    if lo != lo and hi != hi:
+        return _TWO_NANS
+    return meaning.pack_bfloat2(lo, hi)[()]
 
 
 def ex2(x):

@@ -9,12 +9,15 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic
 
 from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, emit, f32, i32, u32
+from numbsparse.kernels.ptx.wgmma_emitted import in_place
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
+def wgmma_split(
+    n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False, alone: bool = False
+) -> Any:
     count, registers = units * n // 2, units * 4 * k_steps
-    text = _text(n, k_steps, exact, units, apart)
+    text = _text(n, k_steps, exact, units, apart, alone)
     along = 8 if apart else n  # columns whose matrices of the same terms are contiguous
 
     def checked(acc, hi, lo, shared, places):
@@ -32,12 +35,17 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
                 where = address(context, builder, shared, args[3], place, SHARED)
                 # Core matrices, 8 columns x 4 terms: n / 8 side by side, then the next terms.
                 values += [builder.or_(builder.lshr(where, i32(4)), i32(along << 16))]
-            floats = [ir.FloatType()] * count
-            products = emit(builder, text, floats, values, memory=True, early=True)
             data = context.make_array(acc)(context, builder, args[0]).data
-            for k, product in enumerate(products):
-                at = builder.gep(data, [i32(k)])
-                builder.store(builder.fadd(builder.load(at), product), at)
+            sums = [builder.gep(data, [i32(k)]) for k in range(count)]
+            if alone:
+                found = in_place(builder, text, values, [builder.load(at) for at in sums])
+            else:
+                floats = [ir.FloatType()] * count
+                products = emit(builder, text, floats, values, memory=True, early=True)
+                pairs = zip(sums, products, strict=True)
+                found = [builder.fadd(builder.load(at), product) for at, product in pairs]
+            for at, value in zip(sums, found, strict=True):
+                builder.store(value, at)
             return context.get_dummy_value()
 
         return types.void(acc, hi, lo, shared, *(types.int64 for _ in places)), build
@@ -51,13 +59,14 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     return intrinsic({1: multiply, 2: multiply_two}[units])
 
 
-def _text(n, k_steps, exact, units, apart):
+def _text(n, k_steps, exact, units, apart, alone):
     """Everything from the fence to the wait; the small products of all steps come first, because
     the tensor cores cut off what they add, less of a small sum than of a large one."""
     per_unit, registers = n // 2, 4 * k_steps
     of_values = units * per_unit
     of_places = of_values + (2 if exact else 1) * units * registers
-    along, across = (8, 512 * k_steps) if apart else (n, 128)  # across: bytes to 8 columns more
+    # across: bytes to 8 columns more
+    along, across = (8, (256 if alone else 512) * k_steps) if apart else (n, 128)
     small = [(step, a, 1 - a) for step in range(k_steps) for a in (1, 0)] if exact else []
     products = small + [(step, 0, 0) for step in range(k_steps)]
     lines = ["{ .reg .b64 db; .reg .b32 low;", "wgmma.fence.sync.aligned;"]
@@ -71,6 +80,6 @@ def _text(n, k_steps, exact, units, apart):
                 f"add.u32 low, ${of_places + u}, {(b * k_steps + step) * along * 32 >> 4};",
                 f"mov.b64 db, {{low, {across >> 4}}};",
                 f"wgmma.mma_async.sync.aligned.m64n{n}k8.f32.tf32.tf32 "
-                f"{{{acc}}}, {{{part}}}, db, {int(number > 0)}, 1, 1;",
+                f"{{{acc}}}, {{{part}}}, db, {int(alone or number > 0)}, 1, 1;",
             ]
     return " ".join([*lines, "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0; }"])

@@ -11,7 +11,9 @@ from numbsparse.kernels.ptx.wgmma_simulated import accumulators, check_start, mu
 
 
 @cache
-def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False) -> Any:
+def wgmma_split(
+    n: int, k_steps: int, exact: bool, units: int = 1, apart: bool = False, alone: bool = False
+) -> Any:
     """acc += a @ b, 64 x 8 k_steps times 8 k_steps x n: with exact, lo @ hi + hi @ lo + hi @ hi.
 
     Warp w of the warpgroup has rows 16 w to 16 w + 15 of a, in registers as `meaning.A_16x8`, four
@@ -20,17 +22,19 @@ def wgmma_split(n: int, k_steps: int, exact: bool, units: int = 1, apart: bool =
     after all of hi the same of lo; or, with `apart`, each 8 columns by themselves, terms of hi and
     then of lo, be it exact or not. The products start from zero, and acc is added in float32. Two
     units are two such products, one after another in acc, hi and lo, each with a b of its own.
+    With `alone`, b has no lo, and tensor cores add to acc.
     """
     row, column = accumulators(n)
+    halves = 1 if alone else 2
 
     def split_meaning(hi, lo, i, shared):
         a = [_rows(part, k_steps) for part in (hi, lo)]
         check_start(shared, 4 * int(i[0]))
         start = int(i[0]) * 4
-        items, places = shared[start:], start + np.arange(64 * n * k_steps)
+        items, places = shared[start:], start + np.arange(halves * 32 * n * k_steps)
         if apart:
-            read(shared, places.reshape(n // 8, 2, -1)[:, : 1 + exact])
-            strips = items[: places.size].reshape(n // 8, 2, -1)[:, : 1 + exact]
+            read(shared, places.reshape(n // 8, halves, -1)[:, : 1 + exact])
+            strips = items[: places.size].reshape(n // 8, halves, -1)[:, : 1 + exact]
             b = [
                 np.hstack([_terms(strip, 8, k_steps) for strip in part])
                 for part in strips.swapaxes(0, 1)

@@ -165,7 +165,9 @@ def log_sigmoid(x: Any) -> Tensor:
     >>> F.log_sigmoid(Tensor([0.0, -1000.0]))
     Tensor([-6.93147181e-01, -1.00000000e+03])
     """
-    return negative(softplus(negative(as_tensor(x))))
+    x = as_tensor(x)
+    on_gpu(x.data, "x")
+    return negative(softplus(negative(x)))
 
 
 def logsumexp(x: Any) -> Tensor:

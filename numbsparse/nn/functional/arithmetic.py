@@ -67,7 +67,7 @@ def multiply(a: Any, b: Any) -> Tensor:
     if is_block_sparse(a):
         return _scale_block_sparse(a, b)
     if is_block_sparse(b):
-        return _scale_block_sparse(b, a)
+        return _scale_block_sparse(b, a, argument="a")
     return record(
         ops.multiply(data_of(a), data_of(b)),
         *edges(
@@ -275,10 +275,10 @@ def _multiply_block_sparse(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _scale_block_sparse(
-    a: Tensor, by: Any, function: Any = ops.multiply, sign: str = "*"
+    a: Tensor, by: Any, function: Any = ops.multiply, sign: str = "*", argument: str = "b"
 ) -> Tensor:
     if not isinstance(by, ops.NUMBERS):
-        got = type_name(data_of(by))
-        raise TypeError(f"a block-sparse tensor takes a number with {sign}, got {got}")
+        beside, got = f"{sign} and a block-sparse tensor", type_name(data_of(by))
+        raise TypeError(f"{argument} takes a number with {beside}, got {got}")
     scaled = a.matrix.with_values(function(a.matrix.values, by))
     return record(scaled, (a, lambda dy, y: _scale_block_sparse(dy, by, function, sign)))

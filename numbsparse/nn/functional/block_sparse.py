@@ -1,5 +1,6 @@
 """Slices of block-sparse tensors, their sums, and the norms of their blocks."""
 
+from contextlib import suppress
 from typing import Any
 
 from numbsparse import ops
@@ -9,6 +10,8 @@ from numbsparse.nn.functional.arithmetic import as_matrix, cast, multiply
 from numbsparse.nn.functional.columns import blocks_of, by_length
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
+from numbsparse.ops.operands import axes_of
+from numbsparse.patterns.checks import flag
 
 
 def slice_block_sparse(w: Tensor, key: Any) -> Tensor:
@@ -76,9 +79,10 @@ def _largest(values: Tensor) -> Tensor:
 
 def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:
     """`sum` of a block-sparse tensor: of its blocks, or as a product with ones."""
-    axes = (0, 1) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    over = sorted({int(a) % 2 for a in axes if a in (-2, -1, 0, 1)})
-    if len(over) != len(axes) or not over:
+    over: list[int] = []
+    with suppress(TypeError, ValueError):
+        over = sorted(axes_of((0, 1) if axis is None else axis, 2))
+    if not over:
         raise ValueError(f"axis takes 0, 1, both or None, got {axis!r}")
     kept = tuple(1 if nth in over else n for nth, n in enumerate(w.shape))
     if len(over) == 2:
@@ -87,4 +91,4 @@ def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:
         ones = ops.full((w.shape[over[0]],), 1.0, w.dtype, w.device)
         pair = (w, ones) if over[0] else (ones, w)
         total = matmul(*pair, precision="highest")
-    return reshape(total, kept) if keepdims else total
+    return reshape(total, kept) if flag("keepdims", keepdims) else total

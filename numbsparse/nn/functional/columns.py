@@ -52,7 +52,7 @@ def scale_columns(w: Tensor, scale: Tensor, *, tap_features: int | None = None) 
     """
     w, columns = _with_columns(w)
     data, scale = w.matrix, as_tensor(scale, "scale")
-    check_features(data.shape[1:], scale=scale)
+    check_features(data.shape[1:], data.dtype, scale=scale)
     size, out_blocks = data.block_size, data.layout.shape[1]
     padded = _padded(scale, out_blocks * size)
     rows = take_rows(reshape(padded, (out_blocks, size)), columns)
@@ -76,7 +76,7 @@ def normalise_columns(
     """
     v, _ = _with_columns(v, "v")
     data, g = v.matrix, as_tensor(g, "g")
-    check_features(data.shape[1:], g=g)
+    check_features(data.shape[1:], None, g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size
     inner: Any = {"tap_features": tap_features}
     blocks = ops.inside(data, **inner)

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record
+from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import mean
+from numbsparse.ops.operands import on_gpu
 
 
 def linear(
@@ -33,18 +34,24 @@ def linear(
     """
     if not isinstance(weight, Tensor | BlockSparse):
         raise TypeError(f"weight takes a Tensor of a BlockSparse, got {type_name(weight)}")
-    check_features(weight.shape[1:], bias=bias)
+    check_features(weight.shape[1:], weight.dtype, bias=bias)
     y = matmul(x, weight, gate=gate, precision=precision)
     return y if bias is None else add(y, bias)
 
 
-def check_features(shape: tuple[int, ...], **of_features: Any) -> None:
-    """Refuse what has not one number for each feature, which would broadcast; None is taken."""
+def check_features(shape: tuple[int, ...], dtype: np.dtype | None, **of_features: Any) -> None:
+    """Refuse what has not one number for each feature, which would broadcast; None is taken.
+
+    `dtype` is that of the numbers; None, any that is computed with.
+    """
     for name, a in of_features.items():
         if a is not None:
-            got = a.shape if isinstance(a, Tensor) else np.shape(a)
-            if got != shape:
-                raise ValueError(f"{name} takes the shape {shape} here, got {got}")
+            a = unread(a) if isinstance(a, Tensor) else ops.operand(a, name)
+            if a.shape != shape:
+                raise ValueError(f"{name} takes the shape {shape} here, got {a.shape}")
+            on_gpu(a, name)
+            if dtype is not None and a.dtype != dtype:
+                raise TypeError(f"{name} takes {dtype} here, got {a.dtype}")
 
 
 def embedding(table: Tensor, indices: Any) -> Tensor:
@@ -80,7 +87,7 @@ def layer_norm(
     Tensor([[-1.22473569,  0.        ,  1.22473569]])
     """
     x = as_tensor(x)
-    check_features(x.shape[-1:], gain=gain, bias=bias)
+    check_features(x.shape[-1:], x.dtype, gain=gain, bias=bias)
     normalised, inverse_std = ops.layer_norm(x.data, eps)
 
     def gradient(dy: Tensor, y: Tensor) -> Tensor:

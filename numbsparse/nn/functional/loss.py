@@ -7,6 +7,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, once, record
 from numbsparse.nn.functional.arithmetic import data_of, subtract
 from numbsparse.nn.functional.shape import mean, reshape
+from numbsparse.ops.operands import on_gpu, together
 
 
 def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
@@ -59,6 +60,7 @@ def mse_loss(prediction: Tensor, target: Any) -> Tensor:
     2.5
     """
     prediction = as_tensor(prediction, "prediction")
+    on_gpu(prediction.data, "prediction")
     if not isinstance(target, ops.NUMBERS):
         target = target if isinstance(target, Tensor) else ops.operand(target, "target")
         if target.shape != prediction.shape:
@@ -66,6 +68,7 @@ def mse_loss(prediction: Tensor, target: Any) -> Tensor:
                 f"target takes the shape of the prediction, {prediction.shape}, or a number, "
                 f"got {target.shape}"
             )
+        together(prediction=prediction.data, target=data_of(target))
     if 0 in prediction.shape:
         raise ValueError(f"prediction takes one value at least, got the shape {prediction.shape}")
     error = subtract(prediction, target)

@@ -1,13 +1,15 @@
 """Tensor's operators and methods. The tape knows no operation, so they are added here."""
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from numbsparse.autograd import Tensor, is_recording
+from numbsparse.autograd import Tensor, as_tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional import activations, arithmetic, products, shape
+from numbsparse.nn.functional.arithmetic import data_of
 
 
 def _reflected(function: Any) -> Any:
@@ -69,6 +71,32 @@ def _only(convert: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
     return converted
 
 
+def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[[Tensor, Any], Any]:
+    """A comparison of each value, as NumPy's: an array of booleans, on the host.
+
+    Of block-sparse Tensors == and != give what their matrices do.
+    """
+
+    def compared(self: Tensor, other: Any) -> Any:
+        if isinstance(self.data, BlockSparse):
+            return compare(self.data, data_of(other))
+        try:
+            other = as_tensor(other, "other").numpy()
+        except TypeError:  # None, or a word
+            return NotImplemented
+        try:
+            return compare(self.numpy(), other)
+        except ValueError:
+            got = f"got {self.shape} and {other.shape}"
+            raise ValueError(f"{sign} takes shapes that broadcast, {got}") from None
+
+    return compared
+
+
+def _contains(self: Tensor, value: Any) -> bool:
+    return bool(np.any(self == value))
+
+
 def _format(self: Tensor, spec: str) -> str:
     """f"{loss:.3f}": of a Tensor without axes its number is formatted."""
     if spec and self.shape:
@@ -92,7 +120,13 @@ _OPERATORS = {
     "__rmatmul__": _reflected(products.matmul),
     "__getitem__": shape.getitem,
     "__iter__": _iterate,
-    "__contains__": None,  # == compares Tensors, not their values: `1.0 in x` would be False
+    "__eq__": _compared(operator.eq, "=="),
+    "__ne__": _compared(operator.ne, "!="),
+    "__lt__": _compared(operator.lt, "<"),
+    "__le__": _compared(operator.le, "<="),
+    "__gt__": _compared(operator.gt, ">"),
+    "__ge__": _compared(operator.ge, ">="),
+    "__contains__": _contains,
     "__bool__": _only(bool),
     "__int__": _only(int),
     "__float__": _only(float),

@@ -9,7 +9,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.ops.operands import axes_of
+from numbsparse.ops.operands import axes_of, on_gpu, one_axis
 from numbsparse.patterns.checks import INTEGER, integer
 
 Axis = int | tuple[int, ...] | None
@@ -69,6 +69,7 @@ def broadcast_to(x: Any, shape: Shape) -> Tensor:
             [1., 2.]])
     """
     x, shape = as_tensor(x), _sizes(shape)
+    on_gpu(x.data, "x")
     if x.shape == shape:
         return x
     return record(ops.broadcast_to(x.data, shape), (x, lambda dy, y: sum_to(dy, x.shape)))
@@ -82,9 +83,7 @@ def reshape(x: Any, shape: Shape) -> Tensor:
     >>> F.reshape(Tensor([[1.0, 2.0], [3.0, 4.0]]), (-1,))
     Tensor([1., 2., 3., 4.])
     """
-    x = as_tensor(x)
-    if isinstance(unread(x), BlockSparse):
-        raise TypeError(f"x takes a dense Tensor, got {x!r}: see .numpy()")
+    x = _dense(x)
     return record(
         ops.reshape(x.data, _sizes(shape)), (x, lambda dy, y: reshape(dy, x.shape)), reads=()
     )
@@ -106,7 +105,7 @@ def transpose(x: Any, axes: Sequence[int] | None = None) -> Tensor:
         axes = tuple(reversed(range(x.ndim)))
     order = axes_of(axes, x.ndim, "axes")
     if len(order) != x.ndim:
-        raise ValueError(f"axes takes {x.ndim} axes, got {tuple(axes)}")
+        raise ValueError(f"axes takes {x.ndim} axes, got {axes!r}")
     back = tuple(order.index(axis) for axis in range(x.ndim))
     return record(ops.transpose(x.data, order), (x, lambda dy, y: transpose(dy, back)), reads=())
 
@@ -150,7 +149,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """
     tensors = _listed(tensors)
     joined = ops.concatenate([tensor.data for tensor in tensors], axis)
-    axis, start, parts = axis % joined.ndim, 0, []
+    axis, start, parts = one_axis(axis, joined.ndim), 0, []
     for tensor in tensors:
         stop = start + tensor.shape[axis]
         key = (slice(None),) * axis + (slice(start, stop),)
@@ -170,7 +169,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
     """
     tensors = _listed(tensors)
     stacked = ops.stack([tensor.data for tensor in tensors], axis)
-    axis %= stacked.ndim
+    axis = one_axis(axis, stacked.ndim)
     before = (slice(None),) * axis
     parts = [
         (tensor, lambda dy, y, i=i: getitem(dy, (*before, i))) for i, tensor in enumerate(tensors)
@@ -188,8 +187,8 @@ def unbind(x: Any, axis: int = 0) -> list[Tensor]:
     >>> F.unbind(Tensor([[1.0, 2.0], [3.0, 4.0]]))
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
-    x = as_tensor(x)
-    (axis,) = axes_of(axis, x.ndim)
+    x = _dense(x)
+    axis = one_axis(axis, x.ndim)
     keys = [(*(slice(None),) * axis, i) for i in range(x.shape[axis])]
     return _parts(x, keys, lambda pieces: stack(pieces, axis))
 
@@ -202,8 +201,8 @@ def split(x: Any, sections: int, axis: int = -1) -> list[Tensor]:
     >>> F.split(Tensor([1.0, 2.0, 3.0, 4.0]), 2)
     [Tensor([1., 2.]), Tensor([3., 4.])]
     """
-    x = as_tensor(x)
-    (axis,) = axes_of(axis, x.ndim)
+    x = _dense(x)
+    axis = one_axis(axis, x.ndim)
     sections = integer("sections", sections)
     width, rest = divmod(x.shape[axis], sections)
     if rest:
@@ -222,10 +221,17 @@ def _sizes(shape: Any) -> tuple[int, ...]:
         raise TypeError(f"shape takes integers, got {shape!r}") from None
 
 
+def _dense(x: Any, argument: str = "x") -> Tensor:
+    x = as_tensor(x, argument)
+    if isinstance(unread(x), BlockSparse):
+        raise TypeError(f"{argument} takes a dense Tensor, got {x!r}: see .numpy()")
+    return x
+
+
 def _listed(tensors: Sequence[Any]) -> list[Tensor]:
-    if not np.iterable(tensors):
+    if isinstance(tensors, BlockSparse) or not np.iterable(tensors):
         raise TypeError(f"tensors takes a list of Tensors, got {tensors!r}")
-    listed = [as_tensor(tensor, f"tensors[{i}]") for i, tensor in enumerate(tensors)]
+    listed = [_dense(tensor, f"tensors[{i}]") for i, tensor in enumerate(tensors)]
     if not listed:
         raise ValueError("tensors takes at least one Tensor")
     return listed

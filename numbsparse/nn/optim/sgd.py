@@ -9,7 +9,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.optim.groups import Setting
 from numbsparse.nn.optim.optimizer import Optimizer
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import flag, number
 
 
 class SGD(Optimizer):
@@ -53,7 +53,7 @@ class SGD(Optimizer):
         number("lr", lr)
         number("momentum", momentum, below=1)
         number("weight_decay", weight_decay)
-        if nesterov and momentum == 0:
+        if flag("nesterov", nesterov) and momentum == 0:
             raise ValueError("nesterov takes a momentum above 0")
 
     def slots_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.layout import Layout, as_layout
+from numbsparse.nn.linear import check_block_size
 from numbsparse.nn.utils.weights import on_host
 from numbsparse.patterns.checks import integer
 
@@ -47,7 +48,11 @@ def absent_norms(
     for argument, a in (("x", x), ("dy", dy)):
         if a.ndim != 2:
             raise ValueError(f"{argument} takes the shape (batch, features), got {a.shape}")
+    if x.shape[0] != dy.shape[0] or x.dtype != dy.dtype:
+        got = f"{x.shape} of {x.dtype} and {dy.shape} of {dy.dtype}"
+        raise ValueError(f"x and dy take one batch and one dtype, got {got}")
     size = integer("block_size", block_size)
+    check_block_size(size)
     grid = tuple(-(-a.shape[1] // size) for a in (x, dy))
     if grid != layout.shape:
         raise ValueError(f"layout takes {grid} blocks for this x and dy, got {layout.shape}")

@@ -7,6 +7,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, tensors_of
+from numbsparse.dtypes import type_name
 from numbsparse.patterns.checks import number
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def clip_grad_norm(
     """
     if number("max_norm", max_norm) == 0:
         raise ValueError(f"max_norm takes a number above 0, got {max_norm!r}")
+    if scaler is not None and not hasattr(scaler, "array_in"):
+        raise TypeError(f"scaler takes a LossScaler, got {type_name(scaler)}")
     found = [p for p in tensors_of("parameters", parameters) if p.grad is not None]
     gradients: list[Any] = [p.grad for p in found]
     if not found:

@@ -12,6 +12,7 @@ from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     SCOPES,
     Changing,
+    as_model,
     check_density,
     largest_of_all,
     norms_of,
@@ -74,7 +75,7 @@ class GroupLasso(Changing):
         growth: float = 1.02,
         scope: str = "layer",
     ):
-        self.model = model if isinstance(model, Module) else list(model)
+        self.model = as_model(model)
         self.density, self.scope = number("density", density, most=1), word("scope", scope, SCOPES)
         self.growth = number("growth", growth, least=1)
         weights = weights_of(self.model)
@@ -109,5 +110,5 @@ def _scale(w: Any, by: np.ndarray) -> None:
     """w.data[b] *= by[b], in place."""
     if w.is_transposed:
         w, by = w.T, by[w.layout.index.columns.blocks]
-    numbers: Any = moved(by.astype(ops.gate_dtype(w)), w.device)
+    numbers: Any = moved(by.astype(ops.state_dtype(w.dtype)), w.device)
     ops.copy_into(w.values, ops.gated(w, numbers, ops.all_blocks(w, numbers)).values)

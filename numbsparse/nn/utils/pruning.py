@@ -11,6 +11,7 @@ from numbsparse.nn.utils.weights import (
     SCOPES,
     SHARE,
     Changing,
+    as_model,
     check_density,
     followers_of,
     keep,
@@ -160,7 +161,7 @@ class GradualPruning(Changing):
         scope: str = "layer",
         remap: Any = (),
     ):
-        self.model = model if isinstance(model, Module) else list(model)
+        self.model = as_model(model)
         self.density = number("density", density, most=1)
         self.start, self.every = integer("start", start, least=0), integer("every", every)
         self.stop = integer("stop", stop, least=self.start + 1)

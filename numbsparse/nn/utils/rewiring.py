@@ -16,6 +16,7 @@ from numbsparse.nn.utils.weights import (
     SHARE,
     Changing,
     Weight,
+    as_model,
     check_density,
     check_names,
     followers_of,
@@ -117,7 +118,7 @@ class Rewiring(Changing):
         remap: Any = (),
         seed: int | None = None,
     ):
-        self.model = model if isinstance(model, Module) else list(model)
+        self.model = as_model(model)
         self.fraction, self.every = number("fraction", fraction, most=1), integer("every", every)
         self.grow, self.by = word("grow", grow, RULES), ops.checked_norm(by)
         self.stop = None if stop is None else integer("stop", stop)

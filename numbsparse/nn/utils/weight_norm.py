@@ -3,8 +3,7 @@
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn import functional
@@ -50,7 +49,7 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
             f"module takes a layer with a block-sparse parameter `weight`, "
             f"got a {type(module).__name__}"
         )
-    wide = np.float32 if weight.dtype.itemsize == 2 else weight.dtype
+    wide = ops.state_dtype(weight.dtype)
     own = functional.cast(Tensor(weight.data), wide)
     lengths = functional.column_norms(own, eps, tap_features=module.tap_features)
     state: Any = module

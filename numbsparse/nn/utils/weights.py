@@ -67,15 +67,22 @@ class Weight(NamedTuple):
         return data  # type: ignore[no-any-return]
 
 
+def as_model(model: Any) -> Any:
+    """A Module, or the list of Parameters that stands for one."""
+    if isinstance(model, Module):
+        return model
+    if isinstance(model, Tensor | BlockSparse) or not isinstance(model, Iterable):
+        raise TypeError(f"model takes a Module or a list of Parameters, got {type_name(model)}")
+    return list(model)
+
+
 def weights_of(model: Any) -> list[Weight]:
     """The block-sparse parameters, each once."""
     if isinstance(model, Module):
         found = [_in_module(module, name, p) for module, name, p in model._found()]
         found = [w for w in found if not _is_gate(w)]
     else:
-        is_list = isinstance(model, Iterable) and not isinstance(model, Tensor)
-        listed = list(model) if is_list else []
-        found = [Weight(f"model[{i}]", p) for i, p in enumerate(listed)]
+        found = [Weight(f"model[{i}]", p) for i, p in enumerate(as_model(model))]
         for weight in found:
             if not isinstance(weight.parameter, Tensor):
                 raise TypeError(
@@ -191,10 +198,11 @@ def largest(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def followers_of(remap: Any) -> list[Any]:
-    is_one = hasattr(remap, "remap") or not hasattr(remap, "__iter__")
+    is_one = hasattr(remap, "remap") or not isinstance(remap, Iterable) or hasattr(remap, "shape")
     followers = [remap] if is_one else list(remap)
     for follower in followers:
-        if not callable(getattr(follower, "remap", None)) or not hasattr(follower, "__dict__"):
+        follows = callable(getattr(follower, "remap", None)) and hasattr(follower, "__dict__")
+        if not follows or isinstance(follower, BlockSparse):
             raise TypeError(f"remap takes optimizers and averages, got {type_name(follower)}")
     return followers
 

@@ -40,27 +40,30 @@ FARTHEST = 4  # stride: of a line of 64 pixels the copy engine takes no more
 
 def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str | None:
     """What the copy engine does not serve, and what would be wasteful."""
-    if product == "weight_grad" and dtype == "float32":
-        return "has no weight-gradient of float32"
     if not call:
         return None
     window, *features = call
-    whole = [8 if product == "weight_grad" else size, size if dtype == "float32" else 8]
+    whole = [size, size if dtype == "float32" else 8]
+    if product == "weight_grad":
+        whole = [8, 8]
     if product == "input_grad":
         whole.reverse()
     elif max(window.stride) > FARTHEST:
         return f"takes a stride of up to {FARTHEST} in {product}, got {window.stride}"
     if any(n % by for n, by in zip(features, whole, strict=True)):
         return f"takes multiples of {whole} features in {product}, got {features}"
-    if dtype == "float32" or not batch:
+    if not batch or (dtype == "float32" and product != "weight_grad"):
         return None
-    part, of = min(size, max(lines.SHAPES[2])), window.whole(product)
-    shape: Any = gradient.SHAPES[part]
-    if product != "weight_grad":
-        of = window.seeing(product)
+    if product == "weight_grad":
+        itemsize, of = 4 if dtype == "float32" else 2, window.whole(product)
+        part = gradient.part_of(size, itemsize)
+        rows, cut = gradient.SHAPES[itemsize][part].ROWS, gradient.cut_of(of, batch, part, itemsize)
+    else:
+        part, of = min(size, max(lines.SHAPES[2])), window.seeing(product)
         n_lines = -(-features[product == "forward"] // part)
         shape = lines.shape_for(of, batch, 2, part, n_lines)
-    if not lines.cut_for(of, batch, shape, part)[0].is_filled(of, batch, shape.ROWS):
+        rows, cut = shape.ROWS, lines.cut_for(of, batch, shape, part)
+    if not cut[0].is_filled(of, batch, rows):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 
@@ -95,5 +98,6 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         fill(dvalues, 0.0)
         return
     x, dy = map(aligned_images, (x, dy))
-    if not gradient.weight_grad(x, dy, index, window, dvalues):
+    even = gradient.weight_grad(x, dy, index, window, dvalues, precision)
+    if not even or (x.itemsize == 4 and precision == "highest"):
         repair_blocks(x, dy, index, window, dvalues)

@@ -76,7 +76,7 @@ class Shape(NamedTuple):
 
 SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
     2: {
-        16: Shape(4, 2, 2, 768, 3, 2, 9),
+        16: Shape(4, 2, 2, 896, 3, 2, 9),
         32: Shape(2, 2, 2, 448, 2, 2, 9),
         64: Shape(2, 2, 1, 448, 2, 8, 1),
     },
@@ -119,9 +119,11 @@ def multiply_lines(product, x, values, index, window, y, precision):
     parts, lines = values.shape[1] // size, -(-y.shape[2] // size)
     if itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    w = weight_of(values, index.block_rows, size, transposed)
+    w = weight_of(values, index.block_rows, size, transposed, arithmetic)
     of = window.seeing(product)
     shape = shape_for(of, batch, itemsize, size, lines)
+    if arithmetic == "high":  # whose blocks of w are hi alone
+        shape = shape._replace(W_TAPS=2 * shape.W_TAPS)
     places = shape.RESIDENT * multiprocessors()
     how, chunks = cut_for(of, batch, shape, size, itemsize)
     cuts = of, how.box, chunks, prod(how.tiles), places, parts
@@ -241,7 +243,8 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
     `box` is the size of one, in pieces of 16 bytes; `at` is where a warp is in the rings.
     """
     X_STAGES, W_STAGES, W_TAPS = shape[4:]
-    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16, adds.add
+    W_FULL, SLOT = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16
+    add, finish = adds.add, adds.finish
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):
@@ -263,6 +266,7 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
                             coming = units.shift[entry]
                         acc = add(acc, ring, x_place, shift, w_place, own)
                         w_place = uint32(w_place + SLOT)
+                    acc = finish(acc)
                     if first_lane:
                         mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
                     w_at, w_phase = following(w_at, w_phase, W_STAGES)

@@ -37,11 +37,13 @@ from numbsparse.kernels.ptx import (
     to_local,
     wgmma_split,
     wgmma_units,
+    wgmma_wait,
     zeros,
 )
 
 ROWS = 16  # of a warp
 CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
+WAITS = True
 NO_EDGE = 2**31 - 1  # features: only whole blocks are served
 
 
@@ -57,6 +59,7 @@ class LineProduct(NamedTuple):
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
         None where they are `sums`. Places are in pieces of 16 bytes
+    finish : finish(acc), when all of a stage are added
     store : store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
     """
 
@@ -69,10 +72,13 @@ class LineProduct(NamedTuple):
     begin: Any
     start: Any
     add: Any
+    finish: Any
     store: Any
 
 
-def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) -> DeviceArray:
+def weight_of(
+    values: DeviceArray, rows: DeviceArray, B: int, transposed: bool, arithmetic: str
+) -> DeviceArray:
     """The blocks (n_blocks, size, size) for the copy engine: B x B of one at a time.
 
     rows : their block rows
@@ -81,7 +87,7 @@ def weight_of(values: DeviceArray, rows: DeviceArray, B: int, transposed: bool) 
     if values.itemsize == 2:
         return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
     strides = (1, size) if transposed else (size, 1)  # along the sum and across
-    return images_of(values, strides, rows, NO_EDGE, B, B, False)
+    return images_of(values, strides, rows, NO_EDGE, B, B, False, alone=arithmetic == "high")
 
 
 class Output(NamedTuple):
@@ -107,6 +113,11 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
     return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
 
 
+@cuda.jit(device=True)
+def nothing(acc):
+    return acc
+
+
 @cache
 def product_of_16_bit(
     dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
@@ -114,7 +125,8 @@ def product_of_16_bit(
     LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
     ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand, WAITS)
+    finish = nothing if WAITS else wgmma_wait(COUNT)
     start_from = zeros(COUNT)
     write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
 
@@ -162,15 +174,17 @@ def product_of_16_bit(
                 tma_store_5d(ring, at, y_map, column, x, y, z, int32(image + n))
                 bulk_commit()
 
-    return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, fetch_block, begin, start, add, store))
+    parts = fetch_block, begin, start, add, finish, store
+    return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, *parts))
 
 
 @cache
 def product_of_float32(precision: str, B: int) -> LineProduct:
-    SLOT, LINE, REGISTERS, CHUNKS = 2 * B * B, 4 * B, B // 2, B // CHUNK
-    SWAPS, exact, TB = LINE // 16 - 1, precision == "highest", B // 8
-    split, clear_sums = splitting(exact), clear(1, TB)
-    multiply = wgmma_split(B, TB, exact, 1, True)
+    exact, TB, REGISTERS, CHUNKS = precision == "highest", B // 8, B // 2, B // CHUNK
+    SLOT, PIECES = (2 if exact else 1) * B * B, B // 4  # of 16 bytes of a line
+    LINES = 8 // PIECES  # of which the pieces are swapped alike
+    split, clear_sums = splitting(exact, fast=True), clear(1, TB)
+    multiply = wgmma_split(B, TB, exact, 1, True, not exact)
     store_sums = store_tile(precision, 1, TB, True, row_at)
 
     @cuda.jit(device=True)
@@ -198,11 +212,10 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         hi, lo = cuda.local.array(REGISTERS, uint32), cuda.local.array(REGISTERS, uint32)
         q = uint32(cuda.threadIdx.x) % 4
         for h in range(2):
-            line = uint32((rows[h] + shift) * LINE)
+            line = uint32(rows[h] + shift)
+            start, piece = uint32(x_place + line * PIECES), uint32(line // LINES % PIECES ^ q)
             for c in range(CHUNKS):
-                byte = uint32(line + 16 * (4 * c + q))
-                byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
-                run = load_4xf32(ring, uint32(4 * x_place + byte // 4))
+                run = load_4xf32(ring, uint32(4 * (start + (piece ^ 4 * c))))
                 for j in range(RUN):
                     i = (c * 2 + j // 2) * 4 + j % 2 * 2 + h
                     hi[i], lo[i] = split(run[j])
@@ -215,7 +228,8 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         where = y.batch, y.view, places, own, image, top, first
         store_sums(sums, y.values, where, int64(column), y.features)
 
-    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
+    parts = fetch_block, begin, start, add, nothing, store
+    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, *parts))
 
 
 @cuda.jit(device=True)

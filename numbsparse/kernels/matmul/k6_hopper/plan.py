@@ -256,7 +256,7 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 

@@ -24,7 +24,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
@@ -32,7 +32,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
-from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way
+from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
@@ -82,17 +82,22 @@ def weight_grad(
     if batch == 0:
         fill(dvalues, 0.0)
         return
+    if dvalues.address % BYTES:
+        moved = empty(dvalues.shape, dvalues.dtype)
+        weight_grad(x, dy, index, moved, precision, gates)
+        copy(dvalues, moved)
+        return
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     if kind is None:
-        swapped, tile, *chosen = planned(index, plans.way_of, B)
+        swapped, tile = planned(index, plans.way_of, B)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile, chosen = tile_of(B, dy_transposed, index), []
-    steps, plan = -(-batch // tile.DEPTH), plans.plan if kind is None else shares.plan
+        tile = tile_of(B, dy_transposed, index)
+    plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
-    processors = multiprocessors() * tile.RESIDENT
-    *tables, cut, pieces = planned(index, plan, tile, *chosen, steps, processors, edges)
+    steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
+    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors, edges)
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
@@ -100,17 +105,13 @@ def weight_grad(
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and not tile.STAYS
     more = Gates(gates, cut) if by_gates else ()
+    out: DeviceArray = of_bits(dvalues.span)
     if kind is None:
-        wide, exact = dvalues.address % BYTES == 0, precision == "highest"
-        kernel = kernel_of_float32(tile, exact, wide, orders, by_gates)
-        finish = finish_float32(B, exact)
-        out, dense = dvalues.span, factors_of(x, dy, orders[1:], index)
+        exact = precision == "highest"
+        kernel, finish = kernel_of_float32(tile, exact, orders, by_gates), finish_float32(B, exact)
+        dense = factors_of(x, dy, orders[1:], index)
     else:
-        wide = tile.STAYS and dvalues.address % BYTES == 0
-        kernel = kernel_of_16_bit(tile, kind, wide, *orders[1:], by_gates)
-        finish = finish_16_bit(kind, B)
-        out, sums = as_stored(dvalues), sums.reshape(-1, B, B)
-        out = out.span if wide else out
+        kernel, finish = kernel_of_16_bit(tile, kind, *orders[1:], by_gates), finish_16_bit(kind, B)
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
@@ -122,11 +123,9 @@ def weight_grad(
         overlap=short,
     )
     if made or pieces:
-        if kind is not None:
-            out = dvalues.span.view(np.uint16)
         size, parts = tile.PART**2, (B // tile.PART) ** 2
         add = add_kernel(size, finish, of_cut(tile, made), parts if by_gates else 0)
-        operands = sums.span, cut, pieces, out, dense, tuple(map(int, orders)), more
+        operands = sums, cut, pieces, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
@@ -173,37 +172,24 @@ def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArra
     return [*found, (part, (1, *lines), swizzle)]
 
 
-def as_stored(dvalues: DeviceArray) -> DeviceArray:
-    """dvalues as what a thread writes at once: one number, or two neighbours of a line."""
-    if dvalues.shape[1] == 32:
-        return dvalues.view(np.uint16)
-    n_blocks, B, _ = dvalues.shape
-    return DeviceArray(dvalues.address, (n_blocks, B, B // 2), np.uint32, None, dvalues.owner)
-
-
 @cache
 def kernel_of_16_bit(
-    tile: Tile,
-    kind: str,
-    wide: bool,
-    x_transposed: bool,
-    dy_transposed: bool,
-    gated: bool = False,
+    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
 ) -> Any:
     return kernel_of(
         tile,
-        tile.UNITS * tile.N // 2,
+        tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
         of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
-        of_16_bit.storer_of_lines(tile, kind) if wide else of_16_bit.storer(tile, kind),
-        of_16_bit.storer(tile, None),
+        of_16_bit.storer(tile, kind),
+        of_16_bit.leaver(tile),
         gated,
     )
 
 
 @cache
 def kernel_of_float32(
-    tile: Tile, exact: bool, wide: bool, orders: tuple[bool, bool, bool], gated: bool = False
+    tile: Tile, exact: bool, orders: tuple[bool, bool, bool], gated: bool = False
 ) -> Any:
     _, x_transposed, dy_transposed = orders
     return kernel_of(
@@ -211,8 +197,8 @@ def kernel_of_float32(
         (tile.UNITS, tile.N // 8, 4),
         of_float32.supplier(tile, exact, x_transposed, dy_transposed, gated),
         of_float32.multiplier(tile, exact, x_transposed, gated),
-        of_float32.storer(tile, tile.B, wide, orders, exact),
-        of_float32.storer(tile, tile.PART, True, orders),
+        of_float32.storer(tile, tile.B, orders, exact),
+        of_float32.storer(tile, tile.PART, orders),
         gated,
     )
 

@@ -7,7 +7,7 @@ are in `weight_grad_float32`.
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, int64, uint32
+from numba import cuda, int32, int64, uint32, uint64
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, Tile
@@ -18,6 +18,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
+    movmatrix_trans,
     redux_or,
     store_4xu32,
     sync_warp,
@@ -109,7 +110,7 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
     add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *operands)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
-    start_from, read_places = zeros(UNITS * tile.N // 2), words(2 * UNITS)
+    start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
 
     @cuda.jit(device=True)
     def multiply(warp, heads, item, places, line, left, shared, base, bars, ring_at, sums):
@@ -131,60 +132,47 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
 
 
 @cache
-def storer(tile: Tile, kind: str | None) -> Any:
-    """store(sums, warp, places, outs, item, out, dense): to kept blocks; rounded if of a kind.
+def leaver(tile: Tile) -> Any:
+    """leave(sums, warp, places, outs, item, out, dense): float32 sums of what was cut.
 
-    Two neighbours at once, except at B = 32, where products are transposed.
+    At B = 32 rows of a product are columns of dy, of two blocks; its columns are those of x.
     """
-    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
-    rounded = PACK[kind or "f16"]
+    B, OUTS, PAIR, PER_UNIT = tile.B, tile.OUTS, tile.PAIR, tile.PAIR * tile.SUMS // tile.OUTS
+    DOWN, ALONG = (1, B) if B == 32 else (B, 1)  # from a product's row to the next, and column
 
     @cuda.jit(device=True)
-    def store(sums, warp, places, outs, item, out, dense):
+    def leave(sums, warp, places, outs, item, out, dense):
         t = uint32(cuda.threadIdx.x)
         group, lane = warp // 4, t % 32
-        m, n = 16 * (t // 32 % 4) + lane // 4, lane % 4 * 2
+        m, n = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0), lane % 4 * 2
         for k in range(OUTS):
-            block = outs[item, group, k]
-            if B == 32:
-                # Rows are columns of dy, of two blocks; columns are those of x.
-                if block >= 0 and m // 32 == k % 2:
-                    for i in range(16):
-                        value = sums[k // 2 * 16 + i]
-                        row, column = n + i // 4 * 8 + i % 2, m % 32 + i // 2 % 2 * 8
-                        if kind is None:
-                            out[block, row, column] = value
-                        else:
-                            out[block, row, column] = rounded(value, value) & 0xFFFF
-            elif block >= 0:
-                row = m + (64 * group if B == 128 else 0)
-                for i in range(0, PER_OUT, 2):
-                    low, high = sums[k * PER_OUT + i], sums[k * PER_OUT + i + 1]
-                    line, column = row + i // 2 % 2 * 8, n + i // 4 * 8
-                    if kind is None:
-                        out[block, line, column] = low
-                        out[block, line, column + 1] = high
-                    else:
-                        out[block, line, column // 2] = rounded(low, high)
+            block = int64(outs[item, group, k])
+            if block >= 0 and (B > 32 or m // 32 == k % 2):
+                first = block * (B * B) + m % B * DOWN + n * ALONG
+                for i in range(0, PER_UNIT, 2):
+                    at = uint64(first + i // 2 % 2 * 8 * DOWN + i // 4 * 8 * ALONG)
+                    out[at] = sums[k // PAIR * PER_UNIT + i]
+                    out[at + uint64(ALONG)] = sums[k // PAIR * PER_UNIT + i + 1]
 
-    return store
+    return leave
 
 
 @cache
-def storer_of_lines(tile: Tile, kind: str) -> Any:
-    """`storer` to blocks of 128, 16 bytes at once: four lanes exchange what they have.
+def storer(tile: Tile, kind: str) -> Any:
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks, 16 bytes at once.
 
-    Lane q of the four has two columns of every eight, and gets all of every fourth eight. Stored
-    two by two 512 rows took 1.37 times as long, 8,192 1.04 (H200).
+    Four lanes exchange what they have, so that no sector of 32 bytes is written in parts: lane q of
+    the four has two columns of every eight, and gets all of every fourth eight. At B = 32, where
+    products are transposed, it has rows instead, and they are transposed first.
     """
-    B, OUTS, PER_OUT = tile.B, tile.OUTS, tile.UNITS * tile.N // 2 // tile.OUTS
+    B, UNITS, OUTS, PER_OUT = tile.B, tile.UNITS, tile.OUTS, tile.SUMS // tile.OUTS
     rounded = PACK[kind]
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
         t = uint32(cuda.threadIdx.x)
         group, lane = warp // 4, t % 32
-        row = 16 * (t // 32 % 4) + lane // 4 + 64 * group
+        row = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0)
         for k in range(OUTS):
             block = int64(outs[item, group, k])
             if block >= 0:
@@ -198,7 +186,24 @@ def storer_of_lines(tile: Tile, kind: str) -> Any:
                             rounded(sums[at + 12], sums[at + 13]),
                         )
                         line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
-                        place = (line * B + column) // 2
-                        store_4xu32(out, place, words[0], words[1], words[2], words[3])
+                        store_4xu32(out, line * B + column, *words)
 
-    return store
+    @cuda.jit(device=True)
+    def store_pairs(sums, warp, places, outs, item, out, dense):
+        t = uint32(cuda.threadIdx.x)
+        group, part, lane = warp // 4, t // 32 % 4, t % 32
+        row, column = lane // 4 + lane % 4 // 2 * 8, part % 2 * 16 + lane % 2 * 8
+        for unit in range(UNITS):
+            block = int64(outs[item, group, 2 * unit + part // 2])
+            if block >= 0:
+                for i in range(16 * unit, 16 * unit + 16, 8):
+                    words = transposed(
+                        movmatrix_trans(rounded(sums[i], sums[i + 1])),
+                        movmatrix_trans(rounded(sums[i + 2], sums[i + 3])),
+                        movmatrix_trans(rounded(sums[i + 4], sums[i + 5])),
+                        movmatrix_trans(rounded(sums[i + 6], sums[i + 7])),
+                    )
+                    line = block * B + row + 2 * (i % 16)
+                    store_4xu32(out, line * B + column, *words)
+
+    return store_pairs if B == 32 else store

@@ -26,12 +26,14 @@ from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_float32,
+    as_uint32,
     fence_proxy_async,
     load_2xu32,
     load_4xf32,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
+    store_2xu32,
     store_4xf32,
     sync_warp,
     wgmma_split,
@@ -101,13 +103,18 @@ def supplier(
 def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
     """transpose(ring, start, warp, count, buffer): images of `count` strips; see `ptx.wgmma_split`.
 
-    Column 4 g + e of each 32 is in the e-th matrix of 8 columns, there in line g. A lane has four
+    Column 4 k + e of each 32 is in the e-th matrix of 8 columns, there in line 2 k, or from the
+    fifth k on in those between: so four lanes store 64 bytes side by side. Here a lane has four
     terms of each of four columns, or of a feature-major dy 16 terms of one.
     """
     N, LOADERS, HALF, ACROSS = tile.N, tile.LOADERS, tile.DEPTH * tile.N, tile.N // tile.PANEL
     SIZE, PER_IMAGE, IMAGE = tile.PANEL_BYTES // 4, tile.N // 16, tile.IMAGE // 4
     RAW = (4, 4)
     split = splitting(exact)
+
+    @cuda.jit(device=True)
+    def line_of(four):
+        return 4 * (four % 4 * 2 + four // 4)
 
     @cuda.jit(device=True)
     def store(ring, at, a, b, c, d):
@@ -127,7 +134,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
             four = load_4xf32(ring, panel + (16 * chunk + line) * LINE + (low ^ line % 8) * 4)
             for e in range(4):
                 raw[j, e] = four[e]
-        to = image + (4 * chunk + high) * (4 * N) + 4 * low
+        to = image + (4 * chunk + high) * (4 * N) + line_of(low)
         for e in range(4):
             store(ring, to + e * 32, raw[0, e], raw[1, e], raw[2, e], raw[3, e])
 
@@ -146,7 +153,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
                     raw[2 * j + u, e] = four[e]
         for j in range(2):
             eight = 2 * chunk + (j ^ begin)
-            to, k = image + eight * (8 * N) + high * 32 + 4 * low, 2 * j
+            to, k = image + eight * (8 * N) + high * 32 + line_of(low), 2 * j
             for u in range(2):
                 terms = raw[k, u], raw[k, u + 2], raw[k + 1, u], raw[k + 1, u + 2]
                 store(ring, to + u * (4 * N), *terms)
@@ -291,10 +298,8 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 
 
 @cache
-def storer(
-    tile: Tile, B: int, wide: bool, orders: tuple[bool, bool, bool], repairs: bool = False
-) -> Any:
-    """`storer`, to blocks of B x B. `wide` says whether four neighbours may be stored at once.
+def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = False) -> Any:
+    """`storer`, to blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
     split makes NaN of infinities.
@@ -302,7 +307,7 @@ def storer(
     swapped, x_transposed, _ = orders
     UNITS, ACROSS, PARTS = tile.UNITS, tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    FOURS, row_of = wide and not swapped, rows_of(x_transposed)
+    row_of = rows_of(x_transposed)
     nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
@@ -314,30 +319,36 @@ def storer(
         part = int64(outs[item, group, panel * ACROSS + c])
         row = int64(row + step * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32
-        return at + row * DOWN + 8 * (lane % 4) * ALONG if part >= 0 else int64(-1)
+        return at + row * DOWN + 4 * (lane % 4) * ALONG if part >= 0 else int64(-1)
+
+    @cuda.jit(device=True)
+    def store_rows(of, c, i, out, at):
+        for u in range(2):
+            a, b, k = of[4 * c], of[4 * c + 1], 2 * u + i
+            store_4xf32(out, at + u * B, a[k], b[k], of[4 * c + 2, k], of[4 * c + 3, k])
+
+    @cuda.jit(device=True)
+    def store_columns(of, c, i, out, at):
+        for e in range(4):
+            sums = of[4 * c + e]
+            store_2xu32(out, at + e * B, as_uint32(sums[i]), as_uint32(sums[2 + i]))
+
+    store_part = store_columns if swapped else store_rows
 
     @cuda.jit(device=True)
     def store(sums, warp, images, outs, item, out, dense):
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, images, outs, item)
-                for u in range(2):
+                if start >= 0:
                     for i in range(2):
-                        at, k = start + u * DOWN + 4 * i * ALONG, 2 * u + i
-                        if start >= 0:
-                            if FOURS:
-                                store_4xf32(
-                                    out, at, sums[m, 4 * c, k], sums[m, 4 * c + 1, k],
-                                    sums[m, 4 * c + 2, k], sums[m, 4 * c + 3, k],
-                                )  # fmt: skip
-                            else:
-                                for e in range(4):
-                                    out[at + e * ALONG] = sums[m, 4 * c + e, k]
+                        store_part(sums[m], c, i, out, start + 16 * i * ALONG)
         if repairs and nan_in(sums):
             for number in range(UNITS * ACROSS * 16):
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
                 if start >= 0:
-                    repair(out, start + u * DOWN + e * ALONG, dense, orders)
+                    at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
+                    repair(out, at, dense, orders)
 
     return store

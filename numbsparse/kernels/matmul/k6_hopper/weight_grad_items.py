@@ -12,14 +12,14 @@ from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, POOL, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, MAPS, POOL, Tile
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
 ROWS = 8  # block rows of B = 32 whose blocks are computed together
-ALONE, IN_TWOS = 1, 1  # ranks of a copy that no other block of threads gets; the map of RUNS[1]
+IN_TWOS = 1  # the map of RUNS[1]
 
-part_of = cuda.jit(device=True)(plans.part)
+part_of, put = (cuda.jit(device=True)(each) for each in (plans.part, plans.put))
 
 
 class Cut(NamedTuple):
@@ -68,25 +68,10 @@ def finishing(tile: Tile) -> Any:
 
 
 @cache
-def putting() -> Any:
-    """put(loads, share, at, panel, slot, operand, edges, ranks): a copy of one panel."""
-    EDGE = len(RUNS)
-
-    @cuda.jit(device=True)
-    def put(loads, share, at, panel, slot, operand, edges, ranks):
-        at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
-        loads[share, at, 0] = 0 if at_edge else panel
-        number = MAPS * operand + (EDGE if at_edge else 0)
-        loads[share, at, 1] = slot | number << 8 | ranks << 16
-
-    return put
-
-
-@cache
 def finishing_rows(tile: Tile) -> Any:
     """Of one block row: the panels of x, then those of dy of its blocks, dealt to the cluster."""
     PANELS, CLUSTER, GROUPS, OUTS = tile.B // tile.PANEL, tile.CLUSTER, tile.GROUPS, tile.OUTS
-    STEP, put = tile.PANEL_BYTES >> 4, putting()
+    STEP = tile.PANEL_BYTES >> 4
 
     @cuda.jit(device=True)
     def finish_share(item, rank, count, line, own, block, edges, tables):
@@ -141,7 +126,7 @@ def finishing_regions(tile: Tile) -> Any:
     """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
     of a row, dealt evenly to the warpgroups."""
     GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
-    STEP, put = tile.PANEL_BYTES >> 4, putting()
+    STEP = tile.PANEL_BYTES >> 4
 
     @cuda.jit(device=True)
     def keepers(kept, row):
@@ -200,7 +185,7 @@ def finishing_regions(tile: Tile) -> Any:
 def finishing_strips(tile: Tile) -> Any:
     """Of float32: two panels of x for each product, then the panels of the strip."""
     PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
-    GROUPS, UNITS, EACH, put = tile.GROUPS, tile.UNITS, tile.OUTS, putting()
+    GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, edges, tables):

@@ -43,8 +43,8 @@ def no_fours(index: Index) -> tuple[bool]:
 
 
 @on_gpu_of(plans.way_of)
-def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile, None]:
-    return False, plans.tile_of_columns(B, min(B, 64)), None
+def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
+    return False, plans.tile_of_columns(B, min(B, 64))
 
 
 @on_gpu_of(shares.plan)
@@ -54,7 +54,7 @@ def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int, edges: Edges)
 
 @on_gpu_of(plans.plan)
 def plan_of_float32(
-    index: Index, tile: Tile, items: None, steps: int, places: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, places: int, edges: Edges
 ) -> tuple[Any, ...]:
     worth = steps * plans.STEP > WORTH * plans.TO_ADD_FLOAT32
     return tables_of(index, tile, steps, places, edges, worth)
@@ -72,8 +72,16 @@ def tables_of(
     most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
     drafts = Drafts.empty(tile, most)
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
-    ends = tuple(int(n) for edge in edges for n in edge)
-    table = *bits, walk.indptr, walk.blocks, walk.indices, ends, *drafts, starts, numbers
+    table = (
+        *bits,
+        walk.indptr,
+        walk.blocks,
+        walk.indices,
+        plans.flat(edges),
+        *drafts,
+        starts,
+        numbers,
+    )
     if how.LINES == 1:
         longest = (index.rows if by_columns else index.columns).indptr.size - 1
         launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *table)

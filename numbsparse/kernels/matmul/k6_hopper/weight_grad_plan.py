@@ -13,14 +13,14 @@ from typing import NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
 RUNS = (1, 2, 4)  # panels that one copy may load
 MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
 OPERANDS = 2
-ALONE = 1 << 16  # a copy's ranks, where only the block of threads that requests it gets it
+ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
@@ -79,9 +79,9 @@ class Tile(NamedTuple):
         return self.PAIR * self.UNITS * self.N // self.B
 
     @property
-    def MOST(self) -> int:
-        """Kept blocks that a block of threads computes at once."""
-        return self.GROUPS * self.OUTS
+    def SUMS(self) -> int:
+        """Of a thread, of 16 bits."""
+        return self.UNITS * self.N // 2
 
     @property
     def X_PANELS(self) -> int:
@@ -108,13 +108,32 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
+# Two for compiled code of both places.
+
+
 def part(n, parts, k):
     """(begin, end) of part k of n things, the first parts being the longer ones."""
     begin = k * (n // parts) + min(k, n % parts)
     return begin, begin + n // parts + (1 if k < n % parts else 0)
 
 
-@compiled(error_model="numpy")
+def put(loads, share, at, panel, slot, operand, edges, ranks):
+    """A copy of one panel, which these ranks get; edges are `flat`."""
+    at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
+    loads[share, at, 0] = 0 if at_edge else panel
+    number = MAPS * operand + (len(RUNS) if at_edge else 0)
+    loads[share, at, 1] = slot | number << 8 | ranks << 16
+
+
+put_panel = inner()(put)
+
+
+def flat(edges: Edges) -> tuple[int, ...]:
+    """One after the other, as compiled code takes them."""
+    return tuple(int(n) for edge in edges for n in edge)
+
+
+@compiled()
 def cut(times, sums, places, steps, least, rate, to_add):
     """(end, items that stay whole, pieces of each other one): what ends first on `places` places.
 
@@ -177,39 +196,17 @@ def cut_up(
     return heads, loads, places, outs, kept.astype(np.int32), pieces
 
 
-class Items:
-    """Of a layout, longest strips first; the same object for every launch with it.
+def items_of(counts: np.ndarray, tile: Tile) -> tuple[int, np.ndarray, np.ndarray]:
+    """(items, where the products of each strip begin, its number in the item there).
 
-    panels (items, X_PANELS) : of x, two for each product; or -1
-    images (items, GROUPS, UNITS) : which of the item's strips a product takes
-    strips (items, STRIPS) : of dy, or -1
-    outs (items, GROUPS, OUTS) : parts of kept blocks of 32 x 32, in row order; of each product
-        those of its first panel, then those of the second; or -1
+    A product has two of the panels that a strip keeps, which are so many.
     """
-
-    def __init__(self, index: Index, tile: Tile, swapped: bool):
-        walk, n, across = index.rows if swapped else index.columns, tile.B // 32, tile.N // 32
-        counts, each = panels_kept(index, tile.B, tile.N, swapped), tile.UNITS * tile.GROUPS
-        first, image = np.empty((2, counts.size), np.int64)
-        count = -(-_pack(counts, each, tile.STRIPS, first, image) // each)
-        self.panels = np.full((count, 2 * each), -1, np.int32)
-        self.strips = np.full((count, tile.STRIPS), -1, np.int32)
-        self.images = np.full((count, tile.GROUPS, tile.UNITS), -1, np.int32)
-        self.outs = np.full((count, tile.GROUPS, tile.OUTS), -1, np.int32)
-        of_products = self.panels.reshape(-1, 2), self.outs.reshape(-1, 2, across)
-        images = self.images.reshape(count, each)
-        _fill(*walk, n, across, swapped, first, image, self.strips, images, *of_products)
-
-    def __len__(self) -> int:
-        return len(self.panels)
+    (first, image), each = np.empty((2, counts.size), np.int64), tile.UNITS * tile.GROUPS
+    return -(-_pack(counts, each, tile.STRIPS, first, image) // each), first, image
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _pack(counts, each, most, first, images):
-    """Where the products of each strip begin, and its number in the item there; where all end.
-
-    A product has two of the panels that a strip keeps.
-    """
     place = image = 0
     for strip in range(counts.size):
         products = (counts[strip] + 1) // 2
@@ -225,45 +222,6 @@ def _pack(counts, each, most, first, images):
     return place
 
 
-@compiled(error_model="numpy")
-def _fill(
-    indptr, lines, blocks, n, across, swapped, first, image, strips, images, panels, outs
-):  # fmt: skip
-    """panels, outs : of each product in its place; strips, images : of each item"""
-    each, per_line = images.shape[1], max(n // across, 1)
-    for strip in range(first.size):
-        line = strip * across // n
-        i, j, end = indptr[line], indptr[line + 1], indptr[line + 1]
-        last = j if across <= n or line + 2 == indptr.size else indptr[line + 2]  # of a second line
-        kept, number = 2 * first[strip], image[strip]
-        while i < end or j < last:
-            one = j == last or (i < end and lines[i] <= lines[j])
-            other = i == end or (j < last and lines[j] <= lines[i])
-            row = lines[i] if one else lines[j]
-            for r in range(n):
-                product, half = kept // 2, kept % 2
-                if product % each == 0:
-                    number = 0
-                strips[product // each, number] = strip
-                images[product // each, product % each] = number
-                panels[product, half] = row * n + r
-                for c in range(across):
-                    if across > n:
-                        if one and c == 0:
-                            outs[product, half, c] = blocks[i]
-                        elif other and c == 1:
-                            outs[product, half, c] = blocks[j]
-                    else:
-                        column = strip % per_line * across + c
-                        at = column * n + r if swapped else r * n + column
-                        outs[product, half, c] = blocks[i] * n * n + at
-                kept += 1
-            i, j = i + (1 if one else 0), j + (1 if other else 0)
-    for item in range(len(images)):
-        for product in range(1, each):
-            images[item, product] = max(images[item, product], images[item, product - 1])
-
-
 def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
     """How many panels of x each strip of N columns keeps any of."""
     walk, n, across = index.rows if swapped else index.columns, B // 32, N // 32
@@ -274,7 +232,7 @@ def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
     return counts - _met_twice(walk.indptr, walk.indices, np.zeros_like(counts))
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _met_twice(indptr, lines, twice):
     """How many lines both of two neighbours meet."""
     for pair in range((indptr.size - 1) // 2):
@@ -287,15 +245,11 @@ def _met_twice(indptr, lines, twice):
     return twice
 
 
-def way_of(index: Index, B: int) -> tuple[bool, Tile, Items]:
-    """(whether x and dy are exchanged, tile, items): few block rows then make fewer items."""
-
-    def way(swapped: bool) -> tuple[bool, Tile, Items]:
-        tile = tile_of(index, B, swapped)
-        return swapped, tile, Items(index, tile, swapped)
-
-    ways = way(False), way(True)
-    return ways[len(ways[1][2]) <= FEWER * len(ways[0][2])]
+def way_of(index: Index, B: int) -> tuple[bool, Tile]:
+    """(whether x and dy are exchanged, tile): few block rows then make fewer items."""
+    ways = [(swapped, tile_of(index, B, swapped)) for swapped in (False, True)]
+    items = [items_of(panels_kept(index, B, tile.N, swapped), tile)[0] for swapped, tile in ways]
+    return ways[items[1] <= FEWER * items[0]]
 
 
 def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
@@ -322,43 +276,79 @@ def tile_of_columns(B: int, N: int) -> Tile:
 
 
 def plan(
-    index: Index, tile: Tile, items: Items, steps: int, processors: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int, edges: Edges
 ) -> tuple[np.ndarray | int, ...]:
-    """What `cut_up` makes of the items.
+    """What `cut_up` makes of the items, longest strips first.
 
-    Heads end with the strips of an item, its stages, and how many values are in the images of a
-    step, a buffer, and in its panels, a stage. In shared memory the buffers are first.
+    Copies are of x, then of dy; places say which of the item's strips a product takes; outs name
+    parts of kept blocks of 32 x 32, in row order; of each product those of its first panel, then
+    those of the second. Heads end with the strips of an item, its stages, and how many values are
+    in the images of a step, a buffer, and in its panels, a stage. In shared memory the buffers are
+    first.
     """
-    across, n = tile.N // tile.PANEL, len(items)
+    across, blocks = tile.N // tile.PANEL, tile.B // 32
+    n, *of_strips = items_of(panels_kept(index, tile.B, tile.N, swapped), tile)
     loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
-    n_loads, strips = np.zeros(n, np.int64), (items.strips >= 0).sum(1)
-    _load(items.panels, items.strips, across, np.array(edges, np.int64), loads, n_loads)
-    buffer, stage = strips * tile.IMAGE, (tile.X_PANELS + strips * across) * tile.PANEL_BYTES
+    images = np.full((n, tile.GROUPS, tile.UNITS), -1, np.int32)
+    outs = np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32)
+    strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
+    walk = index.rows if swapped else index.columns
+    of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
+    _fill(*walk, blocks, swapped, *of_strips, flat(edges), strips, n_loads, loads, *of_products)
+    many: np.ndarray = (strips >= 0).sum(1)
+    buffer, stage = many * tile.IMAGE, (tile.X_PANELS + many * across) * tile.PANEL_BYTES
     stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
-    heads = np.stack([n_loads, n_loads, strips, stages, buffer // 4, stage // 4], 1).astype(
-        np.int32
-    )
+    heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
 
-    rest = len(items) % processors
-    sums = rest * tile.UNITS * tile.GROUPS * 64 * tile.N
-    times = np.full(len(items), STEP)
+    sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
+    times = np.full(n, STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
-    return cut_up((heads, loads, items.images, items.outs), whole, pieces, steps)
+    return cut_up((heads, loads, images, outs), whole, pieces, steps)
 
 
-@compiled(error_model="numpy")
-def _load(panels, strips, across, edges, loads, counts):
-    """Of each item (panel, slot | map << 8 | rank << 16), panel by panel, of x, then of dy."""
-    n_x = panels.shape[1]
-    for item in range(len(panels)):
-        n = 0
-        for slot in range(n_x + strips.shape[1] * across):
-            operand, of_dy = 1 if slot >= n_x else 0, slot - n_x
-            panel = strips[item, of_dy // across] if operand else panels[item, slot]
-            if panel >= 0:
-                panel = panel * across + of_dy % across if operand else panel
-                at_edge = 1 if edges[operand, 1] and panel == edges[operand, 0] else 0
-                loads[item, n, 0] = 0 if at_edge else panel
-                loads[item, n, 1] = slot | MAPS * operand + len(RUNS) * at_edge << 8 | ALONE
-                n += 1
-        counts[item] = n
+@compiled()
+def _fill(
+    indptr, lines, blocks, n, swapped, first, image, edges, strips, n_loads, loads, images, outs
+):  # fmt: skip
+    """strips (items, STRIPS) : of dy, or -1; images (items, products), outs (products, 2, .)"""
+    across, each = outs.shape[2], images.shape[1]
+    per_line = max(n // across, 1)
+    for strip in range(first.size):
+        line = strip * across // n
+        i, j, end = indptr[line], indptr[line + 1], indptr[line + 1]
+        last = j if across <= n or line + 2 == indptr.size else indptr[line + 2]  # of a second line
+        kept, number = 2 * first[strip], image[strip]
+        while i < end or j < last:
+            one = j == last or (i < end and lines[i] <= lines[j])
+            other = i == end or (j < last and lines[j] <= lines[i])
+            row = lines[i] if one else lines[j]
+            for r in range(n):
+                product, half = kept // 2, kept % 2
+                if product % each == 0:
+                    number = 0
+                item = product // each
+                strips[item, number] = strip
+                images[item, product % each] = number
+                slot = 2 * (product % each) + half
+                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, edges, ALONE)
+                n_loads[item] += 1
+                for c in range(across):
+                    if across > n:
+                        if one and c == 0:
+                            outs[product, half, c] = blocks[i]
+                        elif other and c == 1:
+                            outs[product, half, c] = blocks[j]
+                    else:
+                        column = strip % per_line * across + c
+                        at = column * n + r if swapped else r * n + column
+                        outs[product, half, c] = blocks[i] * n * n + at
+                kept += 1
+            i, j = i + (1 if one else 0), j + (1 if other else 0)
+    for item in range(len(images)):
+        for product in range(1, each):
+            images[item, product] = max(images[item, product], images[item, product - 1])
+        for number in range(strips.shape[1]):
+            for c in range(across if strips[item, number] >= 0 else 0):
+                panel, slot = strips[item, number] * across + c, 2 * each + number * across + c
+                put_panel(loads, item, n_loads[item], panel, slot, 1, edges, ALONE)
+                n_loads[item] += 1

@@ -26,7 +26,7 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
-part_of = inner(error_model="numpy")(plans.part)
+part_of = inner()(plans.part)
 
 
 def plan(
@@ -87,7 +87,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
     return tables
 
 
-@compiled(error_model="numpy")
+@compiled()
 def share_regions(
     which, order, starts, block_rows, block_columns, pair, slot, edges, step,
     heads, loads, places, outs,
@@ -103,7 +103,7 @@ def share_regions(
         for k in range(first, end):
             row = block_rows[order[k]]
             if n == 0 or row != loads[item, n - 1, 0]:
-                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE
+                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE << 16
                 n, run = n + 1, 0
             products += run & (pair - 1) == 0
             run += 1
@@ -119,7 +119,7 @@ def share_regions(
                 count += 1
         for at in range(n, count):
             slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE
+            loads[item, at, 1] = at | ALONE << 16
         each = -(-products // groups)
         group, unit, row = -1, each - 1, -1
         for k in range(first, end):
@@ -143,7 +143,7 @@ def share_regions(
         heads[item, 0], heads[item, 1] = _join(loads[item], n, count, edges), count
 
 
-@compiled(error_model="numpy")
+@compiled()
 def share_rows(
     which, order, starts, rows, columns, panels, cluster, edges, step, heads, loads, places, outs
 ):
@@ -166,7 +166,7 @@ def share_rows(
             for slot in range(panels, panels * (1 + past - begin)):
                 block = order[first + begin + slot // panels - 1]
                 panel = columns[block] * panels + slot % panels
-                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << rank
+                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << 16 + rank
                 copy += 1
             heads[share, 0] = _join(loads[share], of_x, copy, edges)
             heads[share, 1] = panels * (1 + past - begin) if begin < past else 0
@@ -178,7 +178,7 @@ def share_rows(
                     outs[share, group, k - begin] = order[first + k]
 
 
-@inner(error_model="numpy")
+@inner()
 def _join(loads, of_x, end, edges):
     """Copies in the place of the loads, (panel, slot | ranks << 16); how many they are."""
     k = copy = 0

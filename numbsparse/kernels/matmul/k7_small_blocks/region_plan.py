@@ -93,7 +93,7 @@ def plan_boxes(
     return boxes, *rest
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _box(groups, whole, boxes):
     for item in range(len(groups)):
         at = box = 0
@@ -159,7 +159,7 @@ def _region_of_blocks(
     return chosen, items, slots[:n], groups
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
@@ -191,7 +191,7 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     return n, groups
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
     """The groups of each region, those of x first, and in xs and dys the place of each."""
     indptr, rows, _ = walk
@@ -208,7 +208,7 @@ def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
                     place += 1
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _deal_slots(
     walk, group_of, panel_of, items, of_group, B, xs, dys, slots, taken, last, run, codes, used,
     blocks,

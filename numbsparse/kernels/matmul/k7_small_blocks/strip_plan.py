@@ -325,7 +325,7 @@ def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
     return in_block.reshape(kept.shape)[order]
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, places, groups):
     """Where the stages of each strip begin: they take groups while there is room for their steps.
 
@@ -360,7 +360,7 @@ def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, plac
     return firsts
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _write(
     indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes
 ):  # fmt: skip

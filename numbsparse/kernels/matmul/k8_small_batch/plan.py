@@ -68,7 +68,7 @@ def joined(units: np.ndarray, sections: Lines) -> tuple[np.ndarray, Lines]:
     return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), Lines(*map(int, begin))
 
 
-@compiled(error_model="numpy")
+@compiled()
 def name_blocks(units, work, indptr, others, places):
     """Write (place, line of the other operand) of each block of units, and what ends a record.
 
@@ -100,7 +100,7 @@ def lines_of(
     return indptr, xs, places
 
 
-@compiled(error_model="numpy")
+@compiled()
 def _cut_squares(starts, others, blocks, cut, size, transposed, indptr, xs, places):
     at = 0
     for line in range(indptr.size - 1):

@@ -1,0 +1,189 @@
+"""What a team multiplies and leaves in a weight-gradient, of 16 bits and of float32.
+
+In 16 bits a team is a warpgroup: `wgmma` reads both operands, transposed, from shared memory, 64
+rows of features and 64 pixels at a time. Of float32 it transposes none: there a team is a warp, of
+`mma`, whose lanes read neighbours of a line for several of their rows or columns at once, 8 pixels
+at a time. Which pixel is which term of a sum is free, and chosen so that no two lanes share a bank.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, uint16, uint32
+
+from numbsparse.kernels.conv.window import PIXELS
+from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.store import KINDS
+from numbsparse.kernels.ptx import (
+    Operand,
+    as_float32,
+    load_2xu32,
+    load_4xu32,
+    mma_m16n8k8_tf32,
+    to_local,
+    wgmma_units,
+    wgmma_wait,
+    zeros,
+)
+
+WAITS = True
+
+
+@cuda.jit(device=True)
+def nothing(acc):
+    return acc
+
+
+class TeamProduct(NamedTuple):
+    """Of teams of THREADS, which have units, the rows of PANELS taps.
+
+    item, NBYTES : what shared memory holds
+    STEP : pixels that are multiplied at once
+    SCALE : of shifts in lines, for `words`
+    SUMS : the shape of a thread's accumulators in memory
+    start : start(sums), accumulators of zeros, or None where they are `sums`
+    add : add(acc, sums, ring, words, x_line, dy_line, mine), the accumulators with the products of
+        STEP pixels, from these lines of shared memory on, added; None where they are `sums`
+    wait : wait(acc), when all of a stage are added
+    finish : finish(acc, sums), in memory
+    place : place(n, i), the row in its unit and the column of a sum
+    """
+
+    THREADS: int
+    PANELS: int
+    item: Any
+    NBYTES: int
+    STEP: int
+    SCALE: int
+    SUMS: Any
+    start: Any
+    add: Any
+    wait: Any
+    finish: Any
+    place: Any
+
+
+@cache
+def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct:
+    """`words` have the shift of a unit in the low half, the distance of its taps above."""
+    LINE, PIECES = 2 * B, B // 8
+    x_operand, dy_operand = Operand(LINE, 0, True, GROUP * LINE), Operand(LINE, 0, True)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand, WAITS)
+    wait = nothing if WAITS else wgmma_wait(UNITS * B // 2)
+    start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
+
+    @cuda.jit(device=True)
+    def start(sums):
+        return start_from()
+
+    @cuda.jit(device=True)
+    def add(acc, sums, ring, words, x_line, dy_line, mine):
+        where = placed(words, uint32(x_line * PIECES), uint32(dy_line * PIECES))
+        return multiply(acc, ring, 0, where, mine)
+
+    @cuda.jit(device=True)
+    def place(n, i):
+        t = uint32(cuda.threadIdx.x)
+        return uint32(t // 32 % 4 * 16 + t % 32 // 4 + i // 2 * 8), uint32(
+            8 * n + t % 4 * 2 + i % 2
+        )
+
+    sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
+    return TeamProduct(*sizes, start, add, wait, to_local, place)
+
+
+def places_from(u: int, units: int) -> Any:
+    """The places of both operands of the units from u on, as a tuple of two words for each."""
+
+    rest = places_from(u + 1, units) if u + 1 < units else no_places
+
+    @cuda.jit(device=True)
+    def placed(words, x_at, dy_at):
+        return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
+
+    return placed
+
+
+@cuda.jit(device=True)
+def no_places(words, x_at, dy_at):
+    return ()
+
+
+@cache
+def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
+    """A lane has B / 8 neighbours of a line, for the rows or columns that are its own in all `mma`.
+
+    Lane (g, q) has terms q and q + 4 of 8, and of x rows g and g + 8 of each 16, of dy column g of
+    each 8: its neighbours from B / 8 g on, in this order.
+    """
+    EACH, SLABS, EXACT = B // 8, B // 16, precision == "highest"
+    LINES = 32 // B  # of which the pieces are swapped alike
+    split, SUMS, TERMS = splitting(EXACT, fast=True), (UNITS, SLABS * EACH, 4), (2, EACH)
+
+    @cuda.jit(device=True)
+    def load(ring, line, hi, lo):
+        """Two terms of lane (g, q) of the 8 lines from `line` on."""
+        g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
+        for k in range(2):
+            if B == 32:
+                at = uint32(line + 2 * q + k)
+                word = uint32(at * B + 4 * (g ^ at % 8))
+                four = load_4xu32(ring, word)
+                for i in range(4):
+                    hi[k, i], lo[k, i] = split(as_float32(four[i]))
+            else:
+                at = uint32(line + q % 2 + q // 2 * 4 + 2 * k)
+                word = uint32(at * B + 4 * (g // 2 ^ at // LINES % 4) + g % 2 * 2)
+                two = load_2xu32(ring, word)
+                for i in range(2):
+                    hi[k, i], lo[k, i] = split(as_float32(two[i]))
+
+    @cuda.jit(device=True)
+    def multiply(a, s, b, j, c):
+        """c = c + the products of rows 2 s and 2 s + 1 of a by column j of b."""
+        c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
+            a[0, 2 * s], a[0, 2 * s + 1], a[1, 2 * s], a[1, 2 * s + 1], b[0, j], b[1, j],
+            c[0], c[1], c[2], c[3],
+        )  # fmt: skip
+
+    @cuda.jit(device=True)
+    def start(sums):
+        for u in range(UNITS):
+            for n in range(SLABS * EACH):
+                for i in range(4):
+                    sums[u, n, i] = 0
+
+    @cuda.jit(device=True)
+    def add(_, sums, ring, words, x_line, dy_line, mine):
+        dy_hi, dy_lo = cuda.local.array(TERMS, uint32), cuda.local.array(TERMS, uint32)
+        x_hi, x_lo = cuda.local.array(TERMS, uint32), cuda.local.array(TERMS, uint32)
+        few = cuda.local.array(4, float32)
+        load(ring, dy_line, dy_hi, dy_lo)
+        for u in range(UNITS):
+            if u < mine:
+                load(ring, uint32(x_line + words[u]), x_hi, x_lo)
+                for s in range(SLABS):
+                    for j in range(EACH):
+                        own = sums[u, s * EACH + j]
+                        if EXACT:  # see `split`
+                            for i in range(4):
+                                few[i] = 0
+                            multiply(x_lo, s, dy_hi, j, few)
+                            multiply(x_hi, s, dy_lo, j, few)
+                            multiply(x_hi, s, dy_hi, j, few)
+                            for i in range(4):
+                                own[i] += few[i]
+                        else:
+                            multiply(x_hi, s, dy_hi, j, own)
+
+    @cuda.jit(device=True)
+    def finish(_, sums):
+        pass
+
+    @cuda.jit(device=True)
+    def place(n, i):
+        g, q = uint32(cuda.threadIdx.x) % 32 // 4, uint32(cuda.threadIdx.x) % 4
+        row = uint32(EACH * g + n // EACH * 2 + i // 2)
+        return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
+
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, nothing, finish, place))
