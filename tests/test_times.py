@@ -126,7 +126,7 @@ def test_what_is_multiplied_as_if_dense_takes_as_long_for_more_blocks(
     case = product, 8, as_dtype(dtype), batch, "highest"
     few, many = (times.expected(*case, layout(32, 32, density)) for density in (0.25, 1.0))
     assert many["k8_small_batch"] > few["k8_small_batch"]
-    assert (many["k7_small_blocks"] == few["k7_small_blocks"]) is as_dense
+    assert bool(many["k7_small_blocks"] == few["k7_small_blocks"]) is as_dense
 
 
 def test_numbers_share_times():
