@@ -37,8 +37,9 @@ of s blocks a side, about 36 at density 0.1 and B = 16, where k5_tensor_core had
 that no block of a strip or region keeps are not read, so clustered layouts read less.
 
 What limits it at B = 8 is shared memory, which is read for every kept block; where few blocks are
-kept, the bandwidth of the L2 cache: every strip must still read nearly all of x, and has less to
-multiply.
+kept, what a multiprocessor takes in, 30 to 42 bytes a clock: every strip must still read nearly all
+of x, and has less to multiply. Two strips of a cluster read half as much of x from the L2 cache and
+take 5 % less; four took twice as long, and so did two blocks of threads on a multiprocessor.
 
 A weight-gradient of many regions takes as long when nothing is copied, no less when a cluster reads
 x once for two of them, and no less when a warp loads a slot while it multiplies the one before: it

@@ -64,8 +64,9 @@ COUNT = COLUMNS // 2  # sums of a thread
 FETCHERS, INSIDE_BITS = 4, 5  # warps; of a code
 MOST_STAGES = 3 if SIMULATED else 8
 ROOM = {1: float("inf"), 2: 1.0, 4: 0.76}  # of the multiprocessors, for clusters of that size
-# Clocks of a step, of 64 rows and at least; of a tile, and more where its sum is shared.
-OF_ROWS, LEAST, OF_TILE, OF_SUMS = 300, 450, 2500, 1500
+# Microseconds, fitted to an H200: of a step, and more for each 64 rows; of a tile beside them, and
+# for each 64 rows where its sum is shared.
+OF_STEP, OF_ROWS, OF_TILE, OF_SUMS = 0.3, 0.106, 4.7, 1.15
 
 
 class Tile(NamedTuple):
@@ -168,8 +169,8 @@ def shape_of(batch: int, strips: int, steps: float, units: int) -> tuple[int, in
         blocks = strips * -(-batch // (SQUARE * warpgroups)) * split
         if blocks > units * ROOM[split]:
             return float("inf")
-        each = max(OF_ROWS * warpgroups, LEAST)
-        return -(-blocks // units) * (steps / split * each + OF_TILE + OF_SUMS * (split > 1))
+        of_tile = steps / split * (OF_STEP + OF_ROWS * warpgroups) + OF_TILE
+        return -(-blocks // units) * of_tile + OF_SUMS * warpgroups * (split > 1)
 
     return min(every((1, 2, 4), ROOM), key=lambda shape: cost(*shape))
 
