@@ -12,12 +12,13 @@ rows of a product: a tap is one number, where in the box they begin.
 
     lines         forward and input-gradient: rings of boxes and of blocks of w
     products      what is multiplied and stored there, of 16 bits and of float32
-    weight_grad   rows of a product are the features of several taps
+    weight_grad   rows of a product are the features of several taps; `weight_grad_products`
 
 Reads per output are those of the rung before. What limits it is shared memory, from which 64 rows
 of x and one block of w are read for each product.
 
-float32 has its first operand in registers, and so tiles of any shape; it has no weight-gradient.
+float32 has its first operand in registers, and so tiles of any shape; its weight-gradient is by
+`mma`, of pixels that threads read from the box, because `wgmma` transposes none.
 What the copy engine does not serve, and images that tiles of 8 x 8 would fill badly, are refused.
 Larger blocks are taken as several of 64, or of 32.
 """
