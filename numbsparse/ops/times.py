@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul import AS_DENSE, FROM_ROWS
+from numbsparse.kernels.matmul import as_dense_from
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -61,8 +61,8 @@ def expected(
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     as_dense = point.copy()
-    if product != "weight_grad" and str(dtype) != "float32" and batch >= FROM_ROWS:
-        as_dense[1] = min(point[1], np.log2(AS_DENSE.get(block_size, 1)))
+    if product != "weight_grad" and str(dtype) != "float32":
+        as_dense[1] = min(point[1], np.log2(as_dense_from(block_size, batch)))
     logs = {
         name: _at(array, times.axes, as_dense if name == "k7_small_blocks" else point) + 2 * beyond
         for name, array in of_rung.items()
