@@ -29,7 +29,7 @@ from numbsparse.bench.timing import require_times
 from numbsparse.files import write_json
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.conv.costs import MERGING, UNFOLDED
+from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
@@ -155,9 +155,6 @@ class Convolution(NamedTuple):
             names.remove(UNFOLDED)
             by = costs.multipliers(product, size, dtype, precision, *sizes)
             names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
-        if MERGING in names:
-            names.remove(MERGING)
-            names += [f"{MERGING}/{merged}" for merged in costs.larger(size)]
         return names
 
     def sizes(self, name: str) -> tuple[Any, ...]:
@@ -170,9 +167,8 @@ class Convolution(NamedTuple):
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
-        of = self.problem
-        case = self.product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision, of.window
-        return conv.expected(name, of.layout.n_blocks, *case, of.in_features, of.out_features)
+        boxes = costs.boxes_time(name, self.product, self.problem.window)
+        return costs.microseconds(name, *self.sizes(name)) * boxes
 
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
@@ -234,11 +230,10 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
-            if name.startswith(MERGING):  # whose time is that of another rung
-                continue
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
-            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
+            boxes = costs.boxes_time(name, product, each.of.problem.window)
+            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6 / boxes
             timed.setdefault(case, []).append(row)
     factors = {case: fitted(*np.split(np.array(rows), [-1], 1)) for case, rows in timed.items()}
     return {

@@ -28,7 +28,7 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
     product_of_float32,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import Pass, cut, square_shapes
+from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import (
     add_up,
@@ -123,7 +123,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     launch(
         item_kernel(dtype, size, parts, shape, product),
         items * pieces, product.THREADS * shape.TEAMS + 32,
-        x_map, dy_map, fresh, how, plan, sums, stage,
+        x_map, dy_map, fresh, how, of.view.counts, plan, sums, stage,
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
@@ -143,7 +143,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(THREADS + 32))
-    def kernel(x_map, dy_map, fresh, tiling, plan, sums, stage):
+    def kernel(x_map, dy_map, fresh, tiling, counts, plan, sums, stage):
         whole = cuda.shared.array(0, ITEM)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
@@ -190,14 +190,21 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
             tile = tiling.tile
             filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // STEP)
             at, phase = uint32(0), uint32(0)
-            for _ in range(begin, end):
+            # Which axis steps of 8 pixels go along first: those beyond its end are left out.
+            axis, along = (1, tile[1]) if tile[2] == SIDE else (2, tile[2] // SIDE)
+            for step in range(begin, end):
                 mbarrier_wait(bars, at, phase)
-                first = uint32(at * stage)
+                first, left = uint32(at * stage), along
+                if STEP == SIDE:
+                    _, top = tile_of(step, tiling)
+                    left = counts[axis] - top[axis]
+                    left = left if axis == 1 else (left + SIDE - 1) // SIDE
                 if mine > 0:
                     for p in range(part, filled, slices):
-                        x_line = uint32(first + lines[p])
-                        dy_line = uint32(first + tiling.rows + p * STEP)
-                        acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
+                        if STEP > SIDE or p & (along - 1) < left:
+                            x_line = uint32(first + lines[p])
+                            dy_line = uint32(first + tiling.rows + p * STEP)
+                            acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
