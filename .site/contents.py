@@ -98,7 +98,7 @@ REFERENCE = [
         "Arrays on a GPU",
         "A GPU's arrays, its streams, and steps that are captured once and replayed.",
         {
-            "numbsparse": "to_device DeviceArray stream synchronize graph",
+            "numbsparse": "to_device DeviceArray stream synchronize graph compile_ahead",
             "numbsparse.device": "device",
         },
     ),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from numbsparse import nn, patterns, testing
 from numbsparse.autograd import Tensor, grad, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, stream, synchronize, to_device
+from numbsparse.device import DeviceArray, compile_ahead, stream, synchronize, to_device
 from numbsparse.draw import draw
 from numbsparse.graph import graph
 from numbsparse.layout import Layout
@@ -32,6 +32,7 @@ __all__ = [
     "DeviceArray",
     "Layout",
     "Tensor",
+    "compile_ahead",
     "conv",
     "conv_transpose",
     "conv_weight_grad",

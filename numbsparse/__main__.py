@@ -349,7 +349,8 @@ def _sections(names: str) -> tuple[str, ...]:
     """The sections of a list with commas."""
     chosen = tuple(names.split(","))
     if unknown := [name for name in chosen if name not in SECTIONS]:
-        raise argparse.ArgumentTypeError(f"no section {unknown[0]!r}")
+        takes = f"takes some of {', '.join(SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
     return chosen
 
 

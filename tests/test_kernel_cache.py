@@ -185,7 +185,7 @@ def test_machine_code_is_loaded_only_from_a_folder_of_ones_own(folder, monkeypat
 
     built = compiler.Built("built", "kernel", b"code\nmore")
     monkeypatch.setattr(compiler, "build", lambda kernel, signature: built)
-    monkeypatch.setattr(kernel_cache, "_file_of", lambda kernel, signature: "letters.cubin")
+    monkeypatch.setattr(kernel_cache, "file_of", lambda kernel, signature: "letters.cubin")
     code = SimpleNamespace(from_cubin=lambda data: Code(data.decode()))
     monkeypatch.setitem(sys.modules, "cuda.core", SimpleNamespace(ObjectCode=code))
     kernels = [kernel_cache.compiled(None, ()) for _ in range(2)]

@@ -8,6 +8,7 @@ import sys
 from types import ModuleType
 
 from numbsparse.device import replay
+from numbsparse.device.ahead import compile_ahead as compile_ahead
 from numbsparse.device.array import DeviceArray as DeviceArray
 from numbsparse.device.array import copy_of, empty, moved, refill, simulated
 from numbsparse.device.array import to_device as to_device

@@ -5,13 +5,14 @@ linker optimizes (LTO-IR). Here only the latter is made, by `cuda.compile`: the 
 three quarters of the time. A kernel that this does not take is left to Numba.
 """
 
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.device import runtime
+from numbsparse.device import runtime, shortcuts
 
 DEFAULTS = {
     "debug": False,
@@ -58,7 +59,7 @@ def _optimized_once(kernel: Any, signature: tuple[Any, ...]) -> Built | None:
     code = lto_ir(kernel, signature)
     try:
         cubin = linked(kernel, code)
-        name = _name_of_the_kernel(cubin)
+        name = name_of_the_kernel(cubin)
         return Built(cubin.get_kernel(name), name, cubin.code)
     except Exception:
         return None
@@ -84,9 +85,15 @@ def load_numba() -> None:
 
 def lto_ir(kernel: Any, signature: tuple[Any, ...]) -> bytes:
     """What the linker optimizes; takes no GPU."""
+    load_numba()
+    with suppress(Exception), shortcuts.taken():
+        return _lto_ir(kernel, signature)
+    return _lto_ir(kernel, signature)  # whose error, if any, is Numba's own
+
+
+def _lto_ir(kernel: Any, signature: tuple[Any, ...]) -> bytes:
     from numba import cuda, types
 
-    load_numba()
     options, (major, minor) = kernel.targetoptions, runtime.compute_capability()
     code, _ = cuda.compile(
         kernel.py_func,
@@ -120,7 +127,8 @@ def _own() -> str:
     return "a" if runtime.compute_capability() >= (9, 0) else ""
 
 
-def _name_of_the_kernel(linked: Any) -> str:
+def name_of_the_kernel(linked: Any) -> str:
+    """Of the only one there; the driver is asked."""
     driver = runtime.driver()
     library = driver.CUlibrary(int(linked.handle))
     _, kernels = driver.cuLibraryEnumerateKernels(1, library)

@@ -9,7 +9,7 @@ from numba.core.caching import NullCache
 from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
-from numbsparse.device import kept, waits
+from numbsparse.device import kept, shortcuts, waits
 from numbsparse.device.fingerprint import fingerprint
 
 
@@ -42,7 +42,7 @@ class CpuCache(NullCache):  # type: ignore[misc]
 
 
 class _Watch(event.Listener):  # type: ignore[misc]
-    """Notified by Numba when it compiles; reports kernels that have a CpuCache."""
+    """Notified by Numba when it compiles: kernels with a CpuCache, reported and by shortcuts."""
 
     def __init__(self) -> None:
         self._open: list[ExitStack] = []
@@ -51,6 +51,7 @@ class _Watch(event.Listener):  # type: ignore[misc]
         dispatcher, stack = happens.data["dispatcher"], ExitStack()
         if isinstance(getattr(dispatcher, "_cache", None), CpuCache):
             stack.enter_context(waits.said(dispatcher))
+            stack.enter_context(shortcuts.taken())
         self._open.append(stack)
 
     def on_end(self, happens: Any) -> None:

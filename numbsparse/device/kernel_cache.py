@@ -16,19 +16,25 @@ def compiled(kernel: Any, signature: tuple[Any, ...]) -> Any:
 
     Raises what Numba raises where the kernel does not compile.
     """
-    file = _file_of(kernel, signature)
+    file = file_of(kernel, signature)
     if file is not None and (known := _loaded(file)) is not None:
         return known
     # To search the objects of the compiler for garbage, millions, takes a tenth of its time.
     with waits.no_collection(), waits.said(kernel):
         built = compiler.build(kernel, signature)
     if file is not None and built.code is not None:
-        kept.write(file, built.name.encode() + b"\n" + built.code)
+        kept.write(file, pack(built.name, built.code))
     return built.kernel
 
 
-def _file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
-    machine = runtime.compute_capability(), runtime.driver().cuDriverGetVersion()[1]
+def pack(name: str, code: bytes) -> bytes:
+    """What a file holds: the kernel's name in the machine code, if it is known, and that code."""
+    return name.encode() + b"\n" + code
+
+
+def file_of(kernel: Any, signature: tuple[Any, ...]) -> str | None:
+    """The name of its file; None for a kernel that cannot be kept."""
+    machine = runtime.compute_capability(), runtime.driver_version()
     name = fingerprint(kernel, signature, *machine)
     return None if name is None else f"{name}.cubin"
 
@@ -39,5 +45,6 @@ def _loaded(file: str) -> Any:
     with suppress(Exception):  # absent, damaged, or refused by the driver: compile
         if (content := kept.read(file)) is not None:
             name, _, code = content.partition(b"\n")
-            return ObjectCode.from_cubin(code).get_kernel(name.decode())
+            cubin = ObjectCode.from_cubin(code)
+            return cubin.get_kernel(name.decode() or compiler.name_of_the_kernel(cubin))
     return None

@@ -103,7 +103,7 @@ def _missing() -> str | None:
     if device.compute_capability < (7, 0):
         return f"{device.name} is too old: numbsparse takes compute capability 7.0 and up"
     if (library := missing_compiler()) is not None:
-        major = driver().cuDriverGetVersion()[1] // 1000
+        major = driver_version() // 1000
         return f"the compiler library {library} was not found: pip install 'numbsparse[cu{major}]'"
     return None
 
@@ -127,6 +127,12 @@ def driver() -> Any:
     from cuda.bindings import driver
 
     return driver
+
+
+def driver_version() -> int:
+    """Of CUDA, as 13000 for 13.0."""
+    version: int = driver().cuDriverGetVersion()[1]
+    return version
 
 
 def checked(result: tuple[Any, ...], what: str) -> Any:
@@ -254,7 +260,7 @@ def describe(device: int | None = None) -> str:
     """Name and driver of a GPU, of the one in use for None, in a few words."""
     if SIMULATED:
         return "numba-cuda's simulator"
-    version = driver().cuDriverGetVersion()[1]
+    version = driver_version()
     name = card() if device is None else device_at(device).name
     return f"{name}, driver for CUDA {version // 1000}.{version % 1000 // 10}"
 

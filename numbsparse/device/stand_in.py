@@ -21,8 +21,15 @@ class Compiled(NamedTuple):
     cubin: bytes
 
 
-def install() -> list[Compiled]:
-    """Put the card in place; the list grows with each kernel that is compiled from then on."""
+def install(
+    capability: tuple[int, int] = CAPABILITY,
+    multiprocessors: int = MULTIPROCESSORS,
+    compiled: Any = None,
+) -> list[Compiled]:
+    """Put the card in place; the list grows with each kernel that is compiled from then on.
+
+    compiled : what to do in place of `kernel_cache.compiled`; then the list stays empty
+    """
     import cuda.core
     from numba.cuda import dispatcher
 
@@ -35,7 +42,9 @@ def install() -> list[Compiled]:
         found.append(Compiled(f"{module}.{made_by}", code))
         return compiler.Built(found[-1], "", None)
 
-    instead: tuple[tuple[Any, str, Any], ...] = (
+    _Card.compute_capability = capability
+    _Card.properties = SimpleNamespace(multiprocessor_count=multiprocessors)
+    instead: list[tuple[Any, str, Any]] = [
         (runtime, "why_unavailable", lambda: None),
         (runtime, "make_current", lambda device: None),
         (cuda.core, "Device", _Card),
@@ -46,11 +55,14 @@ def install() -> list[Compiled]:
         (memory, "copy_within", lambda to, of, n, at=None: ctypes.memmove(to, of, n)),
         (memory, "_free", lambda block: None),
         (tensor_map, "_encoded", lambda key: np.zeros(tensor_map.WORDS, np.int64)),
-        (kernel_cache, "_file_of", lambda kernel, signature: None),
-        (compiler, "build", build),
         (launch, "Prepared", lambda kernel, nbytes, shared_bytes: kernel),
         (launch, "_start", lambda prepared, values, how, capture: None),
-    )
+    ]
+    if compiled is None:
+        instead.append((kernel_cache, "file_of", lambda kernel, signature: None))
+        instead.append((compiler, "build", build))
+    else:
+        instead.append((kernel_cache, "compiled", compiled))
     for module, name, ours in instead:
         setattr(module, name, ours)
     return found
@@ -63,7 +75,7 @@ def forget() -> None:
 
 
 class _Card:
-    """What the library asks of a cuda.core Device, with the figures of an H200."""
+    """What the library asks of a cuda.core Device, with the figures of an H200 if no others."""
 
     name = "a card that is not there"
     id = device_id = 0

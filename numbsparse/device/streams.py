@@ -246,6 +246,8 @@ def stream(of: Any = None) -> Stream:
 
     Within `torch.cuda.graph(...)`, `with ns.stream(torch.cuda.current_stream())` lets torch capture
     what it would not otherwise: work on numbsparse's own arrays, which are then kept for good.
+    Where JAX has used the GPU in the same process its threads end a capture of torch's that takes
+    long, with or without numbsparse; `capture_error_mode="thread_local"` keeps them apart.
 
     Examples
     --------

@@ -52,7 +52,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # that of the rungs that multiply
 ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
-THREADS, RUN = (32, 8), 4  # 16 bytes each of a pixel; pixels, and those of a warp
+THREADS, RUN = 256, 4  # 16 bytes each of a pixel; pixels that a thread copies
 NONE = -1
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
@@ -194,28 +194,30 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
 def unfold(how: Unfolding, first: int, matrix: DeviceArray) -> None:
     overlap, lines = copy_engine(), matrix.shape[0] * how.taps
     image, entry = divmod(first * how.taps, how.sources.size)
-    run = RUN if lines > 2 * RUN * THREADS[1] * multiprocessors() else 1
+    lanes = min(32, 1 << (how.words // 4 - 1).bit_length())  # of a pixel
+    height = THREADS // lanes
+    run = RUN if lines > 2 * RUN * height * multiprocessors() else 1
     launch(
-        unfold_kernel(run, overlap), -(-lines // (run * THREADS[1])), THREADS,
+        unfold_kernel(run, lanes, overlap), -(-lines // (run * height)), (lanes, height),
         how, image, entry, matrix.span.view("uint32"),
         overlap=overlap,
     )  # fmt: skip
 
 
 @cache
-def unfold_kernel(RUN: int, overlap: bool) -> Any:
-    """A warp copies RUN pixels; from image `image` on, and the `entry`-th of its sources.
+def unfold_kernel(RUN: int, LANES: int, overlap: bool) -> Any:
+    """So many lanes copy RUN pixels; from image `image` on, and the `entry`-th of its sources.
 
     With one pixel it needs few registers, and starts beside the last blocks of a small product.
     """
-    OWN, PIECES = (RUN,), (RUN, 4)
+    OWN, PIECES, HEIGHT = (RUN,), (RUN, 4), THREADS // LANES
 
     @cuda.jit
     def kernel(how, image, entry, matrix):
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
-        line = (cuda.blockIdx.x * THREADS[1] + cuda.threadIdx.y) * RUN
+        line = (cuda.blockIdx.x * HEIGHT + cuda.threadIdx.y) * RUN
         of_image, starts = uint32(how.sources.size), cuda.local.array(OWN, int64)
         for r in range(RUN):
             at = uint32(entry + line + r)
@@ -224,7 +226,7 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
             starts[r] = (int64(image + images) * how.pixels + source) * how.stride
             if source < 0 or int64(line + r) * how.words >= matrix.size:
                 starts[r] = NONE
-        for at in range(4 * cuda.threadIdx.x, how.words, 4 * THREADS[0]):
+        for at in range(4 * cuda.threadIdx.x, how.words, 4 * LANES):
             piece = cuda.local.array(PIECES, uint32)
             for r in range(RUN):
                 for i in range(4):

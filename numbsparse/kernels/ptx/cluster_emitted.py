@@ -61,10 +61,31 @@ def words(count: int) -> Any:
 
 @cache
 def wgmma_units(
-    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
+    kind: str,
+    units: int,
+    sizes: tuple[int, ...],
+    k_steps: int,
+    a: Operand,
+    b: Operand,
+    waits: bool = True,
 ) -> Any:
     count = units * max(sizes) // 2
-    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count), count, units)
+    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count, waits), count, units)
+
+
+@cache
+def wgmma_wait(count: int) -> Any:
+    accumulators, text = types.UniTuple(f32, count), "wgmma.wait_group.sync.aligned 0;"
+
+    def wait(typing, acc):
+        def build(context, builder, signature, args):
+            values = [builder.extract_value(args[0], k) for k in range(count)]
+            results = in_place(builder, text, [], values)
+            return context.make_tuple(builder, signature.return_type, results)
+
+        return accumulators(accumulators), build
+
+    return intrinsic(wait)
 
 
 @cache
@@ -94,7 +115,7 @@ def _multiply(text: str, count: int, units: int) -> Any:
     return intrinsic(multiply)
 
 
-def _chosen(kind, units, sizes, k_steps, a, b, first):
+def _chosen(kind, units, sizes, k_steps, a, b, first, waits):
     """The products of the first units, or of one unit in the size of the number.
 
     A case of its own for each number: ptxas allows no branch between the fence and the wait.
@@ -124,7 +145,7 @@ def _chosen(kind, units, sizes, k_steps, a, b, first):
                 ]
         lines += [
             "wgmma.commit_group.sync.aligned;",
-            "wgmma.wait_group.sync.aligned 0;",
+            "wgmma.wait_group.sync.aligned 0;" if waits else "",
             f"CASE{number}:",
         ]
     return " ".join([*lines, "}"])

@@ -138,7 +138,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
-    START, MULTIPLY = product.start, product.add
+    START, MULTIPLY, WAIT = product.start, product.add, product.wait
     fetch, put = step_fetcher(B, STAGES, product.NBYTES), put_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
@@ -195,6 +195,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                         x_line = uint32(first + in_box(places[p * STEP], tiling.box))
                         dy_line = uint32(first + tiling.rows + p * STEP)
                         acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
+                acc = WAIT(acc)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)

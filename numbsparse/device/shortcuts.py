@@ -1,0 +1,241 @@
+"""Shortcuts through Numba's compiler, taken only while it compiles kernels of this library.
+
+For each function that it compiles Numba works out again what it worked out for the one before.
+Here that is remembered, and what no pass reads is not worked out. The machine code is the same:
+`python -m numbsparse machine-code` compares it. A shortcut replaces one function of Numba's, while
+`taken()` lasts; where a Numba has no such function, that shortcut is none.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from threading import Lock
+from types import FunctionType
+from typing import Any
+
+_lock = Lock()
+_depth = 0  # how many contexts are open
+_replaced: list[tuple[Any, str, Any]] = []  # (owner, name, Numba's own), while one is
+
+Function = Callable[..., Any]
+
+
+@contextmanager
+def taken() -> Iterator[None]:
+    """Within this context, in all threads, Numba takes the shortcuts."""
+    _enter()
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _enter() -> None:
+    global _depth
+    with _lock:
+        if _depth == 0:
+            on_gpu = "numba.cuda.core.postproc" in sys.modules
+            for owner, name, ours in _shortcuts(on_gpu):
+                _replaced.append((owner, name, vars(owner)[name]))
+                setattr(owner, name, ours)
+        _depth += 1
+
+
+def _leave() -> None:
+    global _depth
+    with _lock:
+        _depth -= 1
+        while _depth == 0 and _replaced:
+            setattr(*_replaced.pop())
+
+
+@cache
+def _shortcuts(on_gpu: bool) -> list[tuple[Any, str, Any]]:
+    """(owner, name, what to put there) of all whose owners have such a function."""
+    found = [*_common("numba.core")]
+    if on_gpu:
+        found += [*_common("numba.cuda.core"), *_of_gpu_kernels()]
+    return [(owner, name, make(vars(owner)[name])) for owner, name, make in found]
+
+
+def _common(core: str) -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+    """Those for both of Numba's compilers, which have much text in common."""
+    wanted = [
+        ("postproc", "PostProcessor", "run", lazy_lifetimes),
+        ("ir", "Inst", "_rec_list_vars", variables_only),
+        ("base", "BaseContext", "get_abi_sizeof", sizes_once),
+        ("base", None, "_has_loc", once),
+    ]
+    if core == "numba.core":
+        wanted.append(("types.functions", "BaseFunction", "get_call_type", resolved_once))
+    yield from _there((f"{core}.{module}", *rest) for module, *rest in wanted)
+
+
+def _of_gpu_kernels() -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+    yield from _there([("numba.cuda.dispatcher", "CUDADispatcher", "compile_device", twins)])
+
+
+def _there(wanted: Any) -> Iterator[tuple[Any, str, Callable[[Function], Function]]]:
+    for module, of_class, name, make in wanted:
+        with suppress(ImportError, AttributeError):
+            owner = import_module(module)
+            owner = getattr(owner, of_class) if of_class else owner
+            if name in vars(owner):
+                yield owner, name, make
+
+
+def resolved_once(resolve: Function) -> Function:
+    """Which implementation serves a built-in function for these types of arguments.
+
+    It depends on the templates, which are part of the function's type, and on the compiler's flags.
+    """
+    known: dict[Any, tuple[Any, Any]] = {}
+
+    def get_call_type(self: Any, context: Any, args: Any, kws: Any) -> Any:
+        try:
+            key = self, id(context), tuple(args), tuple(dict(kws).items()), _flags()
+            found = known.get(key)
+        except TypeError:  # not hashable
+            return resolve(self, context, args, kws)
+        if found is None:
+            signature = resolve(self, context, args, kws)
+            known[key] = signature, self._impl_keys[signature.args]
+            return signature
+        signature, self._impl_keys[signature.args] = found
+        return signature
+
+    return get_call_type
+
+
+def _flags() -> Any:
+    """Of the function that is compiled, by either compiler."""
+    for module in ("numba.cuda.core.targetconfig", "numba.core.targetconfig"):
+        stack = module in sys.modules and sys.modules[module].ConfigStack()
+        if stack:
+            return module, *((k, _hashable(v)) for k, v in stack.top()._values.items())
+    return None
+
+
+def _hashable(flag: Any) -> Any:
+    if flag.__hash__:
+        return flag
+    return tuple(sorted(flag.flags)) if hasattr(flag, "flags") else repr(flag)
+
+
+def lazy_lifetimes(eager: Function) -> Function:
+    """What is alive where, after each of some ten passes: worked out when it is asked for."""
+    module = sys.modules[eager.__module__]
+    analysis: Any = module.analysis  # type: ignore[attr-defined]
+
+    def run(self: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+        func_ir = self.func_ir
+        if func_ir.is_generator:
+            eager(self, emit_dels, extend_lifetimes)
+            return
+        func_ir.blocks = module.transforms.canonicalize_cfg(func_ir.blocks)
+        blocks = func_ir.blocks
+        lifetime = func_ir.variable_lifetime = module.VariableLifetime(blocks)
+
+        def alive() -> dict[Any, Any]:
+            defined, dead = lifetime.usedefs.defmap, lifetime.deadmaps.combined
+            at = analysis.compute_live_variables(lifetime.cfg, blocks, defined, dead)
+            return {block: at[offset] for offset, block in blocks.items()}
+
+        func_ir.block_entry_vars = _Lazy(alive)
+        func_ir.generator_info = None
+        if emit_dels:
+            self._insert_var_dels(extend_lifetimes=extend_lifetimes)
+
+    return run
+
+
+class _Lazy(dict[Any, Any]):
+    """A dict whose items are worked out when they are asked for."""
+
+    def __init__(self, work: Callable[[], dict[Any, Any]]):
+        self._work: Callable[[], dict[Any, Any]] | None = work
+
+    def _worked_out(self) -> None:
+        if self._work is not None:
+            self.update(self._work())
+            self._work = None
+
+    def __contains__(self, key: object) -> bool:
+        self._worked_out()
+        return super().__contains__(key)
+
+    def __getitem__(self, key: Any) -> Any:
+        self._worked_out()
+        return super().__getitem__(key)
+
+
+def variables_only(search: Function) -> Function:
+    """The variables in a value: most values are names and places in the source, and have none."""
+    location: Any = sys.modules[search.__module__].Loc  # type: ignore[attr-defined]
+    bare = frozenset((str, int, bool, type(None), location))
+
+    def _rec_list_vars(self: Any, value: Any) -> Any:
+        return [] if type(value) in bare else search(self, value)
+
+    return _rec_list_vars
+
+
+def sizes_once(measure: Function) -> Function:
+    """Bytes of a type, for which LLVM compiles a module."""
+    known: dict[Any, int] = {}
+
+    def get_abi_sizeof(self: Any, of: Any) -> int:
+        key = id(self), str(of)
+        if key not in known:
+            known[key] = measure(self, of)
+        return known[key]
+
+    return get_abi_sizeof
+
+
+def once(ask: Function) -> Function:
+    """What is asked of a function of Numba's, such as whether it has a certain argument."""
+    return cache(ask)
+
+
+def twins(compile_own: Function) -> Function:
+    """One of several device functions that are the same: closures of one text over the same values.
+
+    Kernels that differ elsewhere have many.
+    """
+    first: dict[Any, Any] = {}
+    others: list[Any] = []  # held: one that is gone would take the code with it
+
+    def compile_device(self: Any, args: Any, return_type: Any = None) -> Any:
+        ours = self.py_func.__module__.partition(".")[0] == "numbsparse"
+        if ours and return_type is None and args not in self.overloads:
+            twin = first.setdefault(_known_by(self, first), self)
+            if twin is not self:
+                self.overloads[args] = compile_device(twin, args)
+                others.append(self)
+        return compile_own(self, args, return_type)
+
+    return compile_device
+
+
+def _known_by(function: Any, first: dict[Any, Any]) -> Any:
+    """Equal for functions that are the same; of those that differ, one is in `first`."""
+    name = "_numbsparse_known_by"
+    if name not in vars(function):
+        inner, options = function.py_func, getattr(function, "targetoptions", {})
+        cells = [cell.cell_contents for cell in inner.__closure__ or ()]
+        values = _value([*cells, *(inner.__defaults__ or ())], first)
+        vars(function)[name] = id(inner.__code__), repr(sorted(options.items())), values
+    return vars(function)[name]
+
+
+def _value(value: Any, first: dict[Any, Any]) -> Any:
+    if isinstance(value, bool | int | float | str | type(None)):
+        return type(value), repr(value)
+    if isinstance(value, tuple | list):
+        return type(value), *(_value(item, first) for item in value)
+    if isinstance(getattr(value, "py_func", None), FunctionType):
+        return id(first.setdefault(_known_by(value, first), value))
+    return id(value)

@@ -1,0 +1,198 @@
+"""Shortcuts through Numba's compiler: what they give is what Numba gives, and they end."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from numba import njit
+from numba.core import base, ir, postproc
+from numba.core.types.functions import BaseFunction
+
+from numbsparse.device import shortcuts
+
+OWNERS = (
+    (postproc.PostProcessor, "run"),
+    (ir.Inst, "_rec_list_vars"),
+    (base.BaseContext, "get_abi_sizeof"),
+    (base, "_has_loc"),
+    (BaseFunction, "get_call_type"),
+)
+
+
+def in_place():
+    return [vars(owner)[name] for owner, name in OWNERS]
+
+
+def test_they_last_as_long_as_the_outermost_context():
+    own = in_place()
+    with suppress(KeyError), shortcuts.taken():
+        ours = in_place()
+        assert not any(a is b for a, b in zip(ours, own, strict=True))
+        with shortcuts.taken():
+            pass
+        assert in_place() == ours
+        {}["error"]
+    assert in_place() == own
+
+
+def test_a_function_that_numba_lacks_is_left_out():
+    wanted = [("numba.core.base", None, "_has_loc"), ("numba.core.base", None, "_not_there")]
+    wanted += [("numba.core.base", "NotThere", "run"), ("numba.core.not_there", None, "run")]
+    assert [name for _, name, _ in shortcuts._there((*each, None) for each in wanted)] == [
+        "_has_loc"
+    ]
+
+
+def products():
+    """Loops, tuples, slices, branches, and calls of a function by two types."""
+
+    @njit
+    def total(a, by):
+        found = a[0] * by
+        for i in range(1, a.size):
+            found += a[i] * by if a[i] > 0 else a[i] // 3
+        return found
+
+    @njit
+    def sums(a, b):
+        both = (total(a, np.float32(2)), total(b, np.int64(3)), total(a[1:], 2.5))
+        return both[0] + both[1] - both[2]
+
+    return sums
+
+
+def test_code_is_what_numba_compiles(rng):
+    a, b = rng.standard_normal(50).astype(np.float32), rng.integers(-9, 9, 50)
+    first, second, without = products(), products(), products()
+    with shortcuts.taken():
+        found = first(a, b), second(a, b)
+    assert found == (without(a, b),) * 2
+    codes = [set(map(simple, f.inspect_asm().values())) for f in (first, second, without)]
+    assert codes[0] == codes[1] == codes[2]
+
+
+def simple(code):
+    """Its instructions: names and numbers of functions differ from one to the next."""
+    lines = (line.split("#")[0].split() for line in code.splitlines())
+    return tuple(line[0] for line in lines if line and line[0][0] != "." and line[0][-1] != ":")
+
+
+def test_generators_are_compiled_and_what_is_alive_can_be_asked_for():
+    with shortcuts.taken():
+
+        @njit
+        def counted(n):
+            last = 0
+            for i in range(n):
+                yield i + last
+                last = i
+
+        assert list(counted(4)) == [0, 1, 3, 5]
+
+    lazy = shortcuts._Lazy(lambda: {"block": {"x"}})
+    assert "other" not in lazy
+    assert lazy["block"] == {"x"}
+
+
+class Device:
+    """As a device function, which is told by what it closes over."""
+
+    def __init__(self, py_func, **options):
+        self.py_func, self.targetoptions = py_func, {"fastmath": False} | options
+
+
+def closing_over(*values, default=0, **options):
+    def function(x=default):
+        return values, x
+
+    return Device(function, **options)
+
+
+def test_functions_are_the_same_if_all_they_close_over_is():
+    first = {}
+
+    def same(one, other):
+        of_one = shortcuts._known_by(one, first)
+        first.setdefault(of_one, one)
+        return of_one == shortcuts._known_by(other, first)
+
+    inner = object()
+    alike = lambda: closing_over(1, (2.0, "a"), None, inner)  # noqa: E731
+    assert same(alike(), alike())
+    assert same(closing_over(alike()), closing_over(alike()))
+    for other in (True, 1.0, 2, "1", (1,), object()):
+        assert not same(closing_over(1), closing_over(other)), other
+    assert not same(closing_over((1, 2)), closing_over([1, 2]))
+    assert not same(closing_over(1), closing_over(1, default=1))
+    assert not same(closing_over(1), closing_over(1, fastmath=True))
+    assert not same(closing_over(closing_over(1)), closing_over(closing_over(2)))
+    assert not same(closing_over(1), Device(lambda x=0: ((1,), x)))
+
+
+COMPILED = """
+from contextlib import nullcontext
+from numba import cuda, types
+from numba.cuda import compiler as numbas
+from numbsparse.device import compiler, runtime, shortcuts, stand_in
+
+stand_in.install()
+compiler.load_numba()
+functions, own = [], numbas.compile_extra
+numbas.compile_extra = lambda *a, **kw: functions.append(a) or own(*a, **kw)
+
+def adding(by):
+    @cuda.jit(device=True)
+    def add(x):
+        return x + by
+    add.py_func.__module__ = "numbsparse.kernels.made_here"
+    return add
+
+def kernel_of(*device_functions):
+    one, other = device_functions
+    @cuda.jit
+    def kernel(x):
+        i = cuda.grid(1)
+        if i < x.size:
+            x[i] = one(x[i]) * other(x[i])
+    return kernel
+
+def code(*by):
+    kernel = kernel_of(*map(adding, by))
+    found = compiler.linked(kernel, compiler.lto_ir(kernel, (types.float32[::1],))).code
+    return found[found.index(b"ELF"):]
+
+def text(cubin):
+    from numbsparse.machine_code.cubin import description
+    return description(b"\\x7f" + cubin)["hash"]
+
+for quick in (True, False):
+    if not quick:
+        shortcuts.taken = nullcontext
+    found = []
+    for by in ((1, 1), (1, 2), (2, 1), (1.0, 2)):
+        functions.clear()
+        found.append((text(code(*by)), len(functions)))
+    print(found)
+"""
+
+
+def test_gpu_code_is_what_numba_compiles_of_fewer_functions():
+    pytest.importorskip("cuda.core")
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILED],
+        env=os.environ | {"NUMBA_ENABLE_CUDASIM": "0", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if "DynamicLibNotFoundError" in ended.stderr:
+        pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
+    assert ended.returncode == 0, ended.stderr
+    quick, slow = map(eval, ended.stdout.splitlines())
+    assert [hash_ for hash_, _ in quick] == [hash_ for hash_, _ in slow]
+    assert len({hash_ for hash_, _ in quick[:2]}) == 2
+    assert [n for _, n in slow] == [3, 3, 3, 3]
+    assert [n for _, n in quick] == [2, 2, 1, 2]  # the kernel, and functions not seen before
