@@ -32,8 +32,18 @@ def test_what_cannot_be_pickled_is_refused():
         ahead._pickled(Lock())
 
 
+@pytest.mark.parametrize(
+    ("step", "jobs", "message"),
+    [(None, None, "step takes a function, got None"), ("print", 1, "step takes a function, got ")]
+    + [(print, jobs, "jobs takes .*, at least 1, got ") for jobs in (0, -1, 1.5, True, "2")],
+)
+def test_bad_arguments_are_refused(step, jobs, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ns.compile_ahead(step, jobs=jobs)
+
+
 def test_the_simulator_compiles_nothing():
-    if not ns.device.SIMULATED:
+    if not (ns.device.SIMULATED and ns.device.is_available()):
         pytest.skip("not in the simulator")
     assert ns.compile_ahead(lambda: 1 / 0) == 0
 

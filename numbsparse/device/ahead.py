@@ -41,11 +41,13 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
 
     Returns
     -------
-    How many kernels were compiled, 0 if all were on disk, or in the simulator.
+    How many kernels were compiled, 0 if all were on disk, or in the simulator. To find that out
+    takes as long as a process takes to start, and to run the step.
 
     Raises
     ------
-    TypeError, if the step or an argument cannot be pickled, as tensors of another library on a GPU.
+    TypeError, if step or an argument cannot be pickled, as tensors of another library on a GPU, or
+    step is no function; ValueError, if jobs is no number from 1 up.
 
     Examples
     --------
@@ -57,6 +59,10 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
     >>> if ns.device.is_available():
     ...     n_kernels = ns.compile_ahead(step, x)  # after model.to("cuda")
     """
+    if not callable(step):
+        raise TypeError(f"step takes a function, got {step!r}")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ValueError(f"jobs takes a number of processes, at least 1, got {jobs!r}")
     runtime.require()
     if runtime.SIMULATED:
         return 0
