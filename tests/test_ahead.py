@@ -42,6 +42,12 @@ def test_bad_arguments_are_refused(step, jobs, message):
         ns.compile_ahead(step, jobs=jobs)
 
 
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match="seconds takes a number above 0, got "):
+        ns.compile_ahead(print, seconds=seconds)
+
+
 def test_the_simulator_compiles_nothing():
     if not (ns.device.SIMULATED and ns.device.is_available()):
         pytest.skip("not in the simulator")
@@ -49,7 +55,7 @@ def test_the_simulator_compiles_nothing():
 
 
 PROGRAM = """
-import os
+import os, time
 import numpy as np, numbsparse as ns
 from numbsparse.device import compiler, kept, runtime, stand_in
 from numbsparse.machine_code.cubin import description
@@ -74,6 +80,9 @@ def hashes():
 
 counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=2)]
 counts += [ns.compile_ahead(step, x, True, jobs=1)]
+began = time.monotonic()
+counts += [ns.compile_ahead(time.sleep, 100, jobs=2, seconds=0.1)]
+assert time.monotonic() - began < 50
 try:
     step(x, True)
 except ValueError:
@@ -99,5 +108,5 @@ def test_what_a_step_launches_is_on_disk_afterwards(tmp_path):
     )
     if "DynamicLibNotFoundError" in ended.stderr:
         pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
-    assert ended.stdout.splitlines() == ["[1, 1, 0] 2 True"], ended.stderr
+    assert ended.stdout.splitlines() == ["[1, 1, 0, 0] 2 True"], ended.stderr
     assert "RuntimeWarning: compiled up to an error in step: ValueError: at its end" in ended.stderr

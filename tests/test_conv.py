@@ -516,6 +516,7 @@ def test_three_axes_of_blocks_of_16(name, product):
 
 
 @needs_cuda
+@pytest.mark.pairs
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(

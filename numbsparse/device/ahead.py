@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
 from numbsparse.device import kept, runtime, waits
@@ -23,7 +24,9 @@ MOST_PROCESSES = 16  # each takes some 300 MB of the host's memory
 STEP, CLAIMS, ERROR = "step.pickle", "claims", "error.txt"
 
 
-def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None) -> int:
+def compile_ahead(
+    step: Callable[..., Any], *args: Any, jobs: int | None = None, seconds: float | None = None
+) -> int:
     """Compile the GPU kernels that `step(*args)` launches, in several processes at once.
 
     The first step of a model compiles kernel after kernel, on one core, a second or two for each;
@@ -38,6 +41,7 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
         come to is compiled when it is needed, as ever.
     args : its arguments
     jobs : how many processes; by default one for each core, up to 16
+    seconds : for how long at most; by default until all are compiled
 
     Returns
     -------
@@ -47,7 +51,7 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
     Raises
     ------
     TypeError, if step or an argument cannot be pickled, as tensors of another library on a GPU, or
-    step is no function; ValueError, if jobs is no number from 1 up.
+    step is no function; ValueError, if jobs or seconds is no number above 0.
 
     Examples
     --------
@@ -63,6 +67,8 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
         raise TypeError(f"step takes a function, got {step!r}")
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ValueError(f"jobs takes a number of processes, at least 1, got {jobs!r}")
+    if seconds is not None and (isinstance(seconds, bool | str) or not seconds > 0):
+        raise ValueError(f"seconds takes a number above 0, got {seconds!r}")
     runtime.require()
     if runtime.SIMULATED:
         return 0
@@ -83,12 +89,16 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
             )
             for _ in range(jobs)
         ]
+        end = None if seconds is None else monotonic() + seconds
         try:
             for worker in workers:
-                worker.wait()
+                worker.wait(None if end is None else max(0.0, end - monotonic()))
+        except subprocess.TimeoutExpired:  # the others have had as long
+            pass
         finally:
             for worker in workers:
                 worker.kill()
+                worker.wait()
         if Path(folder, ERROR).exists():
             error = Path(folder, ERROR).read_text(encoding="utf-8")
             warnings.warn(f"compiled up to an error in step: {error}", RuntimeWarning, stacklevel=2)

@@ -61,6 +61,11 @@ MADE_SIZES = (32, 64, 128)
 """Block sizes of layouts made on a GPU; smaller blocks are fast with plans of the host alone."""
 
 
+AS_DENSE, FROM_ROWS = {8: 0.25, 16: 0.4}, 192
+"""The part that is kept of tiles from which on, by block size, k7_small_blocks multiplies 16-bit
+values as if all were, and of how many rows."""
+
+
 OWN: dict[str, Any] = {}
 """The rungs of users, which `add_rung` entered."""
 

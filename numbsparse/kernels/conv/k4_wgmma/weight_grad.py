@@ -10,16 +10,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import (
     fetch_box,
-    in_box,
     pixel_map,
-    spread,
+    place_of,
     start_rings,
     tile_of,
 )
@@ -136,9 +135,10 @@ def weight_grad(x, dy, index, window, dvalues, precision):
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProduct) -> Any:
     TEAMS, UNITS, _, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
+    STEPS = BM // STEP
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
-    START, MULTIPLY, WAIT = product.start, product.add, product.wait
+    START, MULTIPLY = product.start, product.add
     fetch, put = step_fetcher(B, STAGES, product.NBYTES), put_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
@@ -149,7 +149,7 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         ring = whole[first_multiple(whole, uint32(1024)) :]
         gathered = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
-        places = cuda.shared.array(BM, int64)
+        lines = cuda.shared.array(STEPS, uint32)  # where pixels of a tile begin in the box
         words, own = cuda.local.array(UNITS, uint32), cuda.local.array(SUMS, float32)
         items, tiles = uint32(plan.items.shape[0]), tiling.tiles
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
@@ -157,7 +157,10 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
         unit = plan.ptr[number]
         count = plan.ptr[number + 1] - unit
-        spread(places, BM, tiling.images, tiling.tile)
+        box, threads = tiling.box, cuda.blockDim.x
+        for p in range(cuda.threadIdx.x, STEPS, threads):
+            n, q = place_of(p * STEP, tiling.tile)
+            lines[p] = ((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2]
         start_rings(bars, STAGES, 0, READERS)
         let_next_kernel_start()
         wait_for_earlier_kernels()
@@ -192,10 +195,9 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                 first = uint32(at * stage)
                 if mine > 0:
                     for p in range(part, filled, slices):
-                        x_line = uint32(first + in_box(places[p * STEP], tiling.box))
+                        x_line = uint32(first + lines[p])
                         dy_line = uint32(first + tiling.rows + p * STEP)
                         acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
-                acc = WAIT(acc)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
