@@ -32,8 +32,24 @@ def test_what_cannot_be_pickled_is_refused():
         ahead._pickled(Lock())
 
 
+@pytest.mark.parametrize(
+    ("step", "jobs", "message"),
+    [(None, None, "step takes a function, got None"), ("print", 1, "step takes a function, got ")]
+    + [(print, jobs, "jobs takes .*, at least 1, got ") for jobs in (0, -1, 1.5, True, "2")],
+)
+def test_bad_arguments_are_refused(step, jobs, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ns.compile_ahead(step, jobs=jobs)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match="seconds takes a number above 0, got "):
+        ns.compile_ahead(print, seconds=seconds)
+
+
 def test_the_simulator_compiles_nothing():
-    if not ns.device.SIMULATED:
+    if not (ns.device.SIMULATED and ns.device.is_available()):
         pytest.skip("not in the simulator")
     assert ns.compile_ahead(lambda: 1 / 0) == 0
 

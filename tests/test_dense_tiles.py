@@ -9,7 +9,7 @@ import pytest
 from numbsparse import BlockSparse, device
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import FROM_ROWS, k7_small_blocks
+from numbsparse.kernels.matmul import k7_small_blocks
 from numbsparse.kernels.matmul.k7_small_blocks import dense_tiles
 from numbsparse.layout import Layout
 from numbsparse.ops.index import index_beside
@@ -30,13 +30,15 @@ RUNG = SimpleNamespace(forward=forward, input_grad=input_grad)
 
 
 @pytest.mark.pairs
+@pytest.mark.parametrize("depth", [64, 128])
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (1, 4)], ids=str)
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float16", 16)])
-def test_products(dtype, B, feature_major, product, shape, monkeypatch):
+def test_products(dtype, B, feature_major, product, shape, depth, monkeypatch):
     """Features end within a block, and tiles of w and of rows are not full."""
     monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: shape)
+    monkeypatch.setattr(dense_tiles, "depth_of", lambda warpgroups: depth)
     case = Case(batch=67, in_features=157, out_features=203, block_size=B, density=0.5)
     check_rung(RUNG, product, case, dtype, "cuda", feature_major=feature_major)
 
@@ -57,17 +59,19 @@ def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed,
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
-def test_no_races(monkeypatch):
+@pytest.mark.parametrize("depth", [64, 128])
+def test_no_races(depth, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
     monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: (1, 2))
-    case = Case(batch=66, in_features=500, out_features=40, block_size=16, density=0.5)
+    monkeypatch.setattr(dense_tiles, "depth_of", lambda warpgroups: depth)
+    case = Case(batch=66, in_features=900, out_features=40, block_size=16, density=0.5)
     assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda")) == []
 
 
 def test_tiles_of_no_block_are_left_out():
     pattern = np.zeros((24, 40), bool)
     pattern[3, 1], pattern[20, 0], pattern[9, 33] = True, True, True
-    starts, records = dense_tiles.plan_tiles(Layout(pattern).index, False, 192, 8)
+    starts, records = dense_tiles.plan_tiles(Layout(pattern).index, False, 192, 8, 64)
     records = records.reshape(3, -1)
     np.testing.assert_array_equal(starts, [0, 2, 2, 3])
     np.testing.assert_array_equal(records[:, -4], [0, 128, 64])
@@ -78,16 +82,16 @@ def test_they_are_taken_where_most_of_a_tile_is_kept(rng, monkeypatch):
     taken = []
     monkeypatch.setattr(k7_small_blocks, "in_dense_tiles", lambda *of: taken.append("tiles"))
     monkeypatch.setattr(k7_small_blocks, "along_strips", lambda *of: taken.append("strips"))
-    clustered = np.kron(rng.random((3, 4)) < 0.3, np.ones((8, 16), bool))
+    clustered = np.kron([[1, 0, 0, 0], [0, 0, 1, 0]], np.ones((16, 16))) > 0
     for pattern, rows, expected in (
-        (rng.random((24, 64)) < 0.4, FROM_ROWS, "tiles"),
-        (rng.random((24, 64)) < 0.4, FROM_ROWS - 1, "strips"),
-        (rng.random((24, 64)) < 0.1, FROM_ROWS, "strips"),
-        (clustered & (rng.random((24, 64)) < 0.5), FROM_ROWS, "tiles"),
+        (rng.random((32, 64)) < 0.4, 48, "tiles"),
+        (rng.random((32, 64)) < 0.4, 47, "strips"),
+        (rng.random((32, 64)) < 0.1, 48, "strips"),
+        (clustered & (rng.random((32, 64)) < 0.6), 48, "tiles"),
     ):
         layout = Layout(pattern)
         values = to_device(np.zeros((layout.n_blocks, 8, 8), np.float16))
-        x, y = (to_device(np.zeros((rows, n), np.float16)) for n in (192, 512))
+        x, y = (to_device(np.zeros((rows, n), np.float16)) for n in (256, 512))
         k7_small_blocks.forward(x, values, index_beside(layout, x), y)
         assert taken.pop() == expected
         k7_small_blocks.input_grad(y, values, index_beside(layout, x), x)

@@ -45,11 +45,13 @@ def compile_ahead(
 
     Returns
     -------
-    How many kernels were compiled, 0 if all were on disk, or in the simulator.
+    How many kernels were compiled, 0 if all were on disk, or in the simulator. To find that out
+    takes as long as a process takes to start, and to run the step.
 
     Raises
     ------
-    TypeError, if the step or an argument cannot be pickled, as tensors of another library on a GPU.
+    TypeError, if step or an argument cannot be pickled, as tensors of another library on a GPU, or
+    step is no function; ValueError, if jobs or seconds is no number above 0.
 
     Examples
     --------
@@ -61,6 +63,12 @@ def compile_ahead(
     >>> if ns.device.is_available():
     ...     n_kernels = ns.compile_ahead(step, x)  # after model.to("cuda")
     """
+    if not callable(step):
+        raise TypeError(f"step takes a function, got {step!r}")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ValueError(f"jobs takes a number of processes, at least 1, got {jobs!r}")
+    if seconds is not None and (isinstance(seconds, bool | str) or not seconds > 0):
+        raise ValueError(f"seconds takes a number above 0, got {seconds!r}")
     runtime.require()
     if runtime.SIMULATED:
         return 0
@@ -90,6 +98,7 @@ def compile_ahead(
         finally:
             for worker in workers:
                 worker.kill()
+                worker.wait()
         if Path(folder, ERROR).exists():
             error = Path(folder, ERROR).read_text(encoding="utf-8")
             warnings.warn(f"compiled up to an error in step: {error}", RuntimeWarning, stacklevel=2)

@@ -146,7 +146,7 @@ def conv() -> str:
 
 def changing() -> str:
     """A line per shape and product: gates and layouts made on the GPU, as shares of the time."""
-    section = on_changing()
+    section = on_changing()["changing"]
     lines: dict[tuple[Any, ...], list[str]] = {}
     for row in section["rows"]:
         name, (base, *others) = row["layout"], row["seconds"].values()
@@ -175,7 +175,9 @@ def changing() -> str:
 
 def edits() -> str:
     """A line per edit, and for a layer that was pruned."""
-    section = on_changing("edits")
+    section = on_changing().get("edits")
+    if section is None:
+        return ""
     lines = [
         [row["host"], "; ".join(f"{name} {1e3 * s:.3g}" for name, s in row["seconds"].items())]
         for row in section["rows"]

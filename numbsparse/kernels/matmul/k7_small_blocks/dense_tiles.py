@@ -18,7 +18,7 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers, shared_memory
-from numbsparse.kernels.matmul import AS_DENSE, FROM_ROWS
+from numbsparse.kernels.matmul import as_dense_from
 from numbsparse.kernels.matmul.k7_small_blocks.strips import readable
 from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
@@ -59,14 +59,13 @@ from numbsparse.kernels.ptx import (
 from numbsparse.layout import Index
 
 SQUARE, COLUMNS = 64, 128  # of w, whose rows have 128 bytes; of y
-SQUARE_BYTES = 2 * SQUARE * SQUARE
 COUNT = COLUMNS // 2  # sums of a thread
 FETCHERS, INSIDE_BITS = 4, 5  # warps; of a code
 MOST_STAGES = 3 if SIMULATED else 8
 ROOM = {1: float("inf"), 2: 1.0, 4: 0.76}  # of the multiprocessors, for clusters of that size
-# Microseconds, fitted to an H200: of a step, and more for each 64 rows; of a tile beside them, and
-# for each 64 rows where its sum is shared.
-OF_STEP, OF_ROWS, OF_TILE, OF_SUMS = 0.3, 0.106, 4.7, 1.15
+# Microseconds, fitted to an H200: of 64 features, and more for each 64 rows; of a tile beside them,
+# and for each 64 rows where its sum is shared. Of 47 products it chose the fastest tile.
+OF_STEP, OF_ROWS, OF_TILE, OF_SUMS = 0.24, 0.114, 4.0, 1.23
 
 
 class Tile(NamedTuple):
@@ -76,6 +75,7 @@ class Tile(NamedTuple):
     kind: str  # "f16" or "bf16"
     WARPGROUPS: int  # of 64 rows each
     SPLIT: int  # blocks of threads of a cluster that have a part of the sum each
+    DEPTH: int  # features of a step, 64 or 128
     transposed: bool  # y = x @ w.T
     x_transposed: bool  # x is feature-major
     order: str  # of y, see `parts.store`
@@ -86,15 +86,15 @@ class Tile(NamedTuple):
 
     @property
     def W_START(self) -> int:
-        return 2 * SQUARE * self.ROWS
+        return 2 * self.DEPTH * self.ROWS
 
     @property
     def STAGE_BYTES(self) -> int:
-        return self.W_START + 2 * SQUARE_BYTES
+        return self.W_START + 2 * self.DEPTH * COLUMNS
 
     @property
     def RECORD(self) -> int:
-        return record_of(self.B)
+        return record_of(self.B, self.DEPTH)
 
     @property
     def STAGES(self) -> int:
@@ -114,9 +114,18 @@ class Tile(NamedTuple):
         return COLUMNS // self.SPLIT
 
 
-def record_of(B: int) -> int:
+def record_of(B: int, depth: int) -> int:
     """Numbers of a step: a code for each block of a tile of w, its first feature, and zeros."""
-    return COLUMNS * SQUARE // B**2 + 4
+    return COLUMNS * depth // B**2 + 4
+
+
+def depth_of(warpgroups: int) -> int:
+    """Features of a step: with many rows the ring has no room for more.
+
+    With 64 two of 64 rows took 1.06 times as long in blocks of 8 (8,192 features, 128 rows), one up
+    to 1.15 times in blocks of 16 (H200).
+    """
+    return 2 * SQUARE if warpgroups <= 2 else SQUARE
 
 
 class Plan(NamedTuple):
@@ -130,10 +139,11 @@ class Plan(NamedTuple):
 def is_as_dense(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> bool:
     """Whether so much of the tiles is kept that this is faster than strips."""
     n_blocks, B, _ = values.shape
-    if x.itemsize != 2 or x.shape[0] < FROM_ROWS or n_blocks == 0 or y.size == 0:
+    least = as_dense_from(B, x.shape[0])
+    if x.itemsize != 2 or least > 1 or n_blocks == 0 or y.size == 0:
         return False
     (kept,) = planned(index, kept_of_tiles, transposed, B)
-    return kept >= AS_DENSE[B]
+    return kept >= least
 
 
 def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> None:
@@ -141,13 +151,16 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     (batch, features), B = x.shape, values.shape[1]
     values, order = aligned_values(values), order_of(y)
     x, x_transposed = readable(x)
-    starts, records = planned(index, plan_tiles, transposed, features, B)
-    strips, steps = starts.size - 1, records.size // record_of(B)
-    warpgroups, split = shape_of(batch, strips, steps / strips, multiprocessors())
-    tile = Tile(B, KINDS[y.dtype.name], warpgroups, split, transposed, x_transposed, order)
+    strips = -(-y.shape[1] // COLUMNS)
+    warpgroups, split = shape_of(batch, strips, features / SQUARE, multiprocessors())
+    depth = depth_of(warpgroups)
+    starts, records = planned(index, plan_tiles, transposed, features, B, depth)
+    kind = KINDS[y.dtype.name]
+    tile = Tile(B, kind, warpgroups, split, depth, transposed, x_transposed, order)
     row_tiles = -(-batch // tile.ROWS)
     rows = tile.ROWS if x_transposed else even_rows(batch, row_tiles)
-    x_map = map_of(x, SQUARE if x_transposed else rows, SQUARE, x_transposed)
+    box = (SQUARE, depth) if x_transposed else (rows, SQUARE)
+    x_map = map_of(x, *box, x_transposed)
     own = x.T if x_transposed else x
     launch(
         tile_kernel(tile),
@@ -172,41 +185,47 @@ def shape_of(batch: int, strips: int, steps: float, units: int) -> tuple[int, in
         of_tile = steps / split * (OF_STEP + OF_ROWS * warpgroups) + OF_TILE
         return -(-blocks // units) * of_tile + OF_SUMS * warpgroups * (split > 1)
 
-    return min(every((1, 2, 4), ROOM), key=lambda shape: cost(*shape))
+    return min(every((1, 2, 3, 4), ROOM), key=lambda shape: cost(*shape))
 
 
 def kept_of_tiles(index: Index, transposed: bool, B: int) -> tuple[float]:
     """Which part of the blocks of tiles is kept, of those tiles that keep any."""
-    tiles = tiles_of(index, transposed, B)[0]
+    tiles = tiles_of(index, transposed, B, SQUARE)[0]
     there = np.bincount(tiles, minlength=1)
     return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * COLUMNS),)
 
 
-def tiles_of(index: Index, transposed: bool, B: int) -> tuple[np.ndarray, int]:
+def tiles_of(index: Index, transposed: bool, B: int, depth: int) -> tuple[np.ndarray, int]:
     """In which tile each block is, in the order of the walk over lines of y; tiles of a strip."""
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
-    of_strip = -(-(others.indptr.size - 1) * B // SQUARE)
-    return line // (COLUMNS // B) * of_strip + walk.indices // (SQUARE // B), of_strip
+    of_strip = -(-(others.indptr.size - 1) * B // depth)
+    return line // (COLUMNS // B) * of_strip + walk.indices // (depth // B), of_strip
 
 
-def plan_tiles(index: Index, transposed: bool, features: int, B: int) -> tuple[Any, ...]:
+def plan_tiles(
+    index: Index, transposed: bool, features: int, B: int, depth: int
+) -> tuple[Any, ...]:
     """(starts, records) of the steps of each strip of 128 columns of y.
 
     starts (strips + 1,) : where those of each begin
-    records (steps, numbers) : of two squares of 64 rows and columns of w the block in each cell,
-        above how many of its features there are, in INSIDE_BITS, or 0; then the first feature
+    records (steps, numbers) : of squares of 64 rows and columns of w the block in each cell, above
+        how many of its features there are, in INSIDE_BITS, or 0; then the first feature. Squares
+        below each other follow each other.
     """
     walk, along = index.rows if transposed else index.columns, SQUARE // B
     lines = walk.indptr.size - 1
     line, other = np.repeat(np.arange(lines), np.diff(walk.indptr)), walk.indices
-    tiles, of_strip = tiles_of(index, transposed, B)
+    tiles, of_strip = tiles_of(index, transposed, B, depth)
     steps, step = np.unique(tiles, return_inverse=True)
-    records = np.zeros((steps.size, record_of(B)), np.int32)
-    row, column = (line, other) if transposed else (other, line)
-    cell = (line // along % 2 * along + row % along) * along + column % along
+    records = np.zeros((steps.size, record_of(B, depth)), np.int32)
+    (row, down), (column, across) = (other, depth), (line, COLUMNS)
+    if transposed:
+        (row, down), (column, across) = (line, COLUMNS), (other, depth)
+    cell = column % (across // B) // along * (down // B) + row % (down // B)
+    cell = cell * along + column % along
     records[step, cell] = walk.blocks << INSIDE_BITS | np.clip(features - other * B, 0, B)
-    records[:, -4] = steps % of_strip * SQUARE
+    records[:, -4] = steps % of_strip * depth
     starts = np.searchsorted(steps, np.arange(-(-lines * B // COLUMNS) + 1) * of_strip)
     return starts.astype(np.int32), records.reshape(-1)
 
@@ -258,18 +277,20 @@ def producer(tile: Tile) -> Any:
     """
     STAGES, STAGE_BYTES, W_START = tile.STAGES, tile.STAGE_BYTES, tile.W_START
     copy, x_transposed, RECORD = copying(tile), tile.x_transposed, tile.RECORD
-    BOXES, ROWS, RECORD_BYTES = tile.WARPGROUPS if x_transposed else 1, tile.ROWS, 4 * tile.RECORD
-    load = load_for(x_transposed)
+    ROWS, DEPTH, RECORD_BYTES = tile.ROWS, tile.DEPTH, 4 * tile.RECORD
+    BOXES = ROWS // SQUARE if x_transposed else DEPTH // SQUARE
+    BOX_BYTES, load = tile.W_START // BOXES, load_for(x_transposed)
 
     @cuda.jit(device=True)
     def request(x_map, plan, step, last, row, feature, shared, bars, start, stage, place):
         """The rows of x, and the record of the step that comes to this stage next."""
-        nbytes = uint32((ROWS if x_transposed else plan.rows) * (2 * SQUARE))
+        nbytes = uint32((ROWS if x_transposed else plan.rows) * (2 * DEPTH))
         more = step + STAGES < last
         mbarrier_expect(bars, stage, uint32(nbytes + RECORD_BYTES) if more else nbytes)
         for b in range(BOXES):
-            at, top = start + b * SQUARE_BYTES, int32(row + b * SQUARE)
-            load(shared, at, x_map, feature, top, bars, stage)
+            right, below = (0, b * SQUARE) if x_transposed else (b * SQUARE, 0)
+            at = start + b * BOX_BYTES
+            load(shared, at, x_map, int32(feature + right), int32(row + below), bars, stage)
         if more:
             at = int64(step + STAGES) * RECORD
             bulk_load(shared, place, plan.records, at, uint32(RECORD_BYTES), bars, stage)
@@ -344,9 +365,11 @@ def consumer(tile: Tile) -> Any:
     """consume(plan, strip, first, last, row, shared, base, bars, y, dense)."""
     STAGES, STAGE_BYTES, W_START, B = tile.STAGES, tile.STAGE_BYTES, tile.W_START, tile.B
     SPLIT, WIDTH, OWN = tile.SPLIT, tile.WIDTH, COUNT // tile.SPLIT
-    x = Operand(2 * SQUARE, SQUARE_BYTES, tile.x_transposed)
-    w = Operand(2 * SQUARE, SQUARE_BYTES, not tile.transposed)
-    add, no_sums = wgmma(tile.kind, 1, COLUMNS, SQUARE // 16, x, w), zeros(COUNT)
+    LINE, DEPTH, x_transposed = 2 * SQUARE, tile.DEPTH, tile.x_transposed
+    x = Operand(LINE, LINE * (DEPTH if x_transposed else tile.ROWS), x_transposed)
+    w = Operand(LINE, LINE * (COLUMNS if tile.transposed else DEPTH), not tile.transposed)
+    add, no_sums = wgmma(tile.kind, 1, COLUMNS, DEPTH // 16, x, w), zeros(COUNT)
+    OWN_ROWS = LINE * (DEPTH if x_transposed else SQUARE)  # bytes
     add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT)
     store = storer(Sums(tile.kind, WIDTH, 1, 1, APART=64), tile.order)
     nan_in, repair = any_nan(OWN), repairing_lines(False, tile.kind)
@@ -367,7 +390,7 @@ def consumer(tile: Tile) -> Any:
     def consume(plan, strip, first, last, row, shared, base, bars, y, dense):
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
-        x_at = uint32(base + warp // 4 * SQUARE_BYTES)
+        x_at = uint32(base + warp // 4 * OWN_ROWS)
         stage, phase = uint32(0), uint32(0)
         wait_for_earlier_kernels()
         acc = no_sums()

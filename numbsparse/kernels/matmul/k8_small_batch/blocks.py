@@ -74,7 +74,9 @@ class Blocks(NamedTuple):
     warps: int
     shares: int
     long: bool  # whether the batch takes several steps
-    split: int = 1  # warps that share the steps of a unit: then none has a second unit
+    # Warps that share the steps of a unit: then none has a second unit. Not an argument: with one,
+    # products of 512 and 1,024 features took 8 to 34 % longer in 16 bits, 1 to 4 in float32 (H200).
+    split: int = 1
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
     gated: bool = False
