@@ -39,7 +39,7 @@ def test_the_simulator_compiles_nothing():
 
 
 PROGRAM = """
-import os
+import os, time
 import numpy as np, numbsparse as ns
 from numbsparse.device import compiler, kept, runtime, stand_in
 from numbsparse.machine_code.cubin import description
@@ -55,7 +55,7 @@ def step(x, several):
     y = ns.matmul(x, w)
     if several:
         ns.sddmm(x.T, y, layout)
-    raise ValueError
+    raise ValueError("at its end")
 
 def hashes():
     files = [name for name in os.listdir(kept._folder()) if name.endswith(".cubin")]
@@ -64,6 +64,9 @@ def hashes():
 
 counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=2)]
 counts += [ns.compile_ahead(step, x, True, jobs=1)]
+began = time.monotonic()
+counts += [ns.compile_ahead(time.sleep, 100, jobs=2, seconds=0.1)]
+assert time.monotonic() - began < 50
 try:
     step(x, True)
 except ValueError:
@@ -89,4 +92,5 @@ def test_what_a_step_launches_is_on_disk_afterwards(tmp_path):
     )
     if "DynamicLibNotFoundError" in ended.stderr:
         pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
-    assert ended.stdout.splitlines() == ["[1, 1, 0] 2 True"], ended.stderr
+    assert ended.stdout.splitlines() == ["[1, 1, 0, 0] 2 True"], ended.stderr
+    assert "RuntimeWarning: compiled up to an error in step: ValueError: at its end" in ended.stderr

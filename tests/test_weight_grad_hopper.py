@@ -39,6 +39,18 @@ def test_large_blocks(case, feature_major):
     check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
 
 
+@pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize("B", [32, 64, 128])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("rows", ["few", "many"])
+def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major, monkeypatch):
+    """Of few rows they go from item to item, of many there is one for each."""
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
+    monkeypatch.setattr(weight_grad, "LONG", 0 if rows == "many" else 2048)
+    case = Case(batch=70, in_features=5 * B - 9, out_features=4 * B + 9, block_size=B, density=0.7)
+    check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("case", CUT, ids=str)
 def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):

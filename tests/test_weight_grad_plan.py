@@ -123,6 +123,14 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
         assert ends == STEPS
 
 
+@pytest.mark.parametrize(("processors", "most"), [(132, 1), (8, 2)])
+def test_large_blocks_are_taken_one_by_one_where_places_would_be_left(processors, most):
+    layout, edges = Layout(np.ones((8, 8), bool)), ((16, False), (16, False))
+    _, _, _, outs, _, pieces = plan(layout.index, TILES[-1], 2, processors, edges)
+    assert pieces == 0
+    assert (outs >= 0).sum(2).max() == most
+
+
 def tables_in_regions(layout, tile, most):
     """(panels that arrive, places, outs) of each block of threads."""
     (items,) = regions.regions(layout.index, tile.SLOTS, tile.PAIR, [most])

@@ -9,9 +9,11 @@ the rungs, not their times: on another card it may differ, and `numbsparse.tune`
 Those at 2,048 features are interpolated, all but k7's. What k8 gained since was measured at some
 points forward, and scales the others. k6's of smaller tiles in 16 bits were measured with blocks of
 64 and up to 4,096 features; others are scaled by how few tiles there were before, and 5 % longer:
-at 69 products off the grid the choice then took 1.007 times as long as the faster rung. A weight
-that is not square is as a square one with the same values, whose sides are between a line of the
-result and the mean of both sides: that came nearest to 151 products that nobody tuned.
+at 69 products off the grid the choice then took 1.007 times as long as the faster rung. Its
+weight-gradients of up to 1,024 rows were measured anew in 16 bits; those of float32 are scaled by
+what 36 points took. A weight that is not square is as a square one with the same values, whose
+sides are between a line of the result and the mean of both sides: that came nearest to 151 products
+that nobody tuned.
 """
 
 import json
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.matmul import as_dense_from
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -59,9 +62,11 @@ def expected(
     beyond = max(point[0] - times.axes[0][-1], 0.0)
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
-    corners = list(_corners(times.axes, point))
+    as_dense = point.copy()
+    if product != "weight_grad" and str(dtype) != "float32":
+        as_dense[1] = min(point[1], np.log2(as_dense_from(block_size, batch)))
     logs = {
-        name: sum(weight * float(array[place]) for place, weight in corners) + 2 * beyond
+        name: _at(array, times.axes, as_dense if name == "k7_small_blocks" else point) + 2 * beyond
         for name, array in of_rung.items()
     }
     late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
@@ -105,6 +110,10 @@ def measured() -> Times:
             for case, of_rung in content["microseconds"].items()
         },
     )
+
+
+def _at(logs: np.ndarray, axes: tuple[np.ndarray, ...], point: np.ndarray) -> float:
+    return sum(weight * float(logs[place]) for place, weight in _corners(axes, point))
 
 
 def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:

@@ -3,7 +3,8 @@
 The host deals each piece to the place that is free first. Here all pieces, longest first, are dealt
 round by round, every other round backwards, so that the place with the longest of one round gets
 the shortest of the next. Each place then takes its own by rows, so that all go down x together and
-its rows stay in the L2 cache.
+its rows stay in the L2 cache. In the order of their numbers products took up to 7 % longer, dealt
+row by row up to 14 % (H200).
 """
 
 from functools import cache

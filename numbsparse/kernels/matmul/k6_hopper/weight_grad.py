@@ -2,8 +2,8 @@
 
 What limits it is reading both operands: a block of B x B sums takes 2 B values of each row of the
 batch. So a block of threads, or a cluster of two, computes many kept blocks together that share
-block rows and block columns, and the copy engine reads each of their panels from L2 once. At B = 32
-the products then read shared memory at its full bandwidth.
+block rows and block columns, and the copy engine reads each of their panels from L2 once. Of up to
+some 200 rows it is writing, at 2.8 TB/s of an H200: a block of threads waits while it stores.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
 shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 1.0 at B = 64 (`regions`),
@@ -55,16 +55,19 @@ from numbsparse.layout import Index
 TILES = {
     32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
     64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1, STAYS=True),
+    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1),
 }
-OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)  # of a layout made on a GPU
+OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
+# Up to BRIEF rows, steps of half as many and smaller items take 0.8 to 0.97 of the time (H200).
+SHORT, BRIEF = Tile(64, 2, 4, (64,), 32, 6, 8, 1, REGISTERS=(40, 232)), 192
 THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
+GATED_FROM = 1024  # rows from which blocks of 128 are left out by gates: of 512, all take 1.2 times
 
 
 def weight_grad(
@@ -88,12 +91,14 @@ def weight_grad(
         copy(dvalues, moved)
         return
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
+    stays = gates is None and index.made is None and batch < LONG
     if kind is None:
         swapped, tile = planned(index, plans.way_of, B)
+        tile = tile._replace(STAYS=stays)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
-        tile = tile_of(B, dy_transposed, index)
+        tile = tile_of(B, dy_transposed, index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
@@ -101,19 +106,17 @@ def weight_grad(
     maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
-    dense: Any = ()
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None
+    by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
     tile = tile._replace(STAYS=tile.STAYS and not by_gates)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
+    exact = kind is None and precision == "highest"
+    dense = factors_of(x, dy, orders[1:], index) if kind is None else ()
     if kind is None:
-        exact = precision == "highest"
-        kernel, finish = kernel_of_float32(tile, exact, orders, by_gates), finish_float32(B, exact)
-        dense = factors_of(x, dy, orders[1:], index)
+        kernel = kernel_of_float32(tile, exact, orders, by_gates)
     else:
         kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
-        finish = finish_16_bit(kind, B)
     blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
     launch(
         kernel,
@@ -125,23 +128,21 @@ def weight_grad(
         overlap=short,
     )
     if made or pieces:
-        size, parts = tile.PART**2, (B // tile.PART) ** 2
-        add = add_kernel(size, finish, of_cut(tile, made), parts if by_gates else 0)
+        size, parts = tile.PART**2, (B // tile.PART) ** 2 if by_gates else 0
+        add = add_kernel(size, finisher(tile, kind, exact), of_cut(tile, made), parts)
         operands = sums, cut, pieces, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
 
-def tile_of(B: int, dy_transposed: bool, index: Index) -> Tile:
-    """Of 16-bit values."""
-    tile = TILES[B]
-    if B == 32 and dy_transposed:
-        tile = OF_LINES
-    elif B == 64 and index.made is not None:
-        tile = OF_ROWS
+def tile_of(B: int, dy_transposed: bool, index: Index, batch: int, stays: bool) -> Tile:
+    """Of 16-bit values; OF_ROWS is for a layout made on a GPU."""
+    tile = OF_LINES if B == 32 and dy_transposed else TILES[B]
+    if B == 64 and (index.made is not None or batch <= BRIEF):
+        tile = SHORT if index.made is None else OF_ROWS
     if SIMULATED:
-        return tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
-    return tile
+        tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
+    return tile._replace(STAYS=stays or B == 128)
 
 
 def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
@@ -223,6 +224,7 @@ def kernel_of(
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+    START = (np.uint32(0),) * (4 if IMAGES else 2)
     thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], tile.UNITS if tile.ITEM == 4 else 1 + 2 * tile.UNITS)
 
@@ -233,7 +235,7 @@ def kernel_of(
         bars = cuda.shared.array(BARRIERS, uint64)
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
-        item, ring_at = int64(cuda.blockIdx.x), (uint32(0), uint32(0))
+        item, ring_at = int64(cuda.blockIdx.x), START
         base = first_multiple(shared, uint32(1024))
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
@@ -251,11 +253,7 @@ def kernel_of(
                 for m in range(N_MAPS):
                     fence_tensor_map(maps[m])
             fetcher, tables = uint32(warp - WARPS), (heads, loads, places, outs)
-            while True:
-                ring_at = supply(fetcher, maps, tables, item, gates, shared, base, bars, ring_at)
-                item += cuda.gridDim.x
-                if not STAYS or item >= heads.shape[0]:
-                    break
+            supply(fetcher, maps, tables, item, gates, shared, base, bars)
         else:
             if TAKEN:
                 more_registers(TAKEN)
@@ -309,27 +307,19 @@ def add_kernel(SIZE: int, finish: Any, numbers: Any, PARTS: int = 0) -> Any:
 
 
 @cache
-def finish_16_bit(kind: str, B: int) -> Any:
-    """Number i of a block of dvalues = total."""
-    rounded, SIZE = PACK[kind], B * B
-
-    @cuda.jit(device=True)
-    def finish(dvalues, block, i, total, dense, orders):
-        dvalues[int64(block) * SIZE + i] = rounded(total, total) & 0xFFFF
-
-    return finish
-
-
-@cache
-def finish_float32(B: int, repairs: bool) -> Any:
-    """Of a part, 32 x 32 of a block; one for operands in all orders."""
-    PARTS, repair = B // 32, repairing_blocks(B)
+def finisher(tile: Tile, kind: str, repairs: bool) -> Any:
+    """Number i of a part of a block of dvalues = total; one for operands in all orders."""
+    B, PART, PARTS, repair = tile.B, tile.PART, tile.B // tile.PART, repairing_blocks(tile.B)
+    rounded = PACK.get(kind)
 
     @cuda.jit(device=True)
     def finish(dvalues, part, i, total, dense, orders):
-        at = int64(part) // PARTS * (32 * B) + part % PARTS * 32 + i // 32 * B + i % 32
-        dvalues[at] = total
-        if repairs and total != total:
-            repair(dvalues, at, dense, orders)
+        at = int64(part) // PARTS * (PART * B) + part % PARTS * PART + i // PART * B + i % PART
+        if rounded is not None:
+            dvalues[at] = rounded(total, total) & 0xFFFF
+        else:
+            dvalues[at] = total
+            if repairs and total != total:
+                repair(dvalues, at, dense, orders)
 
     return finish

@@ -53,42 +53,44 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 @cache
 def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = False) -> Any:
-    """supply(own, maps, tables, item, gates, shared, base, bars, ring_at): a warp requests copies.
+    """supply(own, maps, tables, item, gates, shared, base, bars): a warp requests copies.
 
-    ring_at : (stage, phase), where the item before ended; returns where this one does
+    Where a tile stays, two warps at most do: each has copies of every item, of x or of dy.
     """
-    STAGES, EMPTY, LOADERS, PANEL_BYTES = tile.STAGES, tile.STAGES, tile.LOADERS, tile.PANEL_BYTES
-    DEPTH, STAGE = tile.DEPTH, tile.SLOTS * tile.PANEL_BYTES
+    STAGES, EMPTY, PANEL_BYTES, STAYS = tile.STAGES, tile.STAGES, tile.PANEL_BYTES, tile.STAYS
+    DEPTH, STAGE = tile.DEPTH, tile.SLOTS * PANEL_BYTES
+    LOADERS = min(tile.LOADERS, 2) if STAYS else tile.LOADERS
     load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
-    def supply(own, maps, tables, item, gates, shared, base, bars, ring_at):
+    def supply(own, maps, tables, item, gates, shared, base, bars):
         heads, loads, places, outs = tables
-        lane = uint32(cuda.threadIdx.x) % 32
-        first, steps = heads[item, 0], heads[item, 1]
-        n_loads, arriving = heads[item, 2], heads[item, 3]
-        panel, code = int32(0), uint32(0)
-        mine = own + lane * LOADERS < n_loads
-        if mine:
-            panel = loads[item, own + lane * LOADERS, 0]
-            code = uint32(loads[item, own + lane * LOADERS, 1])
-        stage, phase = ring_at
-        # A warp that is not waited for could fall two phases behind, and wait forever: those
-        # without copies end at once, and lanes without any stay with the others.
-        awaited = own == 0 or own < n_loads
-        if gated:
-            mine, arriving, some = keep(heads, loads, places, outs, item, gates, code, mine)
-            awaited = some and (own == 0 or redux_or(uint32(1 if mine else 0)) != 0)
-        for step in range(steps if awaited else 0):
-            mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
-            sync_warp()
-            if lane == 0 and own == 0:
-                mbarrier_expect(bars, stage, uint32(arriving * PANEL_BYTES))
-            row = int32((first + step) * DEPTH)
+        lane, items = uint32(cuda.threadIdx.x) % 32, heads.shape[0] if own < LOADERS else 0
+        stage = phase = uint32(0)
+        while item < items:
+            first, steps = heads[item, 0], heads[item, 1]
+            n_loads, arriving = heads[item, 2], heads[item, 3]
+            panel, code = int32(0), uint32(0)
+            mine = own + lane * LOADERS < n_loads
             if mine:
-                load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
-            stage, phase = following(stage, phase, STAGES)
-        return stage, phase
+                panel = loads[item, own + lane * LOADERS, 0]
+                code = uint32(loads[item, own + lane * LOADERS, 1])
+            # A warp that is not waited for could fall two phases behind, and wait forever: those
+            # without copies end at once, and lanes without any stay with the others.
+            awaited = own == 0 or own < n_loads
+            if gated:
+                mine, arriving, some = keep(heads, loads, places, outs, item, gates, code, mine)
+                awaited = some and (own == 0 or redux_or(uint32(1 if mine else 0)) != 0)
+            for step in range(steps if awaited else 0):
+                mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
+                sync_warp()
+                if lane == 0 and own == 0:
+                    mbarrier_expect(bars, stage, uint32(arriving * PANEL_BYTES))
+                row = int32((first + step) * DEPTH)
+                if mine:
+                    load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
+                stage, phase = following(stage, phase, STAGES)
+            item += cuda.gridDim.x if STAYS else items
 
     return supply
 

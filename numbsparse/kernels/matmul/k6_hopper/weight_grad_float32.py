@@ -50,37 +50,40 @@ def supplier(
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    transpose = transposer(tile, exact, dy_transposed)
+    STAYS, transpose = tile.STAYS, transposer(tile, exact, dy_transposed)
     load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
-    def supply(own, maps, tables, item, gates, shared, base, bars, ring_at):
+    def supply(own, maps, tables, item, gates, shared, base, bars):
         heads, loads, places, outs = tables
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
-        lane = uint32(cuda.threadIdx.x) % 32
-        nbytes, steps = uint32(heads[item, 3] * PANEL_BYTES), heads[item, 1]
-        strips, stages = heads[item, 5], uint32(heads[item, 6])
+        lane, items = uint32(cuda.threadIdx.x) % 32, heads.shape[0]
+        steps, strips, stages = heads[item, 1], heads[item, 5], uint32(heads[item, 6])
         buffer_size, stage_size = uint32(heads[item, 7]), uint32(heads[item, 8])
         begin = uint32(base // 4 + BUFFERS * buffer_size)
-        panel, code, requests = int32(0), uint32(0), own == LOADERS - 1
-        mine = requests and lane < heads[item, 2]
-        if mine:
-            panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
-        if gated:
-            mine, arriving, _ = keep(heads, loads, places, outs, item, gates, code, mine)
-            nbytes = uint32(arriving * PANEL_BYTES)
-        row, ahead = int32(heads[item, 0] * DEPTH), int32(stages - 1)
+        asks, asked, left, row = own == LOADERS - 1, item, int32(0), int32(0)
+        panel, code, mine, nbytes = int32(0), uint32(0), False, uint32(0)
         stage = buffer = then = phase = buffer_phase = uint32(0)
-        then_phase = uint32(1)
-        for step in range(-ahead, steps):
-            if requests and step + ahead < steps:
+        then_phase, step = uint32(1), int32(1) - int32(stages)
+        while steps > 0:
+            if asks and asked < items:
+                if left == 0:
+                    left, row = heads[asked, 1], int32(heads[asked, 0] * DEPTH)
+                    mine, nbytes = lane < heads[asked, 2], uint32(heads[asked, 3] * PANEL_BYTES)
+                    if mine:
+                        panel, code = loads[asked, lane, 0], uint32(loads[asked, lane, 1])
+                    if gated:
+                        mine, n, _ = keep(heads, loads, places, outs, asked, gates, code, mine)
+                        nbytes = uint32(n * PANEL_BYTES)
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
                     mbarrier_expect(bars, FULL + then, nbytes)
                 if mine:
                     at = uint32(4 * (begin + then * stage_size))
                     load(maps, panel, row, code, shared, at, bars, FULL + then)
-                row = int32(row + DEPTH)
+                left, row = int32(left - 1), int32(row + DEPTH)
+                if left == 0:
+                    asked += cuda.gridDim.x if STAYS else items
                 then, then_phase = following(then, then_phase, stages)
             if step >= 0:
                 mbarrier_wait(bars, FULL + stage, phase)
@@ -94,7 +97,12 @@ def supplier(
                     mbarrier_arrive(bars, SHOWN + buffer)
                 stage, phase = following(stage, phase, stages)
                 buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
-        return ring_at  # its blocks of threads have one item
+            step = int32(step + 1)
+            if step == steps:
+                item += cuda.gridDim.x
+                if not STAYS or item >= items:
+                    break
+                steps, strips, step = heads[item, 1], heads[item, 5], int32(0)
 
     return supply
 
@@ -193,7 +201,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
-        stage = buffer = phase = buffer_phase = uint32(0)
+        stage, phase, buffer, buffer_phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
             read(ring, uint32(begin + stage * stage_size), apart, group, warp % 4, raw)
@@ -216,7 +224,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
             buffer, buffer_phase = following(buffer, buffer_phase, BUFFERS)
-        return ring_at
+        return stage, phase, buffer, buffer_phase
 
     return multiply
 

@@ -25,7 +25,7 @@ BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
 TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
-FEWER = 0.8  # times as many items make up for storing value by value: 16 to 42 % less (H200)
+FEWER = 0.8  # times as many items make up for storing by twos: 16 to 42 % less (H200)
 POOL = 224 * 1024  # bytes of shared memory for images and panels
 STEP = 1.4  # microseconds of a step of an item, as measured on an H200
 SUMS_IN_US = 3e5
@@ -108,7 +108,7 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# Two for compiled code of both places.
+# `part` and `put` are compiled for the host, which plans there, and for a GPU, which does too.
 
 
 def part(n, parts, k):
@@ -295,14 +295,16 @@ def plan(
     walk = index.rows if swapped else index.columns
     of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
     _fill(*walk, blocks, swapped, *of_strips, flat(edges), strips, n_loads, loads, *of_products)
-    many: np.ndarray = (strips >= 0).sum(1)
-    buffer, stage = many * tile.IMAGE, (tile.X_PANELS + many * across) * tile.PANEL_BYTES
-    stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
-    heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
-
     sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(n, STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
+    many: np.ndarray = (strips >= 0).sum(1)
+    # Blocks of threads that go from item to item keep their stages.
+    alone = not tile.STAYS or whole + (n - whole) * pieces <= processors
+    room = many if alone else np.full(n, many.max(initial=0))
+    buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
+    stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
+    heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
     return cut_up((heads, loads, images, outs), whole, pieces, steps)
 
 
