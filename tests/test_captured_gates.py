@@ -1,5 +1,7 @@
 """Gates that only the GPU knows: what kernels pass over, and steps that are captured."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from conftest import host
@@ -13,6 +15,7 @@ from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
 
+weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
 pytestmark = [
     pytest.mark.simulator,
     pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator"),
@@ -176,6 +179,7 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
 ):
     """What is not computed is not written; x and dy that no block needs are not read."""
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
+    monkeypatch.setattr(weight_grad, "GATED_FROM", batch)
     rows, columns = grid = (4, 5) if size < 128 else (2, 5)  # of simulated threads there are many
     kept = rng.random(grid) < 0.6
     kept[0] = True

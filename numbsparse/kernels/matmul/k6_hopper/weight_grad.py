@@ -67,6 +67,7 @@ THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
+GATED_FROM = 1024  # rows from which blocks of 128 are left out by gates: of 512, all take 1.2 times
 
 
 def weight_grad(
@@ -106,7 +107,7 @@ def weight_grad(
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None
+    by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
     tile = tile._replace(STAYS=tile.STAYS and not by_gates)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
