@@ -79,7 +79,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     """Bit for bit, whether blocks are left out of the layout or passed over; the repairs too."""
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
-        monkeypatch.setattr(k6_hopper, "FEW", 0)
+        monkeypatch.setattr(k6_hopper, "FEW", dict.fromkeys(k6_hopper.BLOCK_SIZES, 0))
         monkeypatch.setattr(strip_plan, "FEW", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
