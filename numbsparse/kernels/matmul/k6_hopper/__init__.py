@@ -77,8 +77,7 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 
 FEW = 1024  # rows up to which gates of 16 bits are read in the product: see `plan_on_gpu`
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
-# Tiles of rows of float32 that multiply a block of w in turn, from L2: 10 % less at B = 128 (H200).
-TOGETHER = 2
+TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 
 
 def forward(x, values, index, y, precision="highest", tile=0, gates=None):
