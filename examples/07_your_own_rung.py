@@ -75,7 +75,7 @@ def cost(kernel, problem):
         print(f"\n{kernel}: {count.global_reads.accesses / y.size:g} reads per output\n{count}")
         return count.global_reads.accesses / y.size
     row = measure(problem, "forward", kernels=kernel)
-    print(line("ladder", row, [row]))
+    print(line(row, [row]))
     return row["seconds"][kernel]
 
 

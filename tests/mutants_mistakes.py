@@ -113,7 +113,9 @@ def number(node: ast.AST) -> int | None:
 def index_off_by_one(source: Source) -> Found:
     """a[i] -> a[i + 1]"""
     for node in source.of(ast.Subscript):
-        index = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
+        index = node.slice
+        if isinstance(index, ast.Tuple) and index.elts:
+            index = index.elts[-1]
         if isinstance(index, ast.Name | ast.BinOp | ast.Subscript | ast.Attribute):
             yield source.changed((index, f"{source.text(index)} + 1"))
 

@@ -14,6 +14,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
+from numbsparse.kernels.matmul.k8_small_batch import blocks
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
 pytestmark = [
@@ -203,7 +204,9 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
         ("float32", 16, 33, 0, (True, True)),
     ],
 )
-def test_units_of_a_small_batch_leave_out_what_gates_do(dtype, size, batch, edge, across, rng):
+def test_units_of_a_small_batch_leave_out_what_gates_do(
+    dtype, size, batch, edge, across, rng, monkeypatch
+):
     """Whole lines of x, many in turn and the first of some warps among them; and all."""
     rows, columns = grid = {8: (9, 25), 16: (7, 17), 32: (6, 8), 64: (3, 5)}[size]
     kept = rng.random(grid) < 0.8
@@ -214,13 +217,15 @@ def test_units_of_a_small_batch_leave_out_what_gates_do(dtype, size, batch, edge
     gates[: columns // 2 + 1] = gates[index.block_rows == 2] = gates[index.block_columns == 3] = 0
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     every_other = np.arange(layout.n_blocks, dtype=np.float32) % 2
+    monkeypatch.setattr(blocks, "GATED_FROM", 0)  # so few blocks are all computed on a GPU
     for own in (gates, every_other, 1 - every_other, 0 * gates):
         check_weight_gradient("k8_small_batch", x, dy, across, layout, size, own)
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
-def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng):
+def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
     """Warps share the steps of each, and the first one writes it, or not."""
+    monkeypatch.setattr(blocks, "GATED_FROM", 0)
     layout, x = ns.Layout([[1, 1, 0, 1]]), rng.standard_normal((150, 32)).astype(np.float32)
     dy = rng.standard_normal((150, 128)).astype(np.float32)
     check_weight_gradient(

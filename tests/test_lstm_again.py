@@ -115,11 +115,12 @@ def test_as_torch(rng, layers, end):
     lstm = made(layers, "masked")
     x = ns.Tensor(rng.standard_normal((STEPS, BATCH, INPUTS)), requires_grad=True)
     tensors = [x, *lstm.parameters()]
+    place_of = {id(tensor): place for place, tensor in enumerate(tensors)}
     theirs = [torch.tensor(host(t.data), requires_grad=True) for t in tensors]
     masks = [torch.tensor(mask_of(t)) for t in tensors]
     y, end_h, end_c = theirs[0], [], []
     for i in range(layers):
-        of_layer = [theirs[tensors.index(p)] for p in lstm.layers[i].parameters()]
+        of_layer = [theirs[place_of[id(p)]] for p in lstm.layers[i].parameters()]
         named = dict(zip([n for n, _ in lstm.layers[i].named_parameters()], of_layer, strict=True))
         h = c = torch.zeros(BATCH, UNITS, dtype=torch.float64)
         outputs = []

@@ -31,7 +31,7 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k3_registers": (2, 0, 1, 0),
     "k5_tensor_core": (4, 0, 4, 0),
     "k6_hopper": (4, 2, 2, 1),
-    "k7_small_blocks": (4, 4, 2, 2),  # of a ring x, and beside it w, which lanes copy
+    "k7_small_blocks": (4, 4, 2, 3),  # of a ring x, and beside it w in parts, which lanes copy
     "k8_small_batch": (2, 0, 2, 1),  # a ring of one stage for each warp; where they add their sums
 }
 # The traces of these are as those of s01, k3 and s15, whose blocks form clusters and stay.
@@ -40,7 +40,7 @@ ALIKE |= {"s13_persistent", "s14_cluster"}
 SMALLER = {  # than what the command draws: one step more than stages, one tile
     "k5_tensor_core": {"in_features": 160},
     "k6_hopper": {"in_features": 192, "batch": 128},
-    "k7_small_blocks": {"in_features": 128, "batch": 65},
+    "k7_small_blocks": {"in_features": 256, "batch": 65},
 }
 PRODUCERS = {"s11_producer", "s12_grouped", "s15_store"}
 

@@ -341,12 +341,14 @@ def test_only_steps_that_serve_are_checked_and_named(monkeypatch):
     assert not set(NAMES) & {*named(problem, "forward", "all")}
 
 
-CEILINGS = {  # files and lines that a reader opens for one forward product
+# Files and lines that a reader opens for one forward product. Of k7, 420 are its dense tiles, a
+# file that products of fewer blocks never come to.
+CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 520),
     "k6_hopper": (4, 900),
-    "k7_small_blocks": (5, 900),
+    "k7_small_blocks": (5, 1_345),
     "k8_small_batch": (6, 900),
 }
 

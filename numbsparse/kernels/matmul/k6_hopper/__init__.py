@@ -80,8 +80,7 @@ unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 # more the launch before took 0.72 to 0.93 of the time, with fewer 0.85 to 1.6 times as long.
 FEW = {32: 2**31, 64: 2**30, 128: 2**29}
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
-# Tiles of rows of float32 that multiply a block of w in turn, from L2: 10 % less at B = 128 (H200).
-TOGETHER = 2
+TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 
 
 def forward(x, values, index, y, precision="highest", tile=0, gates=None):
