@@ -132,18 +132,25 @@ def test_the_convolutions_are_compiled(monkeypatch):
     assert sorted(called_ahead(monkeypatch, "conv")) == sorted(expected)
 
 
-def test_other_processes_call_what_is_ours_on_a_gpu_once(monkeypatch):
-    given = []
-    said = lambda *of, **how: given.append((*of, how))  # noqa: E731
-    monkeypatch.setattr(measuring.ahead, "compile_ahead", said)
-    headline, on_cpu = (sections.CASES[name](Options(quick=True)) for name in ("headline", "cpu"))
-    measuring.compile_ahead(2 * list(headline), 2, 5.0)
-    measuring.compile_ahead(on_cpu, 2, 5.0)
-    ((call, cases, how),) = given
-    assert (call, how) == (measuring._call_each, {"jobs": 2, "seconds": 5.0})
-    shapes = {(case.product, case.problem.dtype) for case in cases}
-    assert len(cases) == len(shapes) == 2 * len(PRODUCTS)  # densities have the same kernels
-    assert not any(case.others for case in cases)
+def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
+    said = []
+
+    class Process:
+        def __init__(self, target, args, daemon):
+            said.append(args[0])
+
+        start = kill = lambda self: said.append("started or ended")
+
+        def join(self, seconds):
+            assert 0 <= seconds <= 5
+
+    monkeypatch.setattr(measuring, "get_context", lambda how: SimpleNamespace(Process=Process))
+    cases = list(sections.CASES["headline"](Options(quick=True)))
+    measuring.compile_ahead(cases, 2, 5.0)
+    first, second, *rest = said
+    assert rest == ["started or ended"] * 4
+    assert {case.product for case in first + second} == set(PRODUCTS)
+    assert not {id(case) for case in first} & {id(case) for case in second}
 
 
 def test_headline_compares_with_the_dense_product():
