@@ -75,10 +75,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-# Multiply-adds of all blocks, by their size, up to which gates of 16 bits are read in the product:
-# see `plan_on_gpu`. Half of the gates zero, 21 products of 128 to 4,096 rows (H200): of those with
-# more the launch before took 0.72 to 0.93 of the time, with fewer 0.85 to 1.6 times as long.
-FEW = {32: 2**31, 64: 2**30, 128: 2**29}
+FEW = {32: 2**31, 64: 2**30, 128: 2**29}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 
