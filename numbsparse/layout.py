@@ -131,7 +131,8 @@ class Layout:
                [0, 1, 0]])
         """
         in_blocks, out_blocks = grid_of(shape)
-        indptr, indices = as_array(indptr, "indptr"), as_array(indices, "indices")
+        given = {"indptr": indptr, "indices": indices}  # of a file, maybe not read yet
+        indptr, indices = (a if hasattr(a, "shape") else as_array(a, n) for n, a in given.items())
         if np.shape(indptr) != (in_blocks + 1,):
             raise ValueError(
                 f"indptr takes the shape ({in_blocks + 1},) for {in_blocks} block rows, "

@@ -219,9 +219,9 @@ def of_numba():
 
 
 @contextmanager
-def numba_told_the_same():
+def numba_told_the_same(before=None):
     """Fails, and restores what it was, where something else is left in the environment."""
-    before = of_numba()
+    before = of_numba() if before is None else before
     yield
     if (after := of_numba()) != before:
         for name in after:
@@ -230,10 +230,16 @@ def numba_told_the_same():
         pytest.fail(f"left in the environment: {after}, where it had been {before}")
 
 
+@pytest.fixture(scope="session")
+def told_to_numba():
+    """Looked for once: each test restores it."""
+    return of_numba()
+
+
 @pytest.fixture(autouse=True)
-def tells_numba_nothing():
+def tells_numba_nothing(told_to_numba):
     """Of a test: those after it would have kernels of another kind, simulated ones say."""
-    with numba_told_the_same():
+    with numba_told_the_same(told_to_numba):
         yield
 
 

@@ -32,14 +32,30 @@ def test_what_cannot_be_pickled_is_refused():
         ahead._pickled(Lock())
 
 
+@pytest.mark.parametrize(
+    ("step", "jobs", "message"),
+    [(None, None, "step takes a function, got None"), ("print", 1, "step takes a function, got ")]
+    + [(print, jobs, "jobs takes .*, at least 1, got ") for jobs in (0, -1, 1.5, True, "2")],
+)
+def test_bad_arguments_are_refused(step, jobs, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ns.compile_ahead(step, jobs=jobs)
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True])
+def test_a_time_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match="seconds takes a number above 0, got "):
+        ns.compile_ahead(print, seconds=seconds)
+
+
 def test_the_simulator_compiles_nothing():
-    if not ns.device.SIMULATED:
+    if not (ns.device.SIMULATED and ns.device.is_available()):
         pytest.skip("not in the simulator")
     assert ns.compile_ahead(lambda: 1 / 0) == 0
 
 
 PROGRAM = """
-import os
+import os, time
 import numpy as np, numbsparse as ns
 from numbsparse.device import compiler, kept, runtime, stand_in
 from numbsparse.machine_code.cubin import description
@@ -55,7 +71,7 @@ def step(x, several):
     y = ns.matmul(x, w)
     if several:
         ns.sddmm(x.T, y, layout)
-    raise ValueError
+    raise ValueError("at its end")
 
 def hashes():
     files = [name for name in os.listdir(kept._folder()) if name.endswith(".cubin")]
@@ -64,6 +80,9 @@ def hashes():
 
 counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=2)]
 counts += [ns.compile_ahead(step, x, True, jobs=1)]
+began = time.monotonic()
+counts += [ns.compile_ahead(time.sleep, 100, jobs=2, seconds=0.1)]
+assert time.monotonic() - began < 50
 try:
     step(x, True)
 except ValueError:
@@ -89,4 +108,5 @@ def test_what_a_step_launches_is_on_disk_afterwards(tmp_path):
     )
     if "DynamicLibNotFoundError" in ended.stderr:
         pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
-    assert ended.stdout.splitlines() == ["[1, 1, 0] 2 True"], ended.stderr
+    assert ended.stdout.splitlines() == ["[1, 1, 0, 0] 2 True"], ended.stderr
+    assert "RuntimeWarning: compiled up to an error in step: ValueError: at its end" in ended.stderr

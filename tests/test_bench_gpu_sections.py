@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from numbsparse import device
-from numbsparse.bench import changing, contestants, results, sections, show, timing
+from numbsparse import device, patterns
+from numbsparse.bench import changing, contestants, edits, results, sections, show, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.kernels import matmul as ladder
@@ -48,10 +48,31 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
         ("weight_grad", "gates:", 4),
         ("weight_grad", "made on the GPU:", 2),
         ("weight_grad", "a new layout:", 2),
+        *[(product, "a new layout:", 2) for product in PRODUCTS],  # of many blocks
     ]
     assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
     assert "none" in show.line(rows[0], rows)
     assert "(1.00x); half zero" in show.line(rows[0], rows)
+
+
+def test_an_edit_is_timed_beside_a_step():
+    rows = list(sections.rows("edits", Options(quick=True)))
+    said = [(row["host"], *row["seconds"]) for row in rows]
+    steps = "a step", "an edit", "the step after it"
+    assert said == [
+        ("a tenth of 32 blocks changed, batch 4", *steps),
+        ("a tenth of 128 blocks changed, two CPU cores", *steps),
+        ("a step of 128 features, a tenth kept", "made so", "pruned"),
+    ]
+    assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
+    of = edits.Training("cpu", patterns.random(8, 8, 0.5, seed=0), 8, 1)
+    layout, (gone, new) = of.layer.weight.data.layout, of.others(1)
+    of.step()
+    of.edit(gone, new)
+    edited = of.layer.weight.data.layout
+    assert (edited - layout, layout - edited) == (new, gone)
+    assert (gone.n_blocks, new.n_blocks) == (3, 3)
+    of.step()
 
 
 def quick(name):
@@ -111,25 +132,18 @@ def test_the_convolutions_are_compiled(monkeypatch):
     assert sorted(called_ahead(monkeypatch, "conv")) == sorted(expected)
 
 
-def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
-    said = []
-
-    class Process:
-        def __init__(self, target, args, daemon):
-            said.append(args[0])
-
-        start = kill = lambda self: said.append("started or ended")
-
-        def join(self, seconds):
-            assert 0 <= seconds <= 5
-
-    monkeypatch.setattr(measuring, "get_context", lambda how: SimpleNamespace(Process=Process))
-    cases = list(sections.CASES["headline"](Options(quick=True)))
-    measuring.compile_ahead(cases, 2, 5.0)
-    first, second, *rest = said
-    assert rest == ["started or ended"] * 4
-    assert {case.product for case in first + second} == set(PRODUCTS)
-    assert not {id(case) for case in first} & {id(case) for case in second}
+def test_other_processes_call_what_is_ours_on_a_gpu_once(monkeypatch):
+    given = []
+    said = lambda *of, **how: given.append((*of, how))  # noqa: E731
+    monkeypatch.setattr(measuring.ahead, "compile_ahead", said)
+    headline, on_cpu = (sections.CASES[name](Options(quick=True)) for name in ("headline", "cpu"))
+    measuring.compile_ahead(2 * list(headline), 2, 5.0)
+    measuring.compile_ahead(on_cpu, 2, 5.0)
+    ((call, cases, how),) = given
+    assert (call, how) == (measuring._call_each, {"jobs": 2, "seconds": 5.0})
+    shapes = {(case.product, case.problem.dtype) for case in cases}
+    assert len(cases) == len(shapes) == 2 * len(PRODUCTS)  # densities have the same kernels
+    assert not any(case.others for case in cases)
 
 
 def test_headline_compares_with_the_dense_product():

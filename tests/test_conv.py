@@ -343,7 +343,6 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
         (16, 32, 16, (64, 512), 3, 0.041, "k4_wgmma"),
         (16, 64, 64, (64, 512), 3, 0.188, "k4_wgmma"),
         (8, 16, 56, (256, 512), 5, 0.131, "k6_strips"),
-        (8, 1, 56, (128, 128), 3, 0.068, "k2_unfolded"),
         (32, 64, 28, (256, 512), 3, 0.089, "k4_wgmma"),
         (32, 32, 32, (256, 64), 3, 0.123, "k4_wgmma"),
     ],
@@ -436,30 +435,6 @@ def test_images_whose_rows_are_not_found(product, case, says):
 
 
 @needs_cuda
-@pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize(("size", "merged"), [(4, 16), (4, 32), (8, 32), (16, 32)])
-def test_blocks_are_merged(size, merged, product):
-    """Some hold all that they can, some one, and some reach beyond the features."""
-    case = ConvCase(2, (3, 4), 5 * size, 36, size, (2, 2), padding=1, density=0.15)
-    problem = ConvProblem(case)
-    got = run(f"k5_small_blocks/{merged}", product, problem, "cuda")
-    assert (abs(got - problem.exact(product)) <= problem.bound(product, "float32")).all()
-
-
-@pytest.mark.parametrize("density", [0, 0.07, 0.5, 1])
-@pytest.mark.parametrize(("size", "larger"), [(4, 16), (8, 32), (16, 32)])
-def test_how_many_merged_blocks_are_likely(size, larger, density):
-    window, features = ConvCase(1, (9, 9), 768, 400, 16, (3, 3)).window, (768, 400)
-    rows, columns = 768 // size, 400 // size
-    kept = np.random.default_rng(3).random((9 * rows, columns)) < density
-    along = larger // size
-    kept = np.pad(kept, ((0, 0), (0, -columns % along)))
-    found = kept.reshape(9 * rows // along, along, -1, along).any(axis=(1, 3)).sum()
-    expected = costs.likely_merged(int(kept.sum()), size, larger, window, *features)
-    assert expected == pytest.approx(found, abs=3 * np.sqrt(found))
-
-
-@needs_cuda
 def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
     if reason := rung("k4_wgmma").unsupported("forward", 16, as_dtype("float16"), "cuda"):
         pytest.skip(reason)
@@ -516,6 +491,7 @@ def test_three_axes_of_blocks_of_16(name, product):
 
 
 @needs_cuda
+@pytest.mark.pairs
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(

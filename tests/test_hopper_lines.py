@@ -151,6 +151,8 @@ def test_small_tiles_share_a_multiprocessor(on_a_card, monkeypatch):
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 def test_even_tiles_write_their_own_rows(product, dtype, B, x_memory, y_memory, rows, rng):
     """Batches that fill no tiles of ROWS: the last panel of a tile is not the next one's first."""
+    if device.SIMULATED and B > 32 and rows.start > 256:  # tiles of 64 rows there, not of 128
+        rows = range(193, 240)
     layout, batch = Layout(rng.random((2, 3)) < 0.7), int(rng.choice(rows))
     widths = [B * n - 8 * int(rng.integers(3)) for n in layout.shape]
     n_in, n_out = widths if product == "forward" else widths[::-1]

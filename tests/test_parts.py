@@ -8,7 +8,13 @@ from ptx_helpers import on_hopper
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import card, ptx
-from numbsparse.kernels.parts import turns
+from numbsparse.kernels.parts import pieces_of_blocks as parts_of_sums
+from numbsparse.kernels.parts.pieces_of_blocks import (
+    add_up,
+    leave_piece,
+    place_in_block,
+    sums_into,
+)
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.ptx import ALIGNMENT
@@ -103,65 +109,68 @@ def test_every_record_is_asked_for_once_in_the_stage_of_its_turn(
     assert np.isin(rows - (of + 5) * cluster, range(cluster)).all()
 
 
-def turns_kernel(dtype, parts, items):
-    add = turns.add_in_turn(dtype, SIDE, 32, parts)
-    size = COUNT * SIDE * SIDE
+SIDE, COUNT = 8, 3  # of a block, and blocks of an item
+
+
+def pieces_kernel(dtype, parts, items, slices):
+    leave, place = leave_piece(dtype, SIDE, 32, parts), place_in_block(SIDE)
+    values_of, size = SIDE * SIDE, slices * COUNT * SIDE * SIDE
 
     @cuda.jit
     def kernel(values, blocks, sums):
         own = cuda.shared.array(size, float32, ALIGNMENT)
         item, piece = cuda.blockIdx.x % items, cuda.blockIdx.x // items
         for i in range(cuda.threadIdx.x, size, 32):
-            own[i] = values[piece, item, i]
+            line, column = uint32(i // SIDE % SIDE), uint32(i % SIDE)
+            own[i // values_of * values_of + place(line, column)] = values[piece, item, i]
         cuda.syncthreads()
-        add(own, blocks, item * COUNT, COUNT, piece, item, sums)
+        leave(own, slices, blocks, item * COUNT, COUNT, piece, sums)
 
     return kernel
 
 
-SIDE, COUNT = 8, 3  # of a block, and blocks of an item
-
-
-@pytest.mark.parametrize("pieces", [1, 3])
-@pytest.mark.parametrize(("dtype", "parts"), [("float32", 1), ("float32", 2), ("float16", 2)])
-def test_pieces_are_added_in_their_order(dtype, parts, pieces, rng):
-    items = 2
-    shape = (pieces, items, COUNT, SIDE, SIDE)
-    values = (
-        rng.standard_normal(shape) * [[[[[1.0]]]], [[[[2.0**24]]]], [[[[-(2.0**24)]]]]][:pieces]
-    )
-    values = values.astype(np.float32) / 2**13
-    blocks = rng.permutation(2 * parts**2)[: items * COUNT].astype(np.int32)
+@pytest.mark.parametrize("pieces", [1, 3, 10])  # also more than are read at once
+@pytest.mark.parametrize(
+    ("dtype", "parts", "slices"), [("float32", 1, 1), ("float32", 2, 2), ("float16", 2, 1)]
+)
+def test_pieces_are_added_in_their_order(dtype, parts, slices, pieces, rng):
+    """Their sums differ by it: the second ones are large, and the third ones take those away."""
+    items = 3
+    sizes = np.resize([1.0, 2.0**24, -(2.0**24)], (pieces, 1, 1, 1, 1, 1))
+    values = rng.standard_normal((pieces, items, slices, COUNT, SIDE, SIDE))
+    values[1::3] = values[2::3] = rng.standard_normal(values.shape[1:]) if pieces > 1 else 0
+    values = (values * sizes / 2**13).astype(np.float32)
+    blocks = rng.permutation(2 * parts**2).astype(np.int32)
     blocks = np.append(blocks, [-1] * (items * COUNT - blocks.size)).astype(np.int32)
-    before = np.full((2, parts * SIDE, parts * SIDE), 9, dtype)
-    result = device.to_device(before)
-    sums = turns.sums_into(result, items, pieces)
-    given = device.to_device(values.reshape(pieces, items, -1))
-    launch(
-        turns_kernel(dtype, parts, items), items * pieces, 32, given, device.to_device(blocks), sums
-    )
-    expected = before.copy()
-    for values_of, number in zip(
-        values.reshape(pieces, -1, SIDE, SIDE).swapaxes(0, 1), blocks, strict=True
-    ):
-        total = values_of[0]
-        for piece in values_of[1:]:
-            total = total + piece
+    result = device.to_device(np.full((2, parts * SIDE, parts * SIDE), np.nan, dtype))
+    sums = sums_into(result, pieces)
+    given = device.to_device(values.reshape(pieces, items, -1)), device.to_device(blocks)
+    launch(pieces_kernel(dtype, parts, items, slices), items * pieces, 32, *given, sums)
+    add_up(dtype, sums)
+    of_blocks = sum(values[:, :, s] for s in range(slices)).reshape(pieces, -1, SIDE, SIDE)
+    total = np.zeros_like(of_blocks[0])
+    for piece in of_blocks:
+        total = total + piece
+    got = result.numpy()
+    for right, number in zip(total, blocks, strict=True):
         block, row, column = number // parts**2, number // parts % parts, number % parts
         if number >= 0:
-            tile = expected[block, row * SIDE :][:SIDE, column * SIDE :][:, :SIDE]
-            tile[...] = total
-    np.testing.assert_array_equal(result.numpy(), expected)
+            tile = got[block, row * SIDE :][:SIDE, column * SIDE :][:, :SIDE]
+            np.testing.assert_array_equal(tile, right.astype(dtype))
 
 
+@pytest.mark.parametrize("values", [1, 10**6])
 @pytest.mark.parametrize("items", [1, 7, 132, 133, 1000])
 @pytest.mark.parametrize("tiles", [1, 3, 64, 4096])
-def test_items_are_cut_so_that_all_end_soonest(items, tiles):
+def test_items_are_cut_so_that_all_end_soonest(items, tiles, values):
     def time(pieces):
-        return -(-items * pieces // 132) * -(-tiles // pieces) + turns.TURN * pieces
+        adding = parts_of_sums.BEHIND + parts_of_sums.SAVED * pieces * values
+        rounds = -(-items * pieces // 132) * (parts_of_sums.BEGIN - (-tiles // pieces))
+        return rounds + (adding if pieces > 1 else 0)
 
-    pieces = turns.pieces_of(items, tiles, 132)
-    assert 1 <= pieces <= max(1, tiles // turns.LEAST_TILES)
-    assert time(pieces) <= min(map(time, range(1, max(1, tiles // turns.LEAST_TILES) + 1)))
+    pieces = parts_of_sums.pieces_of(items, tiles, 132, values)
+    assert 1 <= pieces <= min(tiles, 132)
+    assert time(pieces) == min(map(time, range(1, min(tiles, 132) + 1)))
     assert pieces == 1 or time(pieces - 1) > time(pieces)
-    assert (pieces > 1) == (items != 132 and tiles > 3)
+    assert pieces == 1 or not (items == 132 or tiles == 1)
+    assert pieces > 1 or not (items == 1 and tiles >= 64)

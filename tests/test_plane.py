@@ -2,10 +2,7 @@
 
 import json
 import os
-from functools import partial
 from itertools import islice
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +10,7 @@ import pytest
 from numbsparse.bench import measure, plane
 from numbsparse.bench.cards import VISIBLE, on_each
 from numbsparse.bench.contestants import OURS
-from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.peers import CUBLAS, TRITON
-from numbsparse.bench.problem import Problem
 from numbsparse.pages import mapped
 from numbsparse.pages.figure import draw_map
 
@@ -79,33 +74,6 @@ def test_other_processes_compile_ahead(small, monkeypatch):
     ] == [(row["batch"], row["block_size"], row["product"]) for row in rows]
     assert all(0 < seconds <= 60 for *_, seconds in compiled)
     assert list(plane.measured("cpu", rows, 60.0, jobs=2)) == []
-
-
-def test_another_process_calls_what_will_be_timed(tmp_path):
-    makes_a_file = partial(Path.touch, tmp_path / "called")  # in the place of a layout
-    problem = Problem(makes_a_file, 8, 4, "float32", place="cpu")
-    compile_ahead([Case(problem, "forward", "auto", (), {})], 1, np.inf)
-    assert (tmp_path / "called").exists()
-
-
-def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
-    parts = []
-
-    def process(target, args, daemon):
-        parts.append([(case.kernels, case.problem.dtype, case.problem.batch) for case in args[0]])
-        return SimpleNamespace(start=list, join=lambda _: None, kill=list)
-
-    context = SimpleNamespace(Process=process)
-    monkeypatch.setattr(measure, "get_context", lambda _: context)
-    of = [("k6", "float32", 1), ("k5", "float16", 2), ("k6", "float32", 3), ("k5", "float16", 4)]
-    cases = [
-        Case(Problem(list, 8, batch, dtype), "forward", kernels, (), {})
-        for kernels, dtype, batch in of
-    ]
-    compile_ahead([*cases, cases[0]], 2, 1.0)
-    assert parts == [[of[3], of[1]], [of[2], of[0]]]  # each begins with its last
-    compile_ahead(cases, 1, 1.0)
-    assert parts[2] == [of[2], of[3], of[0], of[1]]
 
 
 def test_the_dense_product_is_timed_without_ours():

@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from numba import njit
+from numba import extending, njit, types
 from numba.core import base, ir, postproc
 from numba.core.types.functions import BaseFunction
+from numba.core.typing import templates
 
 from numbsparse.device import shortcuts
 
@@ -17,6 +18,7 @@ OWNERS = (
     (postproc.PostProcessor, "run"),
     (ir.Inst, "_rec_list_vars"),
     (base.BaseContext, "get_abi_sizeof"),
+    (base.BaseContext, "refresh"),
     (base, "_has_loc"),
     (BaseFunction, "get_call_type"),
 )
@@ -97,6 +99,110 @@ def test_generators_are_compiled_and_what_is_alive_can_be_asked_for():
     assert lazy["block"] == {"x"}
 
 
+def test_variables_are_found_wherever_they_are_in_a_statement():
+    place = ir.Loc("a.py", 1)
+    a, b, c = (ir.Var(None, name, place) for name in "abc")
+    call = ir.Expr.call(a, [b, 1, (c, "text")], (("by", b),), place)
+    statements = [
+        ir.Assign(call, c, place),
+        ir.SetItem(a, b, c, place),
+        ir.Assign(ir.Const({"a": 1}, place), a, place),
+        ir.Assign(ir.Expr.build_map([(a, b), (b, c)], 2, {}, {}, place), a, place),
+    ]
+    own = [statement.list_vars() for statement in statements]
+    with shortcuts.taken():
+        assert [statement.list_vars() for statement in statements] == own
+    assert len(own[0]) == 5
+
+
+def nine(a):
+    raise NotImplementedError
+
+
+def test_what_is_registered_while_they_last_is_found():
+    """Of both kinds: a function in Python, and one that gives instructions itself."""
+    with shortcuts.taken():
+
+        @njit
+        def early(a):
+            return a + 1
+
+        assert early(1) == 2
+
+        @extending.overload(nine)
+        def of_nine(a):
+            return lambda a: 9
+
+        class OneArgument(templates.AbstractTemplate):
+            def generic(self, args, kws):
+                return templates.signature(types.int64, types.int64)
+
+        ten = extending.intrinsic(lambda context, a: (types.int64(types.int64), emit))
+        templates.infer_global(eleven)(type("Eleven", (OneArgument,), {"key": eleven}))
+        extending.lower_builtin(eleven, types.int64)(emit)
+
+        @njit
+        def late(a):
+            return nine(a), ten(a), eleven(a)
+
+        assert late(1) == (9, 7, 7)
+
+
+def eleven(a):
+    raise NotImplementedError
+
+
+def emit(context, builder, signature, args):
+    return context.get_constant(types.int64, 7)
+
+
+class Having:
+    """An object with such attributes."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def test_a_context_is_refreshed_if_a_registry_has_grown():
+    calls, functions, casts, types_of = [], [1], [], [2, 3]
+    typing = Having(_registries={Having(name="typing", functions=types_of): None})
+    registry = Having(name="casts", functions=functions, casts=casts)
+    context = Having(_registries={registry: None}, typing_context=typing)
+    refresh = shortcuts.refreshed_if_grown(calls.append)
+    for grown in ([], casts, [], functions, types_of, []):
+        grown.append(4)
+        refresh(context)
+        refresh(context)
+    assert calls == [context] * 4
+    refresh(typing)
+    assert calls[4:] == [typing]
+
+
+def summed(a):
+    raise NotImplementedError
+
+
+@extending.overload(summed)
+def of_summed(a):
+    def in_order(a):
+        total = 0.0
+        for x in a:
+            total += x
+        return total
+
+    return in_order
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_each_function_keeps_its_own_options(first):
+    """Also in the functions of others that it calls, such as whether sums may be reordered."""
+    signature = types.float64(types.float64[::1])
+    with shortcuts.taken():
+        for fast in (first, not first):
+            compiled = njit(signature, fastmath=fast)(lambda a: summed(a))
+            assert ("fadd fast" in compiled.inspect_llvm(signature.args)) == fast
+
+
 class Device:
     """As a device function, which is told by what it closes over."""
 
@@ -109,6 +215,13 @@ def closing_over(*values, default=0, **options):
         return values, x
 
     return Device(function, **options)
+
+
+def closing_over_too(*values, default=0):
+    def other_function(x=default):
+        return x, values
+
+    return Device(other_function)
 
 
 def test_functions_are_the_same_if_all_they_close_over_is():
@@ -129,7 +242,7 @@ def test_functions_are_the_same_if_all_they_close_over_is():
     assert not same(closing_over(1), closing_over(1, default=1))
     assert not same(closing_over(1), closing_over(1, fastmath=True))
     assert not same(closing_over(closing_over(1)), closing_over(closing_over(2)))
-    assert not same(closing_over(1), Device(lambda x=0: ((1,), x)))
+    assert not same(closing_over(1), closing_over_too(1))
 
 
 COMPILED = """
@@ -143,11 +256,13 @@ compiler.load_numba()
 functions, own = [], numbas.compile_extra
 numbas.compile_extra = lambda *a, **kw: functions.append(a) or own(*a, **kw)
 
+module = "numbsparse.kernels.made_here"
+
 def adding(by):
     @cuda.jit(device=True)
     def add(x):
         return x + by
-    add.py_func.__module__ = "numbsparse.kernels.made_here"
+    add.py_func.__module__ = module
     return add
 
 def kernel_of(*device_functions):
@@ -172,7 +287,8 @@ for quick in (True, False):
     if not quick:
         shortcuts.taken = nullcontext
     found = []
-    for by in ((1, 1), (1, 2), (2, 1), (1.0, 2)):
+    for by in ((1, 1), (1, 2), (2, 1), (1.0, 2), (1, 1)):
+        module = module if len(found) < 4 else "of_the_user"
         functions.clear()
         found.append((text(code(*by)), len(functions)))
     print(found)
@@ -194,5 +310,5 @@ def test_gpu_code_is_what_numba_compiles_of_fewer_functions():
     quick, slow = map(eval, ended.stdout.splitlines())
     assert [hash_ for hash_, _ in quick] == [hash_ for hash_, _ in slow]
     assert len({hash_ for hash_, _ in quick[:2]}) == 2
-    assert [n for _, n in slow] == [3, 3, 3, 3]
-    assert [n for _, n in quick] == [2, 2, 1, 2]  # the kernel, and functions not seen before
+    assert [n for _, n in slow] == [3, 3, 3, 3, 3]
+    assert [n for _, n in quick] == [2, 2, 1, 2, 3]  # the kernel, and functions not seen before

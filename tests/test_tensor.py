@@ -1,6 +1,7 @@
 """A Tensor as Python and NumPy see it: a number, a condition, a text, an array, rows."""
 
 import copy
+import itertools
 import operator
 import pickle
 from types import ModuleType
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import numbsparse as ns
-from numbsparse import device
+from numbsparse import device, edits
 from numbsparse.dtypes import type_name
 
 W = ns.BlockSparse(np.ones((1, 4, 4)), [[1]])
@@ -186,6 +187,24 @@ def test_types_are_called_what_users_call_them():
     ):
         with pytest.raises(TypeError, match=r"got .*\btorch\.Tensor"):
             call()
+
+
+def test_a_copy_in_another_process_was_not_changed_there(monkeypatch):
+    """Where fewer tensors were made, so that numbers are lower."""
+    weight = ns.nn.Parameter(np.ones(2))
+    weight.data = np.full(2, 3.0)
+    pickled = pickle.dumps((weight, weight))
+    monkeypatch.setattr(edits, "serial", itertools.count(1).__next__)
+    weight, same = pickle.loads(pickled)
+    assert weight is same
+    assert type(weight) is ns.nn.Parameter
+    loss = (weight * weight).sum()
+    loss.backward()
+    np.testing.assert_array_equal(weight.grad.data, [6, 6])
+    loss = (weight * weight).sum()
+    weight.data = np.ones(2)
+    with pytest.raises(RuntimeError, match=r"was changed by an assignment to \.data"):
+        loss.backward()
 
 
 def test_what_was_computed_is_copied_without_its_way_back():

@@ -9,7 +9,7 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul import AS_DENSE, PRODUCTS, RUNGS, rung
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, times, tuned
 
@@ -104,6 +104,29 @@ def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
     assert times.expected("forward", *case, 5, "highest", of).keys() == {"k5_tensor_core"}
     assert times.expected("forward", *case, 0, "highest", of) == {}
     assert times.expected("forward", *case, 4, "highest", layout(2, 2, 0)) == {}
+
+
+@pytest.mark.parametrize(
+    ("product", "dtype", "batch", "as_dense"),
+    [
+        ("forward", "float16", 64, True),
+        ("input_grad", "bfloat16", 64, True),
+        ("forward", "float16", 63, False),
+        ("forward", "float32", 64, False),
+        ("weight_grad", "float16", 64, False),
+    ],
+)
+def test_what_is_multiplied_as_if_dense_takes_as_long_for_more_blocks(
+    product, dtype, batch, as_dense, written, monkeypatch
+):
+    monkeypatch.setitem(AS_DENSE, 8, ((64, 0.25),))
+    of_rung = {"k7_small_blocks": RISING, "k8_small_batch": RISING}
+    cases = f"{product} float16 B=8", f"{product} float32 highest B=8"
+    written(dict.fromkeys(cases, of_rung))
+    case = product, 8, as_dtype(dtype), batch, "highest"
+    few, many = (times.expected(*case, layout(32, 32, density)) for density in (0.25, 1.0))
+    assert many["k8_small_batch"] > few["k8_small_batch"]
+    assert bool(many["k7_small_blocks"] == few["k7_small_blocks"]) is as_dense
 
 
 def test_numbers_share_times():

@@ -106,6 +106,8 @@ def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     for of in islice(bench.drawn(np.random.default_rng(3)), 180):
         assert of.problem.layout.n_blocks
         assert max(of.problem.x.size, of.problem.dy.size) <= bench.MOST
+        few = of.problem.block_size == 8 or of.problem.in_features * of.problem.out_features < 2**14
+        assert few or of.problem.layout.density <= 0.26
 
 
 @on_device
@@ -135,6 +137,18 @@ def test_sizes_are_those_of_the_product_that_is_made():
     assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 18, 48, 128, n, 4)
     assert sizes("input_grad", "k2_unfolded/k6_hopper") == ("input_grad", *of, 18, 192, 128, n, 4)
     assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
+
+
+def test_speed_ups_are_told_by_kind():
+    problems = [matrices(32, size, 1, 2, "float16", side=4, taps=3) for size in (8, 8, 16)]
+    found = [
+        bench.Found(bench.Convolution(problem, "forward"), {"a": 2.0}, "a", peers, np.nan, {})
+        for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 6.0}, {}), strict=True)
+    ]
+    assert bench.by_kind(found) == (
+        "float16 highest B=8: 2 products, least 0.50, a tenth below 0.75, median 1.75, "
+        "not slower at 50%"
+    )
 
 
 @on_device

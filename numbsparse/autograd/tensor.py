@@ -249,6 +249,12 @@ class Tensor:
             raise TypeError("a Tensor that was computed is not pickled or copied: .detach() is")
         return super().__reduce_ex__(protocol)
 
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        for name, value in ((n, v) for part in state for n, v in (part or {}).items()):
+            setattr(self, name, value)
+        # A copy is new here: another process has numbers of its own.
+        self._edit, self._prints, self._serial = None, None, edits.serial()
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len takes a Tensor with axes, got the shape ()")

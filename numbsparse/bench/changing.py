@@ -21,6 +21,7 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (8192, 32, 64, "float32"),
     (8192, 8, 64, "float16"),
     (8192, 32, 512, "float16"),
+    (8192, 16, 512, "float16"),
     (8192, 8, 512, "float16"),
     (8192, 32, 8192, "float16"),
     (8192, 64, 8192, "float16"),
@@ -29,6 +30,7 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (32768, 32, 4096, "float16"),
 )
 NEW = 3  # layouts that are planned
+MANY = (32768, 8, 64, "float16", 0.06)  # a million blocks
 
 
 def changing(options: Options) -> Iterator[Row]:
@@ -48,6 +50,11 @@ def changing(options: Options) -> Iterator[Row]:
                     graphs = {name: graph_of(record, call) for name, call in calls.items()}
                     yield {**said, "layout": layout, "seconds": seconds_of(graphs, options.seconds)}
             yield {**said, "layout": "a new layout:", "seconds": first_product(problem, product)}
+    features, size, batch, dtype, density = (64, 8, 2, "float16", 0.5) if options.quick else MANY
+    problem = matrices(features, size, density, batch, dtype)
+    for product in PRODUCTS:
+        said = {"product": product, **problem.named()}
+        yield {**said, "layout": "a new layout:", "seconds": first_product(problem, product)}
 
 
 def call_of(problem: Problem, product: str, w: BlockSparse, gate: Any = None) -> Callable[[], Any]:

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise, zip_longest
-from multiprocessing import get_context
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,11 +17,11 @@ from numbsparse.bench.contestants import (
     chosen,
     contestants_of,
 )
-from numbsparse.bench.peers import TRITON, peers
+from numbsparse.bench.peers import peers
 from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
-from numbsparse.device import Capture, synchronize
+from numbsparse.device import Capture, ahead, synchronize
 from numbsparse.ops.reduce import max as largest
 
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
@@ -147,11 +146,11 @@ def in_time(
     cases: Callable[[Point], list[Case]],
     seconds: float,
     jobs: int,
-    ahead: int,
+    many: int,
 ) -> Iterator[Point]:
     """Points in turn, for so long; before, other processes compile what the next ones need."""
     end, left = time.perf_counter() + seconds, iter(points)
-    while some := list(islice(left, ahead)):
+    while some := list(islice(left, many)):
         if jobs > 1:
             of_some = [case for point in some for case in cases(point)]
             compile_ahead(of_some, jobs, (end - time.perf_counter()) / 2)
@@ -165,54 +164,28 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
     """Compile what will be timed, in so many processes, for so many seconds at most.
 
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
-    once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
-    likely to share kernels are one process's, which calls one of each kind before a second one.
+    once, in orders of their own, so that they come to different kernels, and leave those on disk.
     """
-    spawn, apart = get_context("spawn"), _apart(cases)
-    ends = [i * len(apart) // jobs for i in range(jobs + 1)]
-    processes = [
-        spawn.Process(target=_call_each, args=(_in_turn(apart[begin:end]),), daemon=True)
-        for begin, end in pairwise(ends)
-    ]
-    end = time.perf_counter() + min(patience, LONGEST)
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(max(0.0, end - time.perf_counter()))
-        process.kill()
-
-
-def _kin(case: Case) -> tuple[Any, ...]:
-    """What calls have in common that likely share kernels."""
-    of = case.problem
-    return case.kernels, case.product, of.dtype, of.precision, of.block_size
+    if apart := _apart(cases):
+        ahead.compile_ahead(_call_each, apart, jobs=jobs, seconds=min(patience, LONGEST))
 
 
 def _apart(cases: Iterable[Case]) -> list[Case]:
-    """Those that may have kernels of their own, kin beside kin."""
+    """Those of ours on a GPU that may have kernels of their own."""
     found: dict[Any, Case] = {}
     for case in cases:
-        own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
-        of = case.problem
+        of, own = case.problem, tuple(name for name in case.others if name == FEATURE_MAJOR)
+        numbers = of.dtype, of.precision, of.block_size
         shape = of.batch, of.side, of.taps_along, of.stride
-        if case.kernels:
-            key = _kin(case), own, str(case.more), shape
+        if case.kernels and of.place == "cuda":
+            key = case.kernels, case.product, own, numbers, shape, str(case.more)
             found.setdefault(key, case._replace(others=own))
-    return [found[key] for key in sorted(found)]
-
-
-def _in_turn(cases: list[Case]) -> list[Case]:
-    """Of each kind one, then a second one: from the end on, where they are taken from."""
-    kin = [list(each) for _, each in groupby(cases, _kin)]
-    return [case for turn in zip_longest(*kin) for case in turn if case][::-1]
+    return list(found.values())
 
 
 def _call_each(cases: list[Case]) -> None:
-    """Each of ours once, and torch's BSR, whose kernels are compiled here too."""
-    while cases:
-        case = cases.pop()
+    for i in np.random.default_rng().permutation(len(cases)).tolist():
         with suppress(Exception):  # the benchmark itself will say what is wrong
-            others = peers(case.problem, case.product, case.others)
-            for make in (contestants_of(*case[:-1]) | others).values():
-                make(case.problem, case.product).call()
+            for make in contestants_of(*cases[i][:-1]).values():
+                make(*cases[i][:2]).call()
         forget_numbers()

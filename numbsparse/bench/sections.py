@@ -12,6 +12,7 @@ from typing import Any
 from numbsparse import patterns
 from numbsparse.bench.changing import changing
 from numbsparse.bench.contestants import FEATURE_MAJOR
+from numbsparse.bench.edits import edits
 from numbsparse.bench.host import host
 from numbsparse.bench.limits import limits
 from numbsparse.bench.lstm import lstm
@@ -172,9 +173,16 @@ CASES: dict[str, Callable[[Options], Iterator[Case]]] = {
     )
 }
 OTHERS: dict[str, Callable[[Options], Iterator[Row]]] = {
-    section.__name__: section for section in (limits, changing, lstm, host)
+    section.__name__: section for section in (limits, changing, edits, lstm, host)
 }
-SECTIONS = ("limits", *(name for name in CASES if name != "cpu"), "changing", "lstm", "host")
+SECTIONS = (
+    "limits",
+    *(name for name in CASES if name != "cpu"),
+    "changing",
+    "edits",
+    "lstm",
+    "host",
+)
 """Those of the GPU, in the order in which they are run."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
 from itertools import product as every
-from math import inf
+from math import inf, log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from numbsparse.bench.timing import require_times
 from numbsparse.files import write_json
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.conv.costs import MERGING, UNFOLDED
+from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
@@ -42,8 +42,10 @@ PLAIN = "k3_registers"  # nowhere but with blocks of 8
 # Of convolutions.
 SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
+DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
 MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
+SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
 LAUNCH = 2.0  # microseconds that one takes at least
 HOLD = 0.05  # how much a factor is held, which the times may not tell
 
@@ -77,7 +79,10 @@ def run(
         forced = only if json_file is None else None
         all_drawn = drawn(rng) if of_images else held_out.drawn(rng, forced)
         some = islice(all_drawn, points * len(PRODUCTS))
-        print(held_out.summary(list(held_out.found(some, minutes * 60, jobs))))
+        found = list(held_out.found(some, minutes * 60, jobs))
+        print(held_out.summary(found))
+        if of_images:
+            print(by_kind(found))
 
 
 def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
@@ -150,9 +155,6 @@ class Convolution(NamedTuple):
             names.remove(UNFOLDED)
             by = costs.multipliers(product, size, dtype, precision, *sizes)
             names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
-        if MERGING in names:
-            names.remove(MERGING)
-            names += [f"{MERGING}/{merged}" for merged in costs.larger(size)]
         return names
 
     def sizes(self, name: str) -> tuple[Any, ...]:
@@ -165,9 +167,8 @@ class Convolution(NamedTuple):
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
-        of = self.problem
-        case = self.product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision, of.window
-        return conv.expected(name, of.layout.n_blocks, *case, of.in_features, of.out_features)
+        boxes = costs.boxes_time(name, self.product, self.problem.window)
+        return costs.microseconds(name, *self.sizes(name)) * boxes
 
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
@@ -176,11 +177,11 @@ class Convolution(NamedTuple):
     def measured(self) -> Found:
         """Each rung that serves, beside cuDNN's dense convolution."""
         names, of = self.named(), self.problem
-        row = measure(of, self.product, ",".join(names), seconds=0.0)
+        row = measure(of, self.product, ",".join(names), seconds=SECONDS)
         features = of.in_features, of.out_features
         all_blocks = partial(random, features, of.block_size, 1, of.taps_along)
         dense = replace(of, given=all_blocks)
-        beside = measure(dense, self.product, "", (CUDNN,), seconds=0.0)
+        beside = measure(dense, self.product, "", (CUDNN,), seconds=SECONDS)
         chosen, faults = min(names, key=self.expected), row["not_timed"] | beside["not_timed"]
         return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
@@ -201,10 +202,27 @@ def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
         n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
         side, (taps, stride) = int(2 ** rng.uniform(2, 6)), TAPS[rng.integers(len(TAPS))]
         batch = min(int(2 ** rng.uniform(0, 7)), MOST // (side**2 * max(n_in, n_out)))
-        density = max(2 ** rng.uniform(-5.6, -1.6), size**2 / (n_in * n_out))  # a block at least
+        density = 2 ** rng.uniform(-5.6, log2(DENSEST[size > 8]))
+        density = max(density, size**2 / (n_in * n_out))  # a block at least
         how = *numbers, "cuda", side, taps, stride
         problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
         yield from (Convolution(problem, product) for product in conv.PRODUCTS)
+
+
+def by_kind(all_found: Iterable[Found]) -> str:
+    """How many times as fast as cuDNN, of each block size and numbers."""
+    kinds: dict[tuple[str, int], list[float]] = {}
+    for each in all_found:
+        of = each.of.problem
+        if each.speed_up == each.speed_up:
+            kind = f"{of.dtype} {of.precision}", of.block_size
+            kinds.setdefault(kind, []).append(each.speed_up)
+    return "\n".join(
+        f"{numbers} B={size}: {len(ratios)} products, least {min(ratios):.2f}, a tenth below "
+        f"{np.quantile(ratios, 0.1):.2f}, median {np.median(ratios):.2f}, not slower at "
+        f"{np.mean(np.array(ratios) >= 1):.0%}"
+        for (numbers, size), ratios in sorted(kinds.items())
+    )
 
 
 def content(all_found: Iterable[Found]) -> dict[str, Any]:
@@ -212,11 +230,10 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     timed: dict[str, list[tuple[float, ...]]] = {}
     for each in all_found:
         for name, seconds in each.seconds.items():
-            if name.startswith(MERGING):  # whose time is that of another rung
-                continue
             product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
-            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
+            boxes = costs.boxes_time(name, product, each.of.problem.window)
+            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6 / boxes
             timed.setdefault(case, []).append(row)
     factors = {case: fitted(*np.split(np.array(rows), [-1], 1)) for case, rows in timed.items()}
     return {

@@ -9,20 +9,24 @@ import os
 import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 from typing import Any
 
-from numbsparse.device import kept, runtime
+from numbsparse.device import kept, runtime, waits
 from numbsparse.device.array import DeviceArray, empty, span_of
 
 MOST_PROCESSES = 16  # each takes some 300 MB of the host's memory
-STEP, CLAIMS = "step.pickle", "claims"
+STEP, CLAIMS, ERROR = "step.pickle", "claims", "error.txt"
 
 
-def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None) -> int:
+def compile_ahead(
+    step: Callable[..., Any], *args: Any, jobs: int | None = None, seconds: float | None = None
+) -> int:
     """Compile the GPU kernels that `step(*args)` launches, in several processes at once.
 
     The first step of a model compiles kernel after kernel, on one core, a second or two for each;
@@ -33,18 +37,21 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
     step : function
         Called in each process, with copies of what it uses: models and optimizers here stay as they
         are. It may be one that `graph` gave. Values read from the GPU are arbitrary there; should
-        the step fail for that, or for another reason, what it did not come to is compiled when it
-        is needed, as ever.
+        the step fail for that, or for another reason, a RuntimeWarning says so, and what it did not
+        come to is compiled when it is needed, as ever.
     args : its arguments
     jobs : how many processes; by default one for each core, up to 16
+    seconds : for how long at most; by default until all are compiled
 
     Returns
     -------
-    How many kernels were compiled, 0 if all were on disk, or in the simulator.
+    How many kernels were compiled, 0 if all were on disk, or in the simulator. To find that out
+    takes as long as a process takes to start, and to run the step.
 
     Raises
     ------
-    TypeError, if the step or an argument cannot be pickled, as tensors of another library on a GPU.
+    TypeError, if step or an argument cannot be pickled, as tensors of another library on a GPU, or
+    step is no function; ValueError, if jobs or seconds is no number above 0.
 
     Examples
     --------
@@ -56,6 +63,12 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
     >>> if ns.device.is_available():
     ...     n_kernels = ns.compile_ahead(step, x)  # after model.to("cuda")
     """
+    if not callable(step):
+        raise TypeError(f"step takes a function, got {step!r}")
+    if jobs is not None and (type(jobs) is not int or jobs < 1):
+        raise ValueError(f"jobs takes a number of processes, at least 1, got {jobs!r}")
+    if seconds is not None and (isinstance(seconds, bool | str) or not seconds > 0):
+        raise ValueError(f"seconds takes a number above 0, got {seconds!r}")
     runtime.require()
     if runtime.SIMULATED:
         return 0
@@ -76,12 +89,19 @@ def compile_ahead(step: Callable[..., Any], *args: Any, jobs: int | None = None)
             )
             for _ in range(jobs)
         ]
+        end = None if seconds is None else monotonic() + seconds
         try:
             for worker in workers:
-                worker.wait()
+                worker.wait(None if end is None else max(0.0, end - monotonic()))
+        except subprocess.TimeoutExpired:  # the others have had as long
+            pass
         finally:
             for worker in workers:
                 worker.kill()
+                worker.wait()
+        if Path(folder, ERROR).exists():
+            error = Path(folder, ERROR).read_text(encoding="utf-8")
+            warnings.warn(f"compiled up to an error in step: {error}", RuntimeWarning, stacklevel=2)
         return sum(claim.stat().st_size for claim in Path(folder, CLAIMS).iterdir())
 
 
@@ -124,9 +144,12 @@ def work(folder: str) -> None:
     sys.path[:], card, step = pickle.loads(Path(folder, STEP).read_bytes())
     capability, multiprocessors, driver = card
     stand_in.install(capability, multiprocessors, _compiling(Path(folder, CLAIMS), driver))
-    with suppress(Exception):
-        function, args = pickle.loads(step)
-        function(*args)
+    try:
+        with waits.no_collection():
+            function, args = pickle.loads(step)
+            function(*args)
+    except Exception as error:
+        Path(folder, ERROR).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
 
 
 def _compiling(claims: Path, driver: int) -> Callable[[Any, Any], Any]:

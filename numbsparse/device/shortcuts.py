@@ -66,6 +66,7 @@ def _common(core: str) -> Iterator[tuple[Any, str, Callable[[Function], Function
         ("postproc", "PostProcessor", "run", lazy_lifetimes),
         ("ir", "Inst", "_rec_list_vars", variables_only),
         ("base", "BaseContext", "get_abi_sizeof", sizes_once),
+        ("base", "BaseContext", "refresh", refreshed_if_grown),
         ("base", None, "_has_loc", once),
     ]
     if core == "numba.core":
@@ -172,14 +173,42 @@ class _Lazy(dict[Any, Any]):
 
 
 def variables_only(search: Function) -> Function:
-    """The variables in a value: most values are names and places in the source, and have none."""
-    location: Any = sys.modules[search.__module__].Loc  # type: ignore[attr-defined]
-    bare = frozenset((str, int, bool, type(None), location))
+    """The variables in a value: most that it holds are names and places in the source."""
+    module: Any = sys.modules[search.__module__]
+    variable, bare = module.Var, frozenset((str, int, bool, type(None), module.Loc))
 
     def _rec_list_vars(self: Any, value: Any) -> Any:
-        return [] if type(value) in bare else search(self, value)
+        if type(value) not in (dict, list, tuple):
+            return search(self, value)
+        found = []
+        for item in value.values() if type(value) is dict else value:
+            kind = type(item)
+            if kind is variable:
+                found.append(item)
+            elif kind not in bare:
+                found += _rec_list_vars(self, item)
+        return found
 
     return _rec_list_vars
+
+
+def refreshed_if_grown(refresh: Function) -> Function:
+    """A context takes in what was registered since it did so last, if anything was."""
+    known: dict[int, int] = {}
+
+    def run(self: Any) -> None:
+        if known.get(id(self)) != _registered(self):
+            refresh(self)
+            known[id(self)] = _registered(self)
+
+    return run
+
+
+def _registered(context: Any) -> int:
+    """How many items there are in the registries of a context, and of its typing context."""
+    registries = [*context._registries, *getattr(context, "typing_context", context)._registries]
+    lists = (items for registry in registries for items in vars(registry).values())
+    return sum(len(items) for items in lists if type(items) is list)
 
 
 def sizes_once(measure: Function) -> Function:
@@ -233,7 +262,7 @@ def _known_by(function: Any, first: dict[Any, Any]) -> Any:
 
 def _value(value: Any, first: dict[Any, Any]) -> Any:
     if isinstance(value, bool | int | float | str | type(None)):
-        return type(value), repr(value)
+        return repr(value)
     if isinstance(value, tuple | list):
         return type(value), *(_value(item, first) for item in value)
     if isinstance(getattr(value, "py_func", None), FunctionType):

@@ -19,7 +19,8 @@ from numbsparse.ops.index import index_beside
 
 FEW_STEPS = 2 if SIMULATED else 8
 # Blocks of the inputs' weight, to those of the recurrent one: so many are read again each step in
-# less time than all products are written and read in: training took 1 to 3 % less (H200).
+# less time than all products are written and read in: of 18,432 units (H200) a forward pass took
+# 10 % less, training 3 %.
 MOST_INPUTS = 1.0 if SIMULATED else 0.25
 
 

@@ -74,11 +74,11 @@ def matmul(
         after each change that this library makes to them; another library's arrays are copied at
         every product. NaN and infinity as gates are multiplied like any number. Within a step that
         `ns.graph` captures nothing is copied: those two and `k6_hopper` skip zeros as they find
-        them, in the weight-gradient `k7_small_blocks` of a long batch and, but for blocks of 128,
-        `k6_hopper`; other kernels take as long as with all gates one, and so does `k7_small_blocks`
-        of up to 128 rows of 16 bits, which only does not read them. Results are the same, unless x
-        or gates have infinity or NaN. In a layout that `Layout.on_device` made the host looks at no
-        gate either, and they are in the order of `w.values`, for `w.T` too.
+        them, in the weight-gradient `k6_hopper`, `k7_small_blocks` of a long batch and, of many
+        blocks, `k8_small_batch`; other kernels take as long as with all gates one, and so does
+        `k7_small_blocks` of up to 128 rows of 16 bits, which only does not read them. Results are
+        the same, unless x or gates have infinity or NaN. In a layout that `Layout.on_device` made
+        the host looks at no gate either, and they are in the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.
     kernel : str

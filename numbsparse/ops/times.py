@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.kernels.matmul import as_dense_from
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -61,9 +62,11 @@ def expected(
     beyond = max(point[0] - times.axes[0][-1], 0.0)
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
-    corners = list(_corners(times.axes, point))
+    as_dense = point.copy()
+    if product != "weight_grad" and str(dtype) != "float32":
+        as_dense[1] = min(point[1], np.log2(as_dense_from(block_size, batch)))
     logs = {
-        name: sum(weight * float(array[place]) for place, weight in corners) + 2 * beyond
+        name: _at(array, times.axes, as_dense if name == "k7_small_blocks" else point) + 2 * beyond
         for name, array in of_rung.items()
     }
     late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
@@ -107,6 +110,10 @@ def measured() -> Times:
             for case, of_rung in content["microseconds"].items()
         },
     )
+
+
+def _at(logs: np.ndarray, axes: tuple[np.ndarray, ...], point: np.ndarray) -> float:
+    return sum(weight * float(logs[place]) for place, weight in _corners(axes, point))
 
 
 def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:

@@ -42,7 +42,7 @@ def fill(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     makers: dict[str, Callable[[], str]] = {
-        make.__name__: make for make in (ladder, gpu, feature_major, conv, changing, cpu)
+        make.__name__: make for make in (ladder, gpu, feature_major, conv, changing, edits, cpu)
     }
     makers |= lessons.PARTS
     names = [name for name in makers if f"<!-- {name} -->" in text]
@@ -146,7 +146,7 @@ def conv() -> str:
 
 def changing() -> str:
     """A line per shape and product: gates and layouts made on the GPU, as shares of the time."""
-    section = on_changing()
+    section = on_changing()["changing"]
     lines: dict[tuple[Any, ...], list[str]] = {}
     for row in section["rows"]:
         name, (base, *others) = row["layout"], row["seconds"].values()
@@ -170,6 +170,21 @@ def changing() -> str:
                 for (dtype, features, batch, size, product), cells in lines.items()
             ],
         )
+    )
+
+
+def edits() -> str:
+    """A line per edit, and for a layer that was pruned."""
+    section = on_changing().get("edits")
+    if section is None:
+        return ""
+    lines = [
+        [row["host"], "; ".join(f"{name} {1e3 * s:.3g}" for name, s in row["seconds"].items())]
+        for row in section["rows"]
+    ]
+    return (
+        "Milliseconds, medians, in float32; blocks of 32, and of 8 on the CPU. "
+        f"{section['machine']}; `{section['command']}`.\n\n{_markdown(['what', 'ms'], lines)}"
     )
 
 

@@ -38,12 +38,8 @@ from types import ModuleType
 from typing import Any
 
 from numbsparse.kernels.conv.costs import (
-    MERGING,
-    OTHERS,
     UNFOLDED,
-    a_merge,
-    larger,
-    likely_merged,
+    boxes_time,
     microseconds,
     multipliers,
     sizes_of,
@@ -63,7 +59,7 @@ RUNGS = {
     "k5_small_blocks": "cuda",
     "k6_strips": "cuda",
 }
-"""The place of each rung, in reading order; k5 is for blocks of 4 to 16, k6 for 8 and 16."""
+"""The place of each rung, in reading order; k5 is for blocks of 4 and 8, k6 for 8 and 16."""
 
 
 @cache
@@ -73,7 +69,7 @@ def rung(name: str) -> ModuleType:
 
 
 def function_of(kernel: str, product: str) -> Callable[..., None]:
-    """A product of a rung by name; behind / of k2 the rung that multiplies, of k5 merged blocks."""
+    """A product of a rung by name; of k2 also by that of the rung that is to multiply, behind /."""
     name, _, by = kernel.partition("/")
     compute: Callable[..., None] = getattr(rung(name), product)
     return partial(compute, by=by) if by else compute
@@ -84,53 +80,28 @@ def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
 
     The case is what `unsupported` takes. Raises ValueError with all their reasons where none does.
     """
-    return rung(fastest(tuple(names), n_blocks, *case)[1])
-
-
-def fastest(names: tuple[str, ...], n_blocks: int, *case: Any) -> tuple[float, str]:
-    """Of these rungs that serve a case (microseconds, name) of the fastest, as `chosen` says."""
-    order = [(inf, name) for name in names]
     if len(names) > 1 and RUNGS[names[0]] == "cuda":
-        order = ranked(names, n_blocks, *case)
+        names = ranked(tuple(names), n_blocks, *case)
     reasons = []
-    for time, name in reversed(order):
+    for name in reversed(names):
         reason = rung(name).unsupported(*case)
         if reason is None:
-            return time, name
+            return rung(name)
         reasons.append(reason)
     raise ValueError("; ".join(reasons))
 
 
 @lru_cache(maxsize=1024)
-def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[tuple[float, str]]:
-    """(microseconds, name), the fastest one last: see `costs`."""
-    times = {name: expected(name, n_blocks, *case) for name in names}
-    return [(times[name], name) for name in sorted(names, key=lambda name: -times[name])]
-
-
-def expected(name: str, n_blocks: int, *case: Any) -> float:
-    """Microseconds, of k2 and k5 by their fastest way or, behind /, by one; inf where unknown."""
+def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
+    """The fastest one last: see `costs`."""
     product, block_size, dtype, _, batch, precision, window, n_in, n_out = case
-    of, (base, _, way) = (product, block_size, dtype, precision), name.partition("/")
-    if base == MERGING:
-        ways = (int(way),) if way else larger(block_size)
-        return min((merged_time(size, n_blocks, *case) for size in ways), default=inf)
+    of = product, block_size, dtype, precision
     sizes = sizes_of(product, batch, window, n_in, n_out, n_blocks)
-    if base != UNFOLDED:
-        return microseconds(name, *of, *sizes)
-    rows = unfolded(product, window, *sizes)
-    if not way:
-        return next(multipliers(*of, *rows), (inf, ""))[0]
-    return microseconds(name, *of, *rows)
-
-
-def merged_time(size: int, n_blocks: int, product: str, block_size: int, *rest: Any) -> float:
-    """Microseconds of what is merged into blocks of this size."""
-    dtype, _, batch, _, window, n_in, n_out = rest
-    n_merged = likely_merged(n_blocks, block_size, size, window, n_in, n_out)
-    time, _ = fastest(OTHERS, n_merged, product, size, *rest)
-    sizes = sizes_of(product, batch, window, n_in, n_out, n_merged)
-    return time + a_merge(product, size, dtype, *sizes)
+    times = {
+        name: microseconds(name, *of, *sizes) * boxes_time(name, product, window) for name in names
+    }
+    times[UNFOLDED], _ = next(multipliers(*of, *unfolded(product, window, *sizes)), (inf, None))
+    return sorted(names, key=lambda name: -times[name])
 
 
 __all__ = ["PRODUCTS", "RUNGS", "Window", "chosen", "function_of", "rung"]

@@ -5,14 +5,14 @@ product, the numbers and the block size: launches; products of kept values; term
 sum; bytes of what is read of x, at all offsets where they are unfolded; and those of the result and
 w. An output of an input-gradient at a stride is a square of pixels. `costs.json` has the factors,
 which fit convolutions that were drawn and timed; `python -m numbsparse times --conv` makes it.
-Those that are there fit 362 products and are older than that command. What counts is the order of
-the rungs.
+Those that are there fit 760 products of four runs, with 0.1 us at least for a megabyte of results.
+What counts is the order of the rungs.
 """
 
 import json
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from math import ceil, inf, prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,8 @@ from numbsparse.kernels.conv.window import Window
 FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
-MERGING, MERGED = "k5_small_blocks", (16, 32)  # which merges blocks into those of such sizes
-OTHERS = (UNFOLDED, "k3_tensor_core", "k4_wgmma", "k6_strips")  # that multiply them
 LARGEST = 64  # block that was measured: larger ones are taken as several
-A_MOVE, A_SEARCH = (2.5, 0.6), (2.5, 0.35)  # microseconds of a launch, and of a megabyte
+BOXES, SEVERAL_BOXES = ("k4_wgmma", "k6_strips"), 1.7  # times as long, where taps have several
 COPYING = (UNFOLDED, "k6_strips")  # pixels of such outputs into their places, by a launch
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
@@ -81,26 +79,10 @@ def sizes_of(
     return outputs, in_features, out_features, n_blocks, residues
 
 
-def larger(block_size: int) -> tuple[int, ...]:
-    """What blocks are merged into."""
-    return tuple(size for size in MERGED if size > block_size)
-
-
-def likely_merged(n_blocks: int, block_size: int, size: int, window: Window, *features: int) -> int:
-    """Larger blocks that hold one of so many blocks, if these are anywhere."""
-    small, large = (window.taps * prod(-(-n // b) for n in features) for b in (block_size, size))
-    none = (1 - min(n_blocks / max(small, 1), 1)) ** ((size // block_size) ** 2)
-    return ceil(large * (1 - none))
-
-
-def a_merge(product: str, size: int, dtype: Any, outputs: int, *sizes: int) -> float:
-    """Microseconds in which blocks are moved, and the result is searched for NaN."""
-    _, features, n_merged, _ = sizes
-    itemsize = 4 if str(dtype) == "float32" else 2
-    moved = A_MOVE[0] + A_MOVE[1] * itemsize * n_merged * size**2 / 1e6
-    if product == "weight_grad":
-        return moved
-    return moved + A_SEARCH[0] + A_SEARCH[1] * itemsize * outputs * features / 1e6
+def boxes_time(rung: str, product: str, window: Window) -> float:
+    """How many times as long it takes that boxes have every second pixel, and taps several."""
+    strided = product == "weight_grad" and max(window.stride) > 1 and window.taps > 1
+    return SEVERAL_BOXES if strided and rung in BOXES else 1.0
 
 
 def unfolded(product: str, window: Window, outputs: int, seen: int, *sizes: int) -> tuple[int, ...]:

@@ -16,25 +16,16 @@ def taught(
     step: str, dtype: str, rows: int, capability: tuple[int, int] = (7, 0)
 ) -> Callable[..., str | None]:
     """The `unsupported` of a step: only forward, of one dtype, for batches in tiles of `rows`."""
-    hopper = capability >= (9, 0)
-    reached = reach(step, "cuda", BLOCK_SIZES, (dtype,), capability=capability, later=not hopper)
 
-    def unsupported(
-        product: str,
-        block_size: int,
-        dtype: Any,
-        place: str,
-        batch: int = 1,
-        precision: str = "highest",
-    ) -> str | None:
+    def refused(product: str, block_size: int, dtype: str, batch: int, *call: Any) -> str | None:
         if product != "forward":
-            return f"{step} computes only forward"
-        why = reached(product, block_size, dtype, place, batch, precision)
-        if why is None and (batch == 0 or batch % rows):
-            return f"{step} takes batches that are multiples of {rows}, got {batch}"
-        return why
+            return "computes only forward"
+        if batch == 0 or batch % rows:
+            return f"takes batches that are multiples of {rows}, got {batch}"
+        return None
 
-    return unsupported
+    sizes, later = (BLOCK_SIZES, (dtype,)), capability < (9, 0)
+    return reach(step, "cuda", *sizes, capability=capability, later=later, refused=refused)
 
 
 def check(x: DeviceArray, values: DeviceArray, y: DeviceArray, columns: int = 1) -> None:

@@ -61,6 +61,11 @@ MADE_SIZES = (32, 64, 128)
 """Block sizes of layouts made on a GPU; smaller blocks are fast with plans of the host alone."""
 
 
+AS_DENSE = {8: ((512, 0.18), (192, 0.22), (48, 0.3)), 16: ((192, 0.34), (48, 0.45))}
+"""By block size, of so many rows the part that is kept of tiles from which on k7_small_blocks
+multiplies 16-bit values as if all were: there that took less time (H200)."""
+
+
 OWN: dict[str, Any] = {}
 """The rungs of users, which `add_rung` entered."""
 
@@ -135,6 +140,16 @@ def takes_gates(kernel: str, product: str, known: bool) -> bool:
     """
     name = "TAKES_GATES" if known else "TAKES_UNKNOWN_GATES"
     return product in getattr(rung(kernel.partition("/")[0]), name, ())
+
+
+def as_dense_from(block_size: int, batch: int) -> float:
+    """The part of `AS_DENSE`; more than all where there is none.
+
+    >>> as_dense_from(8, 512), as_dense_from(8, 511), as_dense_from(8, 47)
+    (0.18, 0.22, inf)
+    """
+    of_rows = AS_DENSE.get(block_size, ())
+    return next((kept for rows, kept in of_rows if batch >= rows), float("inf"))
 
 
 def n_tiles(name: str, *case: Any) -> int:

@@ -3,7 +3,8 @@
 The host deals each piece to the place that is free first. Here all pieces, longest first, are dealt
 round by round, every other round backwards, so that the place with the longest of one round gets
 the shortest of the next. Each place then takes its own by rows, so that all go down x together and
-its rows stay in the L2 cache.
+its rows stay in the L2 cache. In the order of their numbers products took up to 7 % longer, dealt
+row by row up to 14 % (H200).
 """
 
 from functools import cache
@@ -16,7 +17,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.ptx import shfl_xor
+from numbsparse.kernels.ptx import let_next_kernel_start, shfl_xor, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
 
@@ -55,9 +56,8 @@ def schedule_on_gpu(
     groups = lengths.steps.size
     places = min(units, row_tiles * groups)
     tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
-    launch(
-        tiles_kernel, groups, 32, lengths.starts, lengths.steps, row_tiles, places, tiles, starts
-    )
+    args = lengths.starts, lengths.steps, row_tiles, places, tiles, starts
+    launch(tiles_kernel, groups, 32, *args, overlap=True)
     return tiles, starts
 
 
@@ -67,9 +67,16 @@ def steps_of(steps, group):
 
 
 @cuda.jit(device=True)
+def divided(n, by):
+    """n // by, n % by of numbers below 2^32: of 64 bits the compiler calls a subroutine."""
+    n, by = uint32(n), uint32(by)
+    return int32(n // by), int32(n % by)
+
+
+@cuda.jit(device=True)
 def start_of(unit, count, places):
     """How many of `count` pieces the places before this one have."""
-    rounds, rest = count // places, count % places
+    rounds, rest = divided(count, places)
     more = min(unit, rest) if rounds % 2 == 0 else max(unit - (places - rest), 0)
     return unit * rounds + more
 
@@ -86,15 +93,16 @@ rank = ranking(steps_of)
 @cuda.jit
 def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
     group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
+    let_next_kernel_start()
+    wait_for_earlier_kernels()
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
-        piece = at * row_tiles + row
-        turn = piece // places
-        unit = other_way(turn, piece % places, places)
+        turn, nth = divided(at * row_tiles + row, places)
+        unit = other_way(turn, nth, places)
         to = start_of(unit, count, places)
         own = start_of(unit + 1, count, places) - to
         for other in range(own):  # which of the place's pieces come before
-            of_row = (other * places + other_way(other, unit, places)) % row_tiles
+            of_row = divided(other * places + other_way(other, unit, places), row_tiles)[1]
             if of_row < row or (of_row == row and other < turn):
                 to += 1
         tiles[to, 0], tiles[to, 1] = group, row

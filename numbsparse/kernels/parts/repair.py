@@ -8,9 +8,10 @@ start to end: rare, so simple and slow.
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
+from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, unpack_bfloat2, unpack_half2
 from numbsparse.layout import Index
 
 
@@ -73,19 +74,21 @@ def dense_of(
 
 
 @cache
-def repairing_lines(gated: bool = False) -> Any:
+def repairing_lines(gated: bool = False, kind: str = "") -> Any:
     """repair(y, n, feature, B, dense): y[n, feature] of y = x @ w, if that is NaN.
 
     y : `store.Output`
     dense : `Dense`, with gates if it is `gated`
+    kind : of 16-bit values, see `store.KINDS`
     """
+    widened, rounded = conversions(kind)
 
     @cuda.jit(device=True)
     def repair(y, n, feature, B, dense):
         values, row_stride, column_stride, _, _ = y
         x, x_strides, in_features, w, w_strides, indptr, indices, blocks, gates = dense
         at = n * row_stride + feature * column_stride
-        if values[at] == values[at]:
+        if widened(values[at]) == widened(values[at]):
             return
         total = float32(0)
         for entry in range(indptr[feature // B], indptr[feature // B + 1]):
@@ -93,12 +96,35 @@ def repairing_lines(gated: bool = False) -> Any:
             block += feature % B * w_strides[1]
             gate = gates[blocks[entry]] if gated else float32(1)
             for i in range(min(B, in_features - first) if gate != 0 else 0):
-                value = x[n * x_strides[0] + (first + i) * x_strides[1]]
-                weight = w[block + i * w_strides[0]]
+                value = widened(x[n * x_strides[0] + (first + i) * x_strides[1]])
+                weight = widened(w[block + i * w_strides[0]])
                 total += value * (weight * gate if gated else weight)
-        values[at] = total
+        values[at] = rounded(total)
 
     return repair
+
+
+@cache
+def conversions(kind: str) -> tuple[Any, Any]:
+    """(widened, rounded): an item of an array as float32, of 16 bits from uint16, and back."""
+
+    @cuda.jit(device=True)
+    def as_it_is(value):
+        return value
+
+    if not kind:
+        return as_it_is, as_it_is
+    pack, unpack = {"f16": (pack_half2, unpack_half2), "bf16": (pack_bfloat2, unpack_bfloat2)}[kind]
+
+    @cuda.jit(device=True)
+    def widened(bits):
+        return unpack(uint32(bits))[0]
+
+    @cuda.jit(device=True)
+    def rounded(value):
+        return uint16(pack(value, value) & uint32(0xFFFF))
+
+    return widened, rounded
 
 
 class Factors(NamedTuple):

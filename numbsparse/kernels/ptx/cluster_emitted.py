@@ -61,31 +61,10 @@ def words(count: int) -> Any:
 
 @cache
 def wgmma_units(
-    kind: str,
-    units: int,
-    sizes: tuple[int, ...],
-    k_steps: int,
-    a: Operand,
-    b: Operand,
-    waits: bool = True,
+    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
 ) -> Any:
     count = units * max(sizes) // 2
-    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count, waits), count, units)
-
-
-@cache
-def wgmma_wait(count: int) -> Any:
-    accumulators, text = types.UniTuple(f32, count), "wgmma.wait_group.sync.aligned 0;"
-
-    def wait(typing, acc):
-        def build(context, builder, signature, args):
-            values = [builder.extract_value(args[0], k) for k in range(count)]
-            results = in_place(builder, text, [], values)
-            return context.make_tuple(builder, signature.return_type, results)
-
-        return accumulators(accumulators), build
-
-    return intrinsic(wait)
+    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count), count, units)
 
 
 @cache
@@ -115,7 +94,7 @@ def _multiply(text: str, count: int, units: int) -> Any:
     return intrinsic(multiply)
 
 
-def _chosen(kind, units, sizes, k_steps, a, b, first, waits):
+def _chosen(kind, units, sizes, k_steps, a, b, first):
     """The products of the first units, or of one unit in the size of the number.
 
     A case of its own for each number: ptxas allows no branch between the fence and the wait.
@@ -145,7 +124,7 @@ def _chosen(kind, units, sizes, k_steps, a, b, first, waits):
                 ]
         lines += [
             "wgmma.commit_group.sync.aligned;",
-            "wgmma.wait_group.sync.aligned 0;" if waits else "",
+            "wgmma.wait_group.sync.aligned 0;",
             f"CASE{number}:",
         ]
     return " ".join([*lines, "}"])

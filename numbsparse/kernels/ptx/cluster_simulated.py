@@ -41,20 +41,13 @@ def words(count: int) -> Any:
 
 @cache
 def wgmma_units(
-    kind: str,
-    units: int,
-    sizes: tuple[int, ...],
-    k_steps: int,
-    a: Operand,
-    b: Operand,
-    waits: bool = True,
+    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
 ) -> Any:
     """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
 
     `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
     to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
-    in 16 bytes. One unit of several sizes takes the size that is counted. Unless it `waits`,
-    `wgmma_wait` does, before acc is used for anything else and shared memory is written.
+    in 16 bytes. One unit of several sizes takes the size that is counted.
     """
     depth, n = 16 * k_steps, max(sizes)
     row, column = accumulators(n)
@@ -73,10 +66,6 @@ def wgmma_units(
         return result.reshape(128, -1)
 
     return _multiply(wgmma_units_meaning, units * n // 2, units)
-
-
-def wgmma_wait(count: int) -> Any:
-    return lambda acc: acc
 
 
 @cache

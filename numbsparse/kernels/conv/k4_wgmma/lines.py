@@ -243,8 +243,7 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
     `box` is the size of one, in pieces of 16 bytes; `at` is where a warp is in the rings.
     """
     X_STAGES, W_STAGES, W_TAPS = shape[4:]
-    W_FULL, SLOT = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16
-    add, finish = adds.add, adds.finish
+    W_FULL, SLOT, add = 2 * X_STAGES, adds.SLOT * adds.NBYTES // 16, adds.add
 
     @cuda.jit(device=True)
     def walk(acc, own, units, line, ring, box, bars, at):
@@ -266,7 +265,6 @@ def walker(shape: Shape, adds: LineProduct) -> Any:
                             coming = units.shift[entry]
                         acc = add(acc, ring, x_place, shift, w_place, own)
                         w_place = uint32(w_place + SLOT)
-                    acc = finish(acc)
                     if first_lane:
                         mbarrier_arrive(bars, W_FULL + W_STAGES + w_at)
                     w_at, w_phase = following(w_at, w_phase, W_STAGES)

@@ -37,13 +37,11 @@ from numbsparse.kernels.ptx import (
     to_local,
     wgmma_split,
     wgmma_units,
-    wgmma_wait,
     zeros,
 )
 
 ROWS = 16  # of a warp
 CHUNK, RUN = 16, 4  # terms of a sum that four lanes hold, each four neighbours
-WAITS = True
 NO_EDGE = 2**31 - 1  # features: only whole blocks are served
 
 
@@ -59,7 +57,6 @@ class LineProduct(NamedTuple):
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, ring, x_place, shift, w_place, (sums, rows)), the accumulators with a tap added;
         None where they are `sums`. Places are in pieces of 16 bytes
-    finish : finish(acc), when all of a stage are added
     store : store(acc, sums, y, residue, places, warp, ring, buffer, image, top, column)
     """
 
@@ -72,7 +69,6 @@ class LineProduct(NamedTuple):
     begin: Any
     start: Any
     add: Any
-    finish: Any
     store: Any
 
 
@@ -113,11 +109,6 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
     return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
 
 
-@cuda.jit(device=True)
-def nothing(acc):
-    return acc
-
-
 @cache
 def product_of_16_bit(
     dtype: str, B: int, PARTS: int, UNITS: int, GROUP: int, transposed: bool
@@ -125,8 +116,7 @@ def product_of_16_bit(
     LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
     ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand, WAITS)
-    finish = nothing if WAITS else wgmma_wait(COUNT)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
     start_from = zeros(COUNT)
     write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
 
@@ -174,8 +164,7 @@ def product_of_16_bit(
                 tma_store_5d(ring, at, y_map, column, x, y, z, int32(image + n))
                 bulk_commit()
 
-    parts = fetch_block, begin, start, add, finish, store
-    return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, *parts))
+    return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, fetch_block, begin, start, add, store))
 
 
 @cache
@@ -228,8 +217,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         where = y.batch, y.view, places, own, image, top, first
         store_sums(sums, y.values, where, int64(column), y.features)
 
-    parts = fetch_block, begin, start, add, nothing, store
-    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, *parts))
+    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
 
 
 @cuda.jit(device=True)

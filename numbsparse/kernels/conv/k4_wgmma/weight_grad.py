@@ -10,16 +10,15 @@ from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda, float32, int32, int64, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import (
     fetch_box,
-    in_box,
     pixel_map,
-    spread,
+    place_of,
     start_rings,
     tile_of,
 )
@@ -29,7 +28,7 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
     product_of_float32,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import Pass, cut, square_shapes
+from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import (
     add_up,
@@ -124,7 +123,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     launch(
         item_kernel(dtype, size, parts, shape, product),
         items * pieces, product.THREADS * shape.TEAMS + 32,
-        x_map, dy_map, fresh, how, plan, sums, stage,
+        x_map, dy_map, fresh, how, of.view.counts, plan, sums, stage,
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
@@ -136,20 +135,21 @@ def weight_grad(x, dy, index, window, dvalues, precision):
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProduct) -> Any:
     TEAMS, UNITS, _, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
+    STEPS = BM // STEP
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
-    START, MULTIPLY, WAIT = product.start, product.add, product.wait
+    START, MULTIPLY = product.start, product.add
     fetch, put = step_fetcher(B, STAGES, product.NBYTES), put_sums(B, product)
     leave = leave_piece(dtype, B, THREADS, PARTS)
 
     @cuda.jit(**registers(THREADS + 32))
-    def kernel(x_map, dy_map, fresh, tiling, plan, sums, stage):
+    def kernel(x_map, dy_map, fresh, tiling, counts, plan, sums, stage):
         whole = cuda.shared.array(0, ITEM)
         # Stages, each a box of x and a tile of dy; from where swizzled lines begin.
         ring = whole[first_multiple(whole, uint32(1024)) :]
         gathered = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
-        places = cuda.shared.array(BM, int64)
+        lines = cuda.shared.array(STEPS, uint32)  # where pixels of a tile begin in the box
         words, own = cuda.local.array(UNITS, uint32), cuda.local.array(SUMS, float32)
         items, tiles = uint32(plan.items.shape[0]), tiling.tiles
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
@@ -157,7 +157,10 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
         unit = plan.ptr[number]
         count = plan.ptr[number + 1] - unit
-        spread(places, BM, tiling.images, tiling.tile)
+        box, threads = tiling.box, cuda.blockDim.x
+        for p in range(cuda.threadIdx.x, STEPS, threads):
+            n, q = place_of(p * STEP, tiling.tile)
+            lines[p] = ((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2]
         start_rings(bars, STAGES, 0, READERS)
         let_next_kernel_start()
         wait_for_earlier_kernels()
@@ -187,15 +190,21 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
             tile = tiling.tile
             filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // STEP)
             at, phase = uint32(0), uint32(0)
-            for _ in range(begin, end):
+            # Which axis steps of 8 pixels go along first: those beyond its end are left out.
+            axis, along = (1, tile[1]) if tile[2] == SIDE else (2, tile[2] // SIDE)
+            for step in range(begin, end):
                 mbarrier_wait(bars, at, phase)
-                first = uint32(at * stage)
+                first, left = uint32(at * stage), along
+                if STEP == SIDE:
+                    _, top = tile_of(step, tiling)
+                    left = counts[axis] - top[axis]
+                    left = left if axis == 1 else (left + SIDE - 1) // SIDE
                 if mine > 0:
                     for p in range(part, filled, slices):
-                        x_line = uint32(first + in_box(places[p * STEP], tiling.box))
-                        dy_line = uint32(first + tiling.rows + p * STEP)
-                        acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
-                acc = WAIT(acc)
+                        if STEP > SIDE or p & (along - 1) < left:
+                            x_line = uint32(first + lines[p])
+                            dy_line = uint32(first + tiling.rows + p * STEP)
+                            acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)

@@ -22,16 +22,8 @@ from numbsparse.kernels.ptx import (
     mma_m16n8k8_tf32,
     to_local,
     wgmma_units,
-    wgmma_wait,
     zeros,
 )
-
-WAITS = True
-
-
-@cuda.jit(device=True)
-def nothing(acc):
-    return acc
 
 
 class TeamProduct(NamedTuple):
@@ -44,7 +36,6 @@ class TeamProduct(NamedTuple):
     start : start(sums), accumulators of zeros, or None where they are `sums`
     add : add(acc, sums, ring, words, x_line, dy_line, mine), the accumulators with the products of
         STEP pixels, from these lines of shared memory on, added; None where they are `sums`
-    wait : wait(acc), when all of a stage are added
     finish : finish(acc, sums), in memory
     place : place(n, i), the row in its unit and the column of a sum
     """
@@ -58,7 +49,6 @@ class TeamProduct(NamedTuple):
     SUMS: Any
     start: Any
     add: Any
-    wait: Any
     finish: Any
     place: Any
 
@@ -68,8 +58,7 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
     """`words` have the shift of a unit in the low half, the distance of its taps above."""
     LINE, PIECES = 2 * B, B // 8
     x_operand, dy_operand = Operand(LINE, 0, True, GROUP * LINE), Operand(LINE, 0, True)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand, WAITS)
-    wait = nothing if WAITS else wgmma_wait(UNITS * B // 2)
+    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
     start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
 
     @cuda.jit(device=True)
@@ -89,7 +78,7 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
         )
 
     sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
-    return TeamProduct(*sizes, start, add, wait, to_local, place)
+    return TeamProduct(*sizes, start, add, to_local, place)
 
 
 def places_from(u: int, units: int) -> Any:
@@ -186,4 +175,4 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         row = uint32(EACH * g + n // EACH * 2 + i // 2)
         return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
 
-    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, nothing, finish, place))
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, place))

@@ -11,19 +11,21 @@ inputs that are left of some steps are put into as few as they fit in, by one th
 all. So the copies, products and steps of what is zero are saved; what is not is another grouping of
 the strips. This launch before the product takes less time there than what `gated` does in it, which
 leaves as many steps as any block of theirs is left: of 4,096 rows and blocks of 32 in float16, half
-of the gates zero, an H200 took 0.74 of the time of all blocks, against 0.89.
+of the gates zero, an H200 took 0.74 of the time of all blocks, against 0.89. Other blocks of
+threads of it write blocks times their gates meanwhile. Another launch deals tiles anew where x is
+small; the last block of threads to end could do so too, and took 3 to 8 us longer.
 """
 
 from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, int32, uint32
+from numba import cuda, float32, int32, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import bits_below, entry_of
-from numbsparse.kernels.gates import scale_blocks
+from numbsparse.kernels.gates import DEEP, scaling_pieces
 from numbsparse.kernels.matmul.k6_hopper.plan import (
     BEFORE,
     EDGE,
@@ -35,12 +37,17 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     Tile,
     steps_of,
 )
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU
+from numbsparse.kernels.parts.aligned import BYTES
+from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import let_next_kernel_start
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 from numbsparse.layout import Index
 
+# Bytes of x up to which tiles are dealt anew of what gates leave. Of half of the blocks, 2,048 rows
+# of 8,192 features, the longest place else has 1.1 to 1.3 times the mean; an H200 took 1.04 to 1.14
+# times as long. Of more x a place out of turn does not find it in the L2 cache.
+CACHED = 48 << 20
 LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
 THREADS, RUN = (32, 8) if SIMULATED else (512, 16)  # steps at once; those that a thread packs
 
@@ -174,45 +181,76 @@ def finishing(tile: Tile) -> Any:
 
 
 def steps_wanted(
-    plan: Plan, tile: Tile, index: Index, values: DeviceArray, gates: DeviceArray
+    plan: Plan,
+    tile: Tile,
+    index: Index,
+    values: DeviceArray,
+    gates: DeviceArray,
+    x: DeviceArray,
+    row_tiles: int,
+    units: int,
 ) -> tuple[Plan, list[DeviceArray]]:
     """(the plan with no more steps in any tile, [w, w times its gates]).
 
-    Blocks whose gate is one are not written to the latter, and read from w. It is computed beside
-    the plan.
+    Blocks whose gate is one are not written to the latter, and read from w: one launch does both.
+    row_tiles, units : tiles of rows, and to how many units all tiles are dealt
     """
-    scaled = empty(values.shape, values.dtype)
+    scaled, groups = empty(values.shape, values.dtype), len(plan.strips)
+    piece, width = BYTES // values.itemsize, values.shape[1] * values.shape[2]
+    grid = groups + -(-values.size // (piece * THREADS * DEEP))
     records, tiles = empty(plan.records.shape, np.int32), empty(plan.tiles.shape, np.int32)
-    args = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
-    launch(wanted_kernel(tile), len(plan.strips), THREADS, *args)
-    scale_blocks(values, index.rows.blocks, gates, gates, True, scaled, True, True)
-    return plan._replace(records=records, tiles=tiles), [values, scaled]
+    lengths, made = LengthsOnGPU(groups), index.made is not None
+    before = plan.records.view(np.uint32), plan.tiles, gates, records.view(np.uint32), tiles
+    after = values.span, index.rows.blocks, (width // piece).bit_length() - 1, scaled.span
+    launch(
+        *(wanted_kernel(tile, values.dtype.name), grid, THREADS, *before),
+        *(lengths.starts, lengths.steps, *after),
+        overlap=not made,  # whose plan a kernel may just have written
+    )
+    plan = plan._replace(records=records, tiles=tiles)
+    if x.size * x.itemsize <= CACHED:
+        tiles, starts = schedule_on_gpu(index, lengths, row_tiles, units)
+        plan = plan._replace(tiles=tiles, tile_starts=starts)
+    return plan, [values, scaled]
 
 
 @cache
-def wanted_kernel(tile: Tile) -> Any:
-    """left : of each step INPUTS masks of the strips that its inputs meet, COLUMNS bits each
+def wanted_kernel(tile: Tile, dtype: str) -> Any:
+    """A block of threads for each group, and those after them scale blocks.
 
+    steps : the records of THREADS steps; their blocks become SCALED where their gate is not one
+    left : of each of these INPUTS masks of the strips that its inputs meet, COLUMNS bits each
     begins : the entry, input e of step i as i * INPUTS + e, with which each new step begins; of
         each run of RUN steps on its own, and where the last of these ends
+
+    All that the plan says of the first steps is read while the kernel before may still run.
     """
     SHARES, SHARE, INPUTS, COLUMNS = tile.SHARES, tile.SHARE, tile.INPUTS, tile.COLUMNS
     FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
     OWN, ALL, BLOCKS, RUNS = (1 << SHARE) - 1, (1 << COLUMNS) - 1, tile.BLOCKS, THREADS // RUN
-    ENDS = RUNS * (RUN + 1)
+    RECORD, STEPS, ENDS = tile.RECORD, (tile.RECORD, THREADS), RUNS * (RUN + 1)
+    scale = scaling_pieces(dtype, True)
 
     @cuda.jit(device=True)
-    def gate_of(kept, gates):
-        return gates[int32(kept & uint32(EDGE - 1)) // OF_BLOCK]
+    def read(records, step, end, steps):
+        t = cuda.threadIdx.x
+        for e in range(RECORD):
+            steps[e, t] = records[step, e] if step < end else uint32(0)
 
     @cuda.jit(device=True)
-    def wanted_of(records, step, gates):
-        wanted, left, met = uint32(0), uint32(0), uint32(0)
-        for b in range(BLOCKS):  # zeros behind those of the step
-            if gate_of(records[step, FIRST_BLOCK + b], gates) != 0:
+    def wanted_of(steps, gates):
+        t, wanted, left, met = cuda.threadIdx.x, uint32(0), uint32(0), uint32(0)
+        own, count = cuda.local.array(BLOCKS, float32), steps[SHARES, t] >> 8
+        for b in range(BLOCKS):  # behind those of the step there may be anything
+            kept = steps[FIRST_BLOCK + b, t] & uint32(EDGE - 1) if b < count else uint32(0)
+            own[b] = gates[int32(kept) // OF_BLOCK]
+        for b in range(BLOCKS):
+            if own[b] != 0:
                 wanted = uint32(wanted | uint32(1 << b))
+            if own[b] != 1:
+                steps[FIRST_BLOCK + b, t] |= uint32(SCALED)
         for s in range(SHARES):
-            mask = uint32(records[step, s])
+            mask = uint32(steps[s, t])
             for bit in range(INPUTS * SHARE):
                 if mask >> uint32(bit) & uint32(1):
                     there = uint32(wanted >> met & uint32(1))
@@ -238,7 +276,7 @@ def wanted_kernel(tile: Tile) -> Any:
         return n
 
     @cuda.jit(device=True)
-    def write(records, chunk, left, begin, end, s, gates, record):
+    def write(steps, left, begin, end, s, record):
         """A share of a new step, of these entries; the first one also what all have in common."""
         own, before, place, taken = uint32(0), 0, 0, 0
         for entry in range(begin, end):
@@ -246,7 +284,7 @@ def wanted_kernel(tile: Tile) -> Any:
             strips = uint32(left[i] >> uint32(e * COLUMNS) & uint32(ALL))
             if strips:
                 if s == 0:
-                    record[FIRST_INPUT + place] = records[chunk + i, FIRST_INPUT + e]
+                    record[FIRST_INPUT + place] = steps[FIRST_INPUT + e, i]
                 mine = uint32(strips >> uint32(s * SHARE) & uint32(OWN))
                 own = uint32(own | mine << uint32(place * SHARE))
                 before += int32(cuda.popc(uint32(strips & uint32((1 << s * SHARE) - 1))))
@@ -256,32 +294,40 @@ def wanted_kernel(tile: Tile) -> Any:
         record[s] = uint32(own | uint32(before << BEFORE))
         for entry in range(begin, end):
             i, e = entry // INPUTS, entry % INPUTS
-            mask = uint32(records[chunk + i, s])
+            mask = uint32(steps[s, i])
             for g in range(SHARE):
                 if left[i] >> uint32(e * COLUMNS + s * SHARE + g) & uint32(1):
                     below = uint32(mask & uint32((1 << e * SHARE + g) - 1))
                     at = int32(mask >> uint32(BEFORE) & uint32(MOST)) + int32(cuda.popc(below))
-                    kept = records[chunk + i, FIRST_BLOCK + at]
-                    if gate_of(kept, gates) != 1:
-                        kept = uint32(kept | uint32(SCALED))
-                    record[FIRST_BLOCK + before] = kept
+                    record[FIRST_BLOCK + before] = steps[FIRST_BLOCK + at, i]
                     before += 1
 
     @cuda.jit
-    def kernel(records, tiles, gates, wanted, ending):
-        left, begins = cuda.shared.array(THREADS, uint32), cuda.shared.array(ENDS, int32)
+    def kernel(
+        records, tiles, gates, wanted, ending, starts, lengths, values, where, shift, scaled
+    ):  # fmt: skip
+        steps, left = cuda.shared.array(STEPS, uint32), cuda.shared.array(THREADS, uint32)
+        begins, span = cuda.shared.array(ENDS, int32), cuda.shared.array(2, int32)
         counts = cuda.shared.array(RUNS, int32)  # new steps of each run
-        span = cuda.shared.array(2, int32)
-        group, t = cuda.blockIdx.x, cuda.threadIdx.x
+        group, t, groups = cuda.blockIdx.x, cuda.threadIdx.x, starts.size
         let_next_kernel_start()
+        if group >= groups:
+            wait_for_earlier_kernels()
+            first = (group - groups) * (THREADS * DEEP) + t
+            scale(values, where, gates, gates, 1, shift, scaled, first, THREADS)
+            return
         for i in range(t, tiles.shape[0], THREADS):
             if tiles[i, 0] == group and tiles[i, 1] == 0:
                 span[0], span[1] = tiles[i, 2], tiles[i, 3]
         cuda.syncthreads()
         first, end = span[0], span[1]
         done = first
+        read(records, first + t, end, steps)
+        wait_for_earlier_kernels()
         for chunk in range(first, end, THREADS):
-            left[t] = wanted_of(records, chunk + t, gates) if chunk + t < end else uint32(0)
+            if chunk > first:
+                read(records, chunk + t, end, steps)
+            left[t] = wanted_of(steps, gates) if chunk + t < end else uint32(0)
             cuda.syncthreads()
             if t % RUN == 0:  # threads of several warps, which do not wait for each other
                 run, last = t // RUN, min(t + RUN, end - chunk)
@@ -293,7 +339,7 @@ def wanted_kernel(tile: Tile) -> Any:
                     to, at = done + k, run * (RUN + 1) + k
                     for other in range(run):
                         to += counts[other]
-                    write(records, chunk, left, begins[at], begins[at + 1], s, gates, wanted[to])
+                    write(steps, left, begins[at], begins[at + 1], s, wanted[to])
             for run in range(RUNS):
                 done += counts[run]
             cuda.syncthreads()
@@ -302,6 +348,8 @@ def wanted_kernel(tile: Tile) -> Any:
         done = max(done, first + 1)
         if t < SHARES:
             wanted[done - 1, t] |= uint32(LAST)
+        if t == 0:
+            starts[group], lengths[group] = first, done - first
         for i in range(t, tiles.shape[0], THREADS):
             if tiles[i, 0] == group:
                 ending[i, 0], ending[i, 1] = group, tiles[i, 1]

@@ -106,7 +106,8 @@ def weight_grad(
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None and not tile.STAYS
+    by_gates = gates is not None and index.made is None
+    tile = tile._replace(STAYS=tile.STAYS and not by_gates)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
     exact = kind is None and precision == "highest"
@@ -181,7 +182,7 @@ def kernel_of_16_bit(
         tile,
         tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,

@@ -73,7 +73,7 @@ def supplier(
                     if mine:
                         panel, code = loads[asked, lane, 0], uint32(loads[asked, lane, 1])
                     if gated:
-                        mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
+                        mine, n, _ = keep(heads, loads, places, outs, asked, gates, code, mine)
                         nbytes = uint32(n * PANEL_BYTES)
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:

@@ -3,7 +3,10 @@
 Each warp finds out what is left of its item: panels that no block needs are not copied, products of
 no block are not computed, and nothing is written where the gate is zero. Of half of the blocks, at
 8,192 features, density 0.1 and 4,096 rows, an H200 took 0.86 of the time with blocks of 32, 0.80
-with 64, in float32 0.81; of blocks of 128, which share their x, 0.95: they are all computed.
+with 64, in float32 0.81. Items of blocks of 128 are few and become very uneven: there blocks of
+threads do not stay, so that each item goes to those that are free first. Of 8,192 rows every other
+block took 0.64 of the time, drawn ones 0.79, all of them 1.01, and 1.06 of 2,048 rows; where blocks
+of threads stayed half of the blocks took 0.95.
 """
 
 from functools import cache
@@ -13,6 +16,7 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
 
@@ -45,11 +49,14 @@ def thinning(tile: Tile) -> Any:
     """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
 
     What is left to the warpgroup of a warp is in line `warp % 4` of the warp's own tables. Of 16
-    bits its products come first, of float32 they are where they were.
+    bits its products come first, of float32 they are where they were. Where none is left to any
+    warpgroup of an item it may return 0: then no step is waited for.
     """
     OUTS, PER, left = tile.OUTS, tile.PAIR, remaining(tile)
     if tile.ITEM == 4:
         return thinning_float32(tile)
+    if tile.B == 128:
+        return thinning_rows(tile)
     FIRSTS = sum(1 << k for k in range(0, OUTS, PER))  # bits of units
 
     @cuda.jit(device=True)
@@ -71,6 +78,37 @@ def thinning(tile: Tile) -> Any:
                 unit = lane // PER
                 own_places[line, group, 1 + 2 * at] = places[item, group, 1 + 2 * unit]
                 own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit]
+        sync_warp()
+        return uint32(1)
+
+    return thin
+
+
+@cache
+def thinning_rows(tile: Tile) -> Any:
+    """Of blocks of 128, side by side in one product; what is left is that of the whole cluster."""
+    OUTS, CLUSTER, left = tile.OUTS, tile.CLUSTER, remaining(tile)
+    OWN, ACROSS = (1 << tile.OUTS) - 1, tile.B // tile.PANEL * (tile.PANEL_BYTES >> 4)
+
+    @cuda.jit(device=True)
+    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
+        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
+        rank, out = int32(item % CLUSTER), int32(-1)
+        if lane < CLUSTER * OUTS:
+            share = item - rank + lane // OUTS
+            out = left(outs, share, group, lane % OUTS, is_cut, gates)
+        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane)))
+        own = uint32(there >> uint32(rank * OUTS) & uint32(OWN))
+        if lane < OUTS:
+            own_outs[line, group, lane] = int32(-1)
+        sync_warp()
+        if lane == 0:
+            own_places[line, group, 0] = int32(cuda.popc(own))
+            own_places[line, group, 1] = places[item, group, 1]
+            first = lowest(own) if own != 0 else 0
+            own_places[line, group, 2] = places[item, group, 2] + first * ACROSS
+        if lane // OUTS == rank and out >= 0:
+            own_outs[line, group, bits_below(own, lane % OUTS)] = out
         sync_warp()
         return there
 
@@ -103,13 +141,17 @@ def thinning_float32(tile: Tile) -> Any:
 def needing(tile: Tile) -> Any:
     """slots_of(places, item, group, k): bits of the slots whose panels a number of `outs` needs."""
     UNITS, PER, STEP = tile.UNITS, tile.OUTS // tile.UNITS, tile.PANEL_BYTES >> 4
-    X_PANELS, ACROSS = tile.X_PANELS, tile.N // tile.PANEL
+    X_PANELS, ACROSS, PANELS = tile.X_PANELS, tile.N // tile.PANEL, tile.B // tile.PANEL
 
     @cuda.jit(device=True)
     def of_float32(places, item, group, k):
         unit = k // PER
         x, dy = 2 * (group * UNITS + unit) + k // ACROSS % 2, places[item, group, unit]
         return int64(1) << x | int64((1 << ACROSS) - 1) << X_PANELS + dy * ACROSS
+
+    @cuda.jit(device=True)
+    def of_rows(places, item, group, k):
+        return int64((1 << PANELS) - 1) * (1 | int64(1) << PANELS * (1 + k))
 
     @cuda.jit(device=True)
     def of_products(places, item, group, k):
@@ -119,16 +161,21 @@ def needing(tile: Tile) -> Any:
             one = (one & 0xFFFF) + (one >> 16) * (k % 2)
         return int64(1) << one // STEP | int64(1) << other // STEP
 
-    return of_float32 if tile.ITEM == 4 else of_products
+    return of_float32 if tile.ITEM == 4 else of_rows if tile.B == 128 else of_products
 
 
 @cache
 def keeping(tile: Tile) -> Any:
     """keep(heads, loads, places, outs, item, gates, code, mine): (whether a lane's copy, if it has
-    one, is needed, how many panels of the item arrive)."""
+    one, is needed, how many panels of the item arrive, whether any step is waited for).
+
+    Panels of x that any block of threads of a cluster needs are for all of it.
+    """
     GROUPS, OUTS, EDGE, left, slots_of = (
         tile.GROUPS, tile.OUTS, len(RUNS), remaining(tile), needing(tile)
     )  # fmt: skip
+    ALL, CLUSTER, IN_ROWS = GROUPS * OUTS, tile.CLUSTER, tile.ITEM == 2 and tile.B == 128
+    SHARED = (1 << tile.B // tile.PANEL) - 1 if IN_ROWS else 0  # slots of x
 
     @cuda.jit(device=True)
     def of_all(own):
@@ -146,13 +193,16 @@ def keeping(tile: Tile) -> Any:
     @cuda.jit(device=True)
     def keep(heads, loads, places, outs, item, gates, code, mine):
         lane, own = int32(cuda.threadIdx.x % 32), int64(0)
-        group, k, is_cut = lane // OUTS, lane % OUTS, heads[item, 4] != 0
-        if lane < GROUPS * OUTS and left(outs, item, group, k, is_cut, gates) >= 0:
-            own = slots_of(places, item, group, k)
-        needed, own = of_all(own), int64(0)
+        group, k, is_cut = lane % ALL // OUTS, lane % OUTS, heads[item, 4] != 0
+        share = item - item % CLUSTER + lane // ALL
+        if lane < CLUSTER * ALL and left(outs, share, group, k, is_cut, gates) >= 0:
+            own = slots_of(places, item, group, k) if share == item else int64(SHARED)
+        needed = of_all(own)
+        own = needed & SHARED if heads[item, 3] else int64(0)
         for i in range(lane, heads[item, 2], 32):
             slots = of_copy(uint32(loads[item, i, 1]))
             own |= slots if slots & needed else 0
-        return mine and of_copy(code) & needed != 0, int32(cuda.popc(of_all(own)))
+        arriving = int32(cuda.popc(of_all(own)))
+        return mine and of_copy(code) & needed != 0, arriving, not IN_ROWS or needed != 0
 
     return keep

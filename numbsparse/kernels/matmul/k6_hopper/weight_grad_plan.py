@@ -108,7 +108,7 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# Two for compiled code of both places.
+# `part` and `put` are compiled for the host, which plans there, and for a GPU, which does too.
 
 
 def part(n, parts, k):

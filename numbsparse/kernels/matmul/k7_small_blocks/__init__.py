@@ -12,6 +12,8 @@ warp and is known only at run time; the registers of sums must be known when the
   `parts.stored_blocks` copies them as they are stored; for a long batch, and in float32, `packed`
   puts w in that order first, as the registers of an mma. Where strips are too few for the GPU they
   are narrower, and blocks of threads share the sum of a strip.
+- `dense_tiles`: of 16 bits, where a fifth of the blocks of 8 is kept, or a third of those of 16,
+  they are copied into tiles of 64 x 128, zeros between them, that wgmma multiplies as if dense.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once. Where regions are
   too few for the GPU they are smaller, or a cluster has one and its blocks parts of the batch; some
@@ -35,8 +37,9 @@ of s blocks a side, about 36 at density 0.1 and B = 16, where k5_tensor_core had
 that no block of a strip or region keeps are not read, so clustered layouts read less.
 
 What limits it at B = 8 is shared memory, which is read for every kept block; where few blocks are
-kept, the bandwidth of the L2 cache: every strip must still read nearly all of x, and has less to
-multiply.
+kept, what a multiprocessor takes in, 30 to 42 bytes a clock: every strip must still read nearly all
+of x, and has less to multiply. Two strips of a cluster read half as much of x from the L2 cache and
+take 5 % less; four took twice as long, and so did two blocks of threads on a multiprocessor.
 
 A weight-gradient of many regions takes as long when nothing is copied, no less when a cluster reads
 x once for two of them, and no less when a warp loads a slot while it multiplies the one before: it
@@ -44,6 +47,7 @@ waits for shared memory, read 512 bytes or more for 16 rows of a slot. Of few re
 features, the launch, and 1 to 3 us in which a cluster adds up its parts, are most of the time.
 """
 
+from numbsparse.kernels.matmul.k7_small_blocks.dense_tiles import in_dense_tiles, is_as_dense
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
@@ -60,12 +64,19 @@ unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 
 def forward(x, values, index, y, precision="highest", gates=None):
     """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
-    along_strips(x, values, index, y, False, precision, gates)
+    _product(x, values, index, y, False, precision, gates)
 
 
 def input_grad(dy, values, index, dx, precision="highest", gates=None):
     """dx[:] = dy @ w.T, with gates as in forward."""
-    along_strips(dy, values, index, dx, True, precision, gates)
+    _product(dy, values, index, dx, True, precision, gates)
+
+
+def _product(x, values, index, y, transposed, precision, gates):
+    if gates is None and is_as_dense(x, values, index, y, transposed):
+        in_dense_tiles(x, values, index, y, transposed)
+    else:
+        along_strips(x, values, index, y, transposed, precision, gates)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):

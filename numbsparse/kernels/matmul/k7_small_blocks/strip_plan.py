@@ -20,8 +20,9 @@ from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_step
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
-from numbsparse.kernels.parts.pixels import boxes_of
+from numbsparse.kernels.parts.pixels import IMAGES, boxes_of
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -30,7 +31,10 @@ WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
 INSIDE_BITS = 5
-WIDTH = 32  # features that are fetched together: 64 or 128 bytes of a row of x
+WIDTH = 32  # features that are fetched together
+# Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
+# 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
+WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
@@ -42,7 +46,8 @@ COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)
 # at once.
 ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
-OF_STAGE = {2: (14, 8, 6, 4, 3, 2, 1), 4: (4, 2, 1)}  # groups
+# Groups of a stage, by bytes of a value and features of a group.
+OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
@@ -139,7 +144,7 @@ def strip_of(
     sizes: tuple[int, int, int],
     gated: str = "",
     even: bool = False,
-    of_images: bool = False,
+    x_order: str = BY_ROWS,
 ) -> Strip:
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`.
 
@@ -152,20 +157,24 @@ def strip_of(
     """
     limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = blocks_of_step(B, item)
-    columns, widest = sizes[2], warps_for(sizes[2], item)
+    columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
-    width = warps * WARP_COLUMNS
+    width, group = warps * WARP_COLUMNS, WIDTH
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
+    if item == 2 and x_order == BY_ROWS:
+        of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
+        if kept < WORTH * of_wide[0]:
+            group, (kept, mean, most) = WIDE, of_wide
     fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
         stages = 4 if B == 16 else 3
-        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, WIDTH, blocks_a_step)
+        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, blocks_a_step)
         whole = split == 1 and warps == widest  # in clusters of two 1 to 12 % less (H200)
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
     packed = cluster > 1 or is_packed(sizes[0], item, gated != "", of_images)
-    base = Strip(B, rows, warps, WIDTH, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
-    for groups in OF_STAGE[item]:
+    base = Strip(B, rows, warps, group, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
+    for groups in OF_STAGE[item, group]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)

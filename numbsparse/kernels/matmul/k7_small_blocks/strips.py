@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint8, uint32, uint64
 
+from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
@@ -88,14 +89,11 @@ def along_strips(
         tops = x.tops(index, tile)
         batch = tops.shape[0] * ROWS
     else:
-        x = of_bits(x)
-        if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
-            x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
-        x, x_transposed = aligned_either_way(x)
+        x, x_transposed = readable(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = x.itemsize == 2 and not x_transposed and order != FEATURES
     sizes, gated = (batch, features, columns), "" if gates is None else values.dtype.name
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, bool(offsets))
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order)
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even else strip.ROWS
     how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets
@@ -133,6 +131,14 @@ def along_strips(
         cluster=(together,) if together > 1 else None,
         overlap=True,
     )
+
+
+def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
+    """x, or a copy, as the copy engine reads it: (..., whether it is feature-major)."""
+    x = of_bits(x)
+    if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
+        x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
+    return aligned_either_way(x)
 
 
 class Plan(NamedTuple):
