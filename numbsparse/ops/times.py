@@ -11,7 +11,7 @@ points forward, and scales the others. k6's of smaller tiles in 16 bits were mea
 64 and up to 4,096 features; others are scaled by how few tiles there were before, and 5 % longer:
 at 69 products off the grid the choice then took 1.007 times as long as the faster rung. Its
 weight-gradients of up to 1,024 rows were measured anew in 16 bits; those of float32 are scaled by
-what 36 points took. A weight that is not square is as a square one with the same values, whose
+what 56 points took. A weight that is not square is as a square one with the same values, whose
 sides are between a line of the result and the mean of both sides: that came nearest to 151 products
 that nobody tuned.
 """
