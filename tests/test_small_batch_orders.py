@@ -17,6 +17,7 @@ from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.transpose import transposed_copy
+from numbsparse.testing import Case, check_rung
 
 ORDERS = ["batch-major", "feature-major"]
 
@@ -101,11 +102,30 @@ def test_halves_that_lie_feature_by_feature(
 
 
 @needs_ampere
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("high", [32, 64])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 64), (65, 130), (7, 200), (130, 63)])
-def test_a_transposed_copy_is_aligned(rows, columns, high, rng):
-    x = rng.standard_normal((rows, columns)).astype(np.float16)
+def test_a_transposed_copy_is_aligned(rows, columns, high, dtype, rng):
+    x = rng.standard_normal((rows, columns)).astype(dtype)
     wide = device.to_device(np.pad(x, [(0, 0), (8, 16)]))[:, 8 : 8 + columns]
     copied = transposed_copy(wide, high)
     assert is_aligned(copied.T)
     np.testing.assert_array_equal(copied.numpy(), x)
+
+
+@needs_ampere
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_float32_of_many_small_blocks_is_copied_by_feature(product, monkeypatch):
+    copied = []
+
+    def copy(x):
+        copied.append(x.shape)
+        return transposed_copy(x)
+
+    monkeypatch.setattr(launches, "LINES", -(2**40))
+    monkeypatch.setattr(launches, "transposed_copy", copy)
+    for batch in (16, 20, 40):
+        case = Case(batch, in_features=36, out_features=44, block_size=8, density=0.6)
+        check_rung(rung, product, case, "float32", "cuda")
+    features = 36 if product == "forward" else 44
+    assert copied == [(20, features), (40, features)]

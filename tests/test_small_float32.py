@@ -6,7 +6,7 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
 from numbsparse.kernels.parts import aligned, deal
 from numbsparse.layout import Layout
@@ -38,6 +38,29 @@ def test_products_of_feature_major_activations(product, size, precision):
     case = Case(batch=70, in_features=43, out_features=30, block_size=size)
     kernels = rung("k7_small_blocks")
     check_rung(kernels, product, case, "float32", "cuda", 0, precision, feature_major=True)
+
+
+@needs_a_gpu
+@pytest.mark.parametrize("packed", [False, True], ids=["stored", "packed"])
+@pytest.mark.parametrize(("B", "beyond"), [(8, 3), (16, 3), (16, 11)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_what_w_has_beyond_the_last_feature_is_left_out(
+    product, B, beyond, packed, rng, monkeypatch
+):
+    """At "high", where no sum that is NaN is computed again."""
+    monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0 if packed else 128)
+    layout, forward = Layout(np.ones((2, 2), bool)), product == "forward"
+    values = rng.integers(-4, 5, (4, B, B)).astype(np.float32)
+    last = (layout.index.block_rows if forward else layout.index.block_columns) == 1
+    whole = values.swapaxes(1, 2) if not forward else values
+    whole[last, -beyond:] = np.nan
+    x = rng.integers(-4, 5, (5, 2 * B - beyond)).astype(np.float32)
+    y = to_device(np.full((5, 2 * B), np.nan, np.float32))
+    index = ops.index_beside(layout, y)
+    getattr(rung("k7_small_blocks"), product)(to_device(x), to_device(values), index, y, "high")
+    dense = np.nan_to_num(values).reshape(2, 2, B, B).swapaxes(1, 2).reshape(2 * B, 2 * B)
+    dense = dense if forward else dense.T
+    np.testing.assert_array_equal(y.numpy(), x @ dense[: 2 * B - beyond])
 
 
 OF_ALL_SHAPES = [  # where the simulator's regions differ, and so do the card's

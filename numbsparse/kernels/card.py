@@ -1,5 +1,7 @@
 """What kernels find out about the card before they are launched."""
 
+from typing import Any
+
 from numbsparse.device import SIMULATED, compute_capability, runtime
 
 REGISTERS = 65536  # of a multiprocessor
@@ -29,6 +31,17 @@ def registers(threads: int, most: int = 248) -> dict[str, int]:
     """An option of `cuda.jit`: what a multiprocessor has for each of so many threads, by eights."""
     each = REGISTERS // (-(-threads // 128) * 128)  # handed out to four warps at once
     return {} if SIMULATED else {"max_registers": min(each // 8 * 8, most)}
+
+
+def handed_over(warps: int, fetchers: int, fewer: int = 24) -> tuple[int, int, dict[str, Any]]:
+    """Registers of a thread that fetches and of one that multiplies, which hand them over by fours
+    of warps (setmaxnreg), or 0 where there are no fours; and what the compiler is told."""
+    every = warps + fetchers
+    if not SIMULATED and (warps % 4 or fetchers % 4):
+        return 0, 0, registers(32 * every, most=255)
+    each = REGISTERS // (32 * every) // 8 * 8
+    more = min((each * every - fewer * fetchers) // warps // 8 * 8, 240)
+    return fewer, more, {} if SIMULATED else {"launch_bounds": (32 * every, 1)}
 
 
 def multiprocessors() -> int:

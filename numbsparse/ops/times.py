@@ -7,13 +7,13 @@ as between the last two. Beyond the last features all rungs take longer as there
 some that have places to spare until then would seem to gain for ever. What counts is the order of
 the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
 Those at 2,048 features are interpolated, all but k7's. What k8 gained since was measured at some
-points forward, and scales the others. k6's of smaller tiles in 16 bits were measured with blocks of
-64 and up to 4,096 features; others are scaled by how few tiles there were before, and 5 % longer:
-at 69 products off the grid the choice then took 1.007 times as long as the faster rung. Its
-weight-gradients of up to 1,024 rows were measured anew in 16 bits; those of float32 are scaled by
-what 56 points took. A weight that is not square is as a square one with the same values, whose
-sides are between a line of the result and the mean of both sides: that came nearest to 151 products
-that nobody tuned.
+points forward, and scales the others; so do 72 products of k7's float32, forward. k6's of smaller
+tiles in 16 bits were measured with blocks of 64 and up to 4,096 features; others are scaled by how
+few tiles there were before, and 5 % longer: at 69 products off the grid the choice then took 1.007
+times as long as the faster rung. Its weight-gradients of up to 1,024 rows are in 16 bits those of
+two prototypes of today's kernel, and in float32 scaled by what 24 layouts and batches took. A
+weight that is not square is as a square one with the same values, whose sides are between a line of
+the result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 """
 
 import json

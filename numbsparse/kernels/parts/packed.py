@@ -11,14 +11,12 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts import fragments
 from numbsparse.kernels.parts.fragments import MMA, scaling
-from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.packed_tf32 import products_tf32
 from numbsparse.kernels.parts.stored_blocks import loading
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
-    as_float32,
     let_next_kernel_start,
     movmatrix_trans,
     wait_for_earlier_kernels,
@@ -177,19 +175,14 @@ def reading_float32(transposed: bool, GATED: bool, scaled: Any) -> Any:
     return read, finish
 
 
-def adding(arithmetic: str, B: int, TM: int, rows: Rows, j: int) -> Any:
-    """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x times a step.
-
-    b : what a lane has of the step
-    lines, place : where x is, see `swizzle.Rows`: in 16 bits both pieces, in float32 each
-    """
-    make = add_16_bit if arithmetic in MMA else add_tf32
-    return make(arithmetic, B, TM, rows, j)
-
-
 @cache
 def add_16_bit(dtype: str, B: int, TM: int, rows: Rows, j: int) -> Any:
-    """acc of column j += 16 features of x, from two pieces, times a step of w."""
+    """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x, 16 features from
+    two pieces, times a step.
+
+    b : what a lane has of the step
+    lines, place : where x is, see `swizzle.Rows`
+    """
     SQUARES, A, mma, find, load = B // 8, (2, 4), MMA[dtype], rows.find, rows.load
 
     @cuda.jit(device=True)
@@ -210,55 +203,17 @@ def add_16_bit(dtype: str, B: int, TM: int, rows: Rows, j: int) -> Any:
 
 
 @cache
-def add_tf32(precision: str, B: int, TM: int, rows: Rows, j: int) -> Any:
-    """acc of column j += the features of x that a step needs times its block of w: a sum of its
-    own, which begins at zero (`split`)."""
-    SQUARES, exact = B // 8, precision == "highest"
-    W, X, SUMS, RAW = (SQUARES, 2 * SQUARES), (SQUARES, 4), (SQUARES, 4), (SQUARES, 2, 4)
-    split, find, load, add = splitting(exact), rows.find, rows.load, fragments.adding("float32")
-
-    @cuda.jit(device=True)
-    def add_step(shared, lines, place, b, acc):
-        wh, wl = cuda.local.array(W, uint32), cuda.local.array(W, uint32)
-        for n in range(SQUARES):
-            for i in range(2 * SQUARES):
-                wh[n, i], wl[n, i] = split(as_float32(b[2 * SQUARES * n + i]))
-        first, second = find(lines, place & uint32(0xFFFF)), find(lines, place >> uint32(16))
-        raw = cuda.local.array(RAW, uint32)
-        for m in range(TM):
-            c = cuda.local.array(SUMS, float32)
-            for n in range(SQUARES):
-                for i in range(4):
-                    c[n, i] = 0
-            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
-            for piece in range(SQUARES):
-                load(shared, second if piece else first, m, raw[piece])
-                for i in range(4):
-                    xh[piece, i], xl[piece, i] = split(as_float32(raw[piece, m % 2, i]))
-                if exact:
-                    for n in range(SQUARES):
-                        add(xl[piece], wh[n, 2 * piece], wh[n, 2 * piece + 1], c[n])
-                    for n in range(SQUARES):
-                        add(xh[piece], wl[n, 2 * piece], wl[n, 2 * piece + 1], c[n])
-            for piece in range(SQUARES):
-                for n in range(SQUARES):
-                    add(xh[piece], wh[n, 2 * piece], wh[n, 2 * piece + 1], c[n])
-            for n in range(SQUARES):
-                for i in range(4):
-                    acc[((j * TM + m) * SQUARES + n) * 4 + i] += c[n, i]
-
-    return add_step
-
-
-@cache
 def products(
     strip: Any, arithmetic: str, x_transposed: bool, transposed: bool, COUNT_BITS: int
 ) -> Any:
-    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
+    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block; float32 as in
+    `packed_tf32`.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. A warp's word
     has the steps of each column, in COUNT_BITS bits each, and above them those of the warps before.
     """
+    if strip.ITEM == 4:
+        return products_tf32(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
     X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
     WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
     rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
@@ -268,7 +223,7 @@ def products(
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = adding(arithmetic, strip.B, strip.ROWS // 16, rows, j)
+        add_step = add_16_bit(arithmetic, strip.B, strip.ROWS // 16, rows, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)

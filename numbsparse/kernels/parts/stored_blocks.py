@@ -12,7 +12,6 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.parts.fragments import scaling
-from numbsparse.kernels.parts.swizzle import PIECE
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -51,17 +50,24 @@ class Gated(NamedTuple):
 
 
 def copying(
-    B: int, STEPS: int, FETCHERS: int, INSIDE_BITS: int, transposed: bool, gated: str = ""
+    B: int,
+    item: int,
+    STEPS: int,
+    FETCHERS: int,
+    INSIDE_BITS: int,
+    transposed: bool,
+    gated: str = "",
 ) -> Copying:
-    """For up to STEPS steps of 16 products in a stage, by FETCHERS warps; codes as in `packed`.
+    """For up to STEPS steps in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0. `gated` is the dtype of
-    values that are multiplied by gates, where these are not one; a block whose gate is 0 is not
-    read.
+    16-bit values that are multiplied by gates, where these are not one; a block whose gate is 0 is
+    not read.
     """
-    A_STEP = 16 // B
-    INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, 2 * B * B, B // PIECE  # of a block, of a row
-    LANES, AT_ONCE = B * PIECES, 32 // (B * PIECES)
+    A_STEP, RUN = 16 // B if item == 2 else 1, 16 // item  # values in 16 bytes
+    INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, item * B * B, B // RUN  # of a block, of a row
+    LANES, TIMES = min(B * PIECES, 32), -(-B * PIECES // 32)
+    AT_ONCE, FURTHER = 32 // LANES, LANES // PIECES
     CODES = -(-STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
     SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TOGETHER, 4)
@@ -97,7 +103,9 @@ def copying(
     def copy(values, own, many, shared, to, bars, stage, fetcher):
         lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        exchange, begin = row // 4 % PIECES, int32(fetcher * AT_ONCE)
+        exchange, begin = row // 4 % min(PIECES, 2), int32(fetcher * AT_ONCE)
+        if PIECES == 4:
+            exchange += row // 2 % 2 * 2
         rounds = (many - begin + EACH - 1) // EACH
         words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
         places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
@@ -111,9 +119,9 @@ def copying(
                     start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
                     nbytes = 16 if row < inside else 0
                     if transposed:
-                        nbytes = 2 * min(max(inside - PIECE * piece, 0), PIECE)
+                        nbytes = item * min(max(inside - RUN * piece, 0), RUN)
                     there = uint32(start + (row * PIECES + (piece ^ exchange)) * 16)
-                    of_line = at + int64(row * B + piece * PIECE)
+                    of_line = at + int64(row * B + piece * RUN)
                     if SCALES:
                         gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
                         gates[u], places[u], sizes[u] = as_float32(uint32(gate)), there, nbytes
@@ -123,6 +131,11 @@ def copying(
                                 words[u, i] = four[i]
                             continue
                     cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+                    if TIMES == 2:  # the other half of a block, whose pieces are exchanged alike
+                        if not transposed:
+                            nbytes = 16 if row + FURTHER < inside else 0
+                        there, of_line = uint32(there + 512), of_line + FURTHER * B
+                        cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
                 if SCALES:
                     for u in range(TOGETHER):
                         if sizes[u] > 0 and gates[u] != 1:
@@ -132,6 +145,49 @@ def copying(
         cp_async_arrive(bars, stage)
 
     return Copying(2 * CODES, look_up_gates, copy) if SCALES else Copying(CODES, look_up, copy)
+
+
+@cache
+def exchanging(PIECES: int) -> Any:
+    """exchange(row): what the numbers of the pieces in a row of a block are changed by."""
+
+    @cuda.jit(device=True)
+    def of_few(row):
+        return row // 4 % PIECES
+
+    @cuda.jit(device=True)
+    def of_four(row):
+        return row // 4 % 2 + row // 2 % 2 * 2
+
+    return of_four if PIECES == 4 else of_few
+
+
+@cache
+def loading_float32(B: int, transposed: bool) -> Any:
+    """load(words, at): what a lane has of the block of float32 at a word, as `packed` says."""
+    exchange = exchanging(B // 4)
+
+    @cuda.jit(device=True)
+    def value(words, at, square, feature):
+        lane = uint32(cuda.threadIdx.x) % 32
+        k, n = feature + lane % 4, square * 8 + lane // 4
+        row, column = (n, k) if transposed else (k, n)
+        return words[uint32(at + row * B + (column // 4 ^ exchange(row)) * 4 + column % 4)]
+
+    @cuda.jit(device=True)
+    def load_square(words, at):
+        return value(words, at, 0, 0), value(words, at, 0, 4)
+
+    @cuda.jit(device=True)
+    def load_squares(words, at):
+        """Of 8 columns 16 features, then of the next."""
+        a, b = value(words, at, 0, 0), value(words, at, 0, 4)
+        c, d = value(words, at, 0, 8), value(words, at, 0, 12)
+        e, f = value(words, at, 1, 0), value(words, at, 1, 4)
+        g, h = value(words, at, 1, 8), value(words, at, 1, 12)
+        return a, b, c, d, e, f, g, h
+
+    return load_square if B == 8 else load_squares
 
 
 @cache

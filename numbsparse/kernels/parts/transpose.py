@@ -1,9 +1,9 @@
-"""A feature-major copy of batch-major 16-bit values, through tiles in shared memory."""
+"""A feature-major copy of batch-major values, through tiles in shared memory."""
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -17,7 +17,7 @@ RUN = 8  # values in 16 bytes
 
 
 def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:
-    """A copy of x (rows, columns), 16-bit; its columns are contiguous, each 16 bytes aligned.
+    """A copy of x (rows, columns); its columns are contiguous, each 16 bytes aligned.
 
     high : rows of a tile, 32 or 64. Of 32 there are more tiles, which write half as many
         neighbours: k7 took 0.86 of the time with 129 rows, 0.91 with 513, the same with 33 (H200).
@@ -26,20 +26,21 @@ def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:
     out = empty((columns, -(-rows // RUN) * RUN), x.dtype)[:, :rows]
     overlap = copy_engine()
     grid = -(-columns // SIDE), -(-rows // high)
-    strides, step = (x.strides[0] // 2, x.strides[1] // 2), out.strides[0] // 2
+    strides, step = tuple(n // x.itemsize for n in x.strides), out.strides[0] // x.itemsize
     args = of_bits(x.span), strides, x.shape, of_bits(out.span), step
-    launch(transposing_kernel(overlap, high), grid, THREADS, *args, overlap=overlap)
+    launch(transposing_kernel(x.itemsize, overlap, high), grid, THREADS, *args, overlap=overlap)
     return out.T
 
 
 @cache
-def transposing_kernel(overlap: bool, HIGH: int) -> Any:
+def transposing_kernel(item: int, overlap: bool, HIGH: int) -> Any:
     ROWS, COLUMNS = THREADS // SIDE, THREADS // HIGH  # that are read, and written, at once
-    STEPS, TILE = HIGH // ROWS, (HIGH, SIDE + 2)  # columns start in all banks
+    STEPS, TILE = HIGH // ROWS, (HIGH, SIDE + 4 // item)  # columns start in all banks
+    kind = uint16 if item == 2 else float32
 
     @cuda.jit
     def kernel(x, strides, shape, out, stride):
-        tile, own = cuda.shared.array(TILE, uint16), cuda.local.array(STEPS, uint16)
+        tile, own = cuda.shared.array(TILE, kind), cuda.local.array(STEPS, kind)
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()

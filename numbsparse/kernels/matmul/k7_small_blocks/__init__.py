@@ -9,9 +9,9 @@ warp and is known only at run time; the registers of sums must be known when the
 - `strips`: a strip of up to 512 columns of y by 64 rows, or fewer where tiles of the batch have no
   more. Each warp has 32 columns, and walks the blocks of each, stage by stage. An mma sums 16
   products: one block of 16 x 16, or two of 8 x 8 of one column, wherever they are.
-  `parts.stored_blocks` copies them as they are stored; for a long batch, and in float32, `packed`
-  puts w in that order first, as the registers of an mma. Where strips are too few for the GPU they
-  are narrower, and blocks of threads share the sum of a strip.
+  `parts.stored_blocks` copies them as they are stored; for a long batch, in float32 of more than
+  128 rows, `packed` puts w in that order first, as the registers of an mma. Where strips are too
+  few for the GPU they are narrower, and blocks of threads share the sum of a strip.
 - `dense_tiles`: of 16 bits, where a fifth of the blocks of 8 is kept, or a third of those of 16,
   they are copied into tiles of 64 x 128, zeros between them, that wgmma multiplies as if dense.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
@@ -23,7 +23,7 @@ Some warps only have the copy engine fill a ring in shared memory, and the other
 for each other: how many blocks a warp finds in a stage is chance, and the ring evens it out.
 
 Tensor cores take float32 as tf32, by three products where they are to be exact (`parts.split`). It
-takes twice the registers: a strip has 352 columns of y, a region 128 or 144 blocks of 16 x 16.
+takes twice the registers: a strip has 384 columns of y, a region 128 or 144 blocks of 16 x 16.
 
 x and dy are read in either order. Of feature-major ones a line of shared memory is a feature, with
 16 to 64 rows of the batch: then `ldmatrix` transposes the tiles it otherwise would not, and the

@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.card import multiprocessors, registers, shared_memory
+from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
@@ -246,17 +246,6 @@ def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any,
     return [narrow, (by_group, (WIDE, DEPTH, FEATURES), line)]
 
 
-def registers_of(region: Region) -> tuple[int, int, dict[str, Any]]:
-    """Of a thread that fetches and of one that multiplies, which hand them over by fours of warps
-    (setmaxnreg), or 0; and what the compiler is told."""
-    warps = region.WARPS + region.FETCHERS
-    if not SIMULATED and (region.WARPS % 4 or region.FETCHERS % 4):
-        return 0, 0, registers(32 * warps, most=255)
-    each, fewer = 65536 // (32 * warps) // 8 * 8, 24
-    more = min((each * warps - fewer * region.FETCHERS) // region.WARPS // 8 * 8, 240)
-    return fewer, more, {} if SIMULATED else {"launch_bounds": (32 * warps, 1)}
-
-
 @cache
 def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
@@ -268,7 +257,7 @@ def region_kernel(sums: Sums) -> Any:
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
     own_piece = piece_of_block(region)
 
-    @cuda.jit(**registers_of(region)[2])
+    @cuda.jit(**handed_over(region.WARPS, region.FETCHERS)[2])
     def kernel(maps, fresh, batch, plan, into, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
@@ -335,7 +324,7 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
-    FEWER, *_ = registers_of(region)
+    FEWER, *_ = handed_over(region.WARPS, region.FETCHERS)
     OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
@@ -414,7 +403,7 @@ def multiplier(sums: Sums) -> Any:
     region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
     WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
-    _, MORE, _ = registers_of(region)
+    _, MORE, _ = handed_over(region.WARPS, region.FETCHERS)
     own_piece, (place, add_products) = piece_of_block(region), products(sums)
     store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.card import multiprocessors, shared_memory
+from numbsparse.kernels.card import handed_over, multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, in_step
@@ -40,15 +40,21 @@ NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
 COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
-COSTS |= {(4, 8): (0.0036, 0.0184, 1.5, 0.1), (4, 16): (0.0014, 0.064, 1.5, 0.1)}
+# Of float32 those of a group for 64 rows, whoever reads it, and more for each block of a warp; how
+# many times as long a block takes where a scheduler has one warp; and of a warp to add up sums.
+COSTS |= {(4, 8): (0.085, 0.0195, 1.15, 0.2), (4, 16): (0.05, 0.068, 1.15, 0.2)}
 COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
 # Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
 # at once.
-ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 4: 0.75}}
+ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 3: 0.89}}
 ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
+FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
+# Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
+# as they are stored; of 256 in blocks of 8, a fiftieth of them kept, 53 instead of 39 (H200).
+PACK_FLOAT32_FROM = 128
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
@@ -136,6 +142,13 @@ class Strip(NamedTuple):
         return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
 
 
+def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
+    """As `handed_over`: of four fours of warps some are."""
+    if strip.WARPS != 12:
+        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS), most=255)
+    return handed_over(strip.WARPS, strip.FETCHERS, FETCHING)
+
+
 def strip_of(
     index: Any,
     B: int,
@@ -148,7 +161,7 @@ def strip_of(
 ) -> Strip:
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`.
 
-    As wide as y is, up to 512 columns, of float32 352; and as many groups to a stage, with room
+    As wide as y is, up to 512 columns, of float32 384; and as many groups to a stage, with room
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
@@ -162,17 +175,18 @@ def strip_of(
     warps, split, rows = shared_out(sizes, B, item, *how)
     width, group = warps * WARP_COLUMNS, WIDTH
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
+    packed = is_packed(sizes[0], item, gated != "", of_images)
     if item == 2 and x_order == BY_ROWS:
         of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
         if kept < WORTH * of_wide[0]:
             group, (kept, mean, most) = WIDE, of_wide
-    fetchers, stages, cluster = 4 if item == 2 else 1, 3, 1
+    fetchers, stages, cluster = 1 if item == 4 and packed and warps < 12 else 4, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
         stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, blocks_a_step)
         whole = split == 1 and warps == widest  # in clusters of two 1 to 12 % less (H200)
         cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
-    packed = cluster > 1 or is_packed(sizes[0], item, gated != "", of_images)
+    packed = packed or cluster > 1
     base = Strip(B, rows, warps, group, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
     for groups in OF_STAGE[item, group]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
@@ -186,7 +200,9 @@ def strip_of(
 
 def is_packed(batch: int, item: int, gated: bool, of_images: bool) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
-    return item == 4 or batch > (FEW if gated else PACK_FROM[of_images])
+    if item == 4:
+        return gated or batch > PACK_FLOAT32_FROM
+    return batch > (FEW if gated else PACK_FROM[of_images])
 
 
 @cache
@@ -225,18 +241,27 @@ def shared_out(
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
         if split > 1 and tiles * split > units * room[split]:
             return float("inf")
-        group = (of_rows * high + of_block * blocks) * (warps + beside)
-        adding = of_sums * warps * high * (split > 1) * (split / 2 if of_images else 1)
+        if item == 4:
+            block = of_block * warps * (beside if warps < NARROW else 1)
+            group = of_rows * (2 + high) / 3 + block * blocks * (high + 0.3) / 1.3
+            parts = split / 2
+        else:
+            group = (of_rows * high + of_block * blocks) * (warps + beside)
+            parts = split / 2 if of_images else 1
+        adding = of_sums * warps * high * (split > 1) * parts
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
-    if -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS) >= 2 * units:
+    whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
+    if whole >= (16 if even and item == 4 else 2) * units:
         return widest, 1, ROWS
     heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
+    narrow = item == 4 and batch <= PACK_FLOAT32_FROM  # then lanes copy w, and take registers
     ways = [
         (rows, warps, split)
         for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))
         if rows >= min(batch, HEIGHTS[0])
-        and warps <= (widest if rows <= ROWS else min(widest, NARROW))
+        and warps <= (widest if rows <= ROWS and not narrow else min(widest, NARROW))
+        and (rows <= ROWS or warps <= NARROW * 8 // B or item == 2)
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
@@ -245,7 +270,8 @@ def shared_out(
 def warps_for(columns: int, item: int) -> int:
     """That multiply: beside those that fetch, each has the registers that its sums need."""
     if item == 4:
-        return min(11, -(-columns // WARP_COLUMNS))
+        needed = -(-columns // WARP_COLUMNS)
+        return needed if needed <= 4 else 8 if needed <= 8 or SIMULATED else 12
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
     return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip, registers_of
 from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
@@ -18,6 +18,7 @@ from numbsparse.kernels.ptx import (
     bulk_load,
     elect,
     fence_tensor_map,
+    fewer_registers,
     mbarrier_expect,
     mbarrier_wait,
     shfl_idx,
@@ -31,10 +32,11 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, PACKED, GATED = copies_of(strip, transposed), strip.PACKED, strip.GATED != ""
-    look_up, CODES = blocks.look_up, 1 if PACKED else blocks.codes
+    blocks, GATED = copies_of(strip, transposed), strip.GATED != ""
+    look_up, PACKED, CODES = blocks.look_up, strip.PACKED, 1 if strip.PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
     top = finding(x_order == IMAGES).top
+    FEWER, *_ = registers_of(strip)
 
     @cuda.jit(device=True)
     def looked_up(groups, begins, at):
@@ -48,6 +50,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
 
     @cuda.jit(device=True)
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
+        if FEWER:
+            fewer_registers(FEWER)
         words, codes, begins, groups, _, tiles, _, rows, tops = plan
         sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
         if GATED:
@@ -92,7 +96,9 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
 
 
 def copies_of(strip: Strip, transposed: bool) -> Copying:
-    return copying(strip.B, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, strip.GATED)
+    return copying(
+        strip.B, strip.ITEM, strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, strip.GATED
+    )
 
 
 def turning(strip: Strip, x_order: str, transposed: bool) -> Any:

@@ -19,7 +19,7 @@ from numba import cuda, float32, uint8, uint32, uint64
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
-from numbsparse.kernels.card import multiprocessors, registers
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
@@ -27,6 +27,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     ROWS,
     Strip,
     plan_strips,
+    registers_of,
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
@@ -60,6 +61,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_wait,
+    more_registers,
     prefetch_tensor_map,
     shfl_idx,
     store_4xu32,
@@ -91,11 +93,11 @@ def along_strips(
     else:
         x, x_transposed = readable(x)
         x_order = FEATURES if x_transposed else BY_ROWS
-        even = x.itemsize == 2 and not x_transposed and order != FEATURES
+        even = not x_transposed and (x.itemsize == 4 or order != FEATURES)
     sizes, gated = (batch, features, columns), "" if gates is None else values.dtype.name
     strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order)
     row_tiles = -(-batch // strip.ROWS)
-    rows = even_rows(batch, row_tiles) if even else strip.ROWS
+    rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
     how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
     if strip.SPLIT > 1:
@@ -170,7 +172,7 @@ def strip_kernel(
     STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
     ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
 
-    @cuda.jit(**registers(THREADS, most=255))
+    @cuda.jit(**registers_of(strip)[2])
     def kernel(x_map, fresh, w, plan, y, dense):
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
@@ -224,8 +226,12 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
         if EXACT:
             repair(acc, columns, row, y, dense)
 
+    _, MORE, _ = registers_of(strip)
+
     @cuda.jit(device=True)
     def consume(plan, first, last, shared, words, base, bars, y, dense):
+        if MORE:
+            more_registers(MORE)
         tiles = plan.tiles
         t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
         warp, lane = t // 32, t % 32

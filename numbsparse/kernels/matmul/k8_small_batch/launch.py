@@ -72,15 +72,16 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
-    features it is 32 bytes, which memory is read by. When the copy pays was measured (H100, H200):
-    for more than 32 rows, or for one of two operands, later.
+    features, or 8 of float32, it is 32 bytes, which memory is read by. When the copy pays was
+    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Float32 has
+    tiles of 16 rows too, of which no copy is made, and none for one of two.
     """
-    if x.itemsize != 2 or size >= WIDTH or not is_aligned(x):
+    rows, piece = x.shape[0], size * x.itemsize
+    if piece > 32 or not is_aligned(x) or (x.itemsize == 4 and (rows <= 16 or not alone)):
         return x
-    rows = x.shape[0]
-    fewer = rows - size * -(-2 * rows // 128)
-    lines = n_blocks * fewer * (1 if size == 8 else 0.7)
-    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if size == 8 else 2
+    fewer = rows - size * -(-x.itemsize * rows // 128)
+    lines = n_blocks * fewer * (1 if piece == 16 else 0.7)
+    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if piece == 16 else 2
     least = LINES * n_shares() * later
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
