@@ -348,7 +348,7 @@ CEILINGS = {
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 520),
     "k6_hopper": (4, 900),
-    "k7_small_blocks": (5, 1_345),
+    "k7_small_blocks": (5, 1_385),
     "k8_small_batch": (6, 900),
 }
 

@@ -40,14 +40,6 @@ def split_exact(x):
 
 
 @cuda.jit(device=True)
-def split_in_two(x):
-    """In two instructions, where `split_exact` takes three: with B = 16 and 1,024 rows 11 % less
-    time (H200). It takes a GPU of 9.0."""
-    hi = cvt_rn_tf32(x)
-    return hi, as_uint32(x - as_float32(hi))
-
-
-@cuda.jit(device=True)
 def round_to_tf32(x):
     return cvt_rna_tf32(x), uint32(0)
 
