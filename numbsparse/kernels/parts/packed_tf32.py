@@ -10,11 +10,11 @@ from typing import Any
 from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.parts import fragments
-from numbsparse.kernels.parts.split import round_in_one
+from numbsparse.kernels.parts.split import round_in_one, split_in_two
 from numbsparse.kernels.parts.stored_blocks import loading_float32
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
-from numbsparse.kernels.ptx import as_float32, as_uint32, cvt_rn_tf32
+from numbsparse.kernels.ptx import as_float32
 
 
 @cache
@@ -97,7 +97,7 @@ def adding(strip: Any, precision: str, rows: Rows, j: int) -> Any:
     SQUARES, TM, exact = strip.B // 8, strip.ROWS // 16, precision == "highest"
     PAIRS, read_x = -(-TM // 2), reading(strip, rows)
     W, X, SUMS = (SQUARES, 2 * SQUARES), (2, SQUARES, 4), (2, SQUARES, 4)
-    split, add = in_two if exact else round_in_one, fragments.adding("float32")
+    split, add = split_in_two if exact else round_in_one, fragments.adding("float32")
 
     @cuda.jit(device=True)
     def multiply(x, w, c):
@@ -138,11 +138,3 @@ def adding(strip: Any, precision: str, rows: Rows, j: int) -> Any:
                             acc[((j * TM + 2 * pair + m) * SQUARES + n) * 4 + i] += c[m, n, i]
 
     return add_step
-
-
-@cuda.jit(device=True)
-def in_two(x):
-    """`split_exact` in two instructions, not three: 11 % less time with B = 16 and 1,024 rows
-    (H200). It takes a GPU of 9.0."""
-    hi = cvt_rn_tf32(x)
-    return hi, as_uint32(x - as_float32(hi))

@@ -126,7 +126,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    in_step = tiles_of(x.shape[0], form, engine)
+    in_step = tiles_of(x.shape[0], engine)
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
@@ -153,7 +153,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
-def tiles_of(batch: int, form: Form, engine: bool) -> int:
+def tiles_of(batch: int, engine: bool) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
     registers hold as much of it. In float32 that took 7 to 17 % less of 12,288 features, and up to
     12 % more of 4,096 (H200)."""
