@@ -21,7 +21,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/matmul": 10_215,
     "numbsparse/kernels/parts": 4_930,
     "numbsparse/kernels/ptx": 2_445,
-    "numbsparse/machine_code": 340,
+    "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_640,
     "numbsparse/ops": 5_115,
     "numbsparse/pages": 1_890,

@@ -18,7 +18,7 @@ from numbsparse.kernels.matmul import PRODUCTS
 Make = Callable[[], Call]
 """Makes the operands, and gives the call."""
 
-FEATURES, DENSITY = 4096, 0.1
+FEATURES, DENSITY, MANY = 4096, 0.1, 0.5
 BATCH, FEATURE = "batch-major", "feature-major"
 BOTH = ("forward", "weight_grad")
 SIMPLE = ("k1_naive", "k3_registers")
@@ -57,6 +57,10 @@ RUNGS = (  # each product by each rung in each case: numbers, block size, batch,
     (("k8_small_batch",), ("input_grad",), [("float32", 32, 128, BATCH)]),
     (("k8_small_batch",), ("weight_grad",), [("float16", 8, 128, BATCH)]),
 )
+AS_DENSE = (  # of many small blocks: product, numbers, block size, batch, order
+    ("forward", "float16", 8, 512, BATCH),
+    ("input_grad", "bfloat16", 16, 256, FEATURE),
+)
 CONVOLUTIONS = (  # 3 x 3, of 32 x 32 images: rung, numbers, block size, products
     ("k3_tensor_core", "float16", 32, PRODUCTS[:2]),
     ("k2_unfolded", "float32", 32, PRODUCTS),
@@ -84,6 +88,10 @@ def _products() -> Iterator[tuple[str, Make]]:
             name = f"matmul {rung} {product} {numbers}, B = {size}, batch {batch}, {order}"
             across = order == FEATURE
             yield name, partial(_product, rung, product, numbers, size, batch, across)
+    for product, numbers, size, batch, order in AS_DENSE:
+        name = f"matmul k7_small_blocks {product} {numbers}, B = {size}, batch {batch}, {order}"
+        how = "k7_small_blocks", product, numbers, size, batch, order == FEATURE, MANY
+        yield f"{name}, half kept", partial(_product, *how)
 
 
 def _steps() -> Iterator[tuple[str, Make]]:
@@ -110,9 +118,15 @@ def _recurrent() -> Iterator[tuple[str, Make]]:
 
 
 def _product(
-    kernel: str, product: str, numbers: str, size: int, batch: int, feature_major: bool = False
+    kernel: str,
+    product: str,
+    numbers: str,
+    size: int,
+    batch: int,
+    feature_major: bool = False,
+    density: float = DENSITY,
 ) -> Call:
-    problem = matrices(FEATURES, size, DENSITY, batch, *_in_words(numbers))
+    problem = matrices(FEATURES, size, density, batch, *_in_words(numbers))
     return of_rung(problem, product, kernel, feature_major).call
 
 
