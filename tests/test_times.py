@@ -9,7 +9,8 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import AS_DENSE, PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul.k9_dense_tiles import plan
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, times, tuned
 
@@ -119,14 +120,17 @@ def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
 def test_what_is_multiplied_as_if_dense_takes_as_long_for_more_blocks(
     product, dtype, batch, as_dense, written, monkeypatch
 ):
-    monkeypatch.setitem(AS_DENSE, 8, ((64, 0.25),))
+    monkeypatch.setitem(plan.WORTH, 8, ((64, 0.25),))
     of_rung = {"k7_small_blocks": RISING, "k8_small_batch": RISING}
     cases = f"{product} float16 B=8", f"{product} float32 highest B=8"
     written(dict.fromkeys(cases, of_rung))
     case = product, 8, as_dtype(dtype), batch, "highest"
     few, many = (times.expected(*case, layout(32, 32, density)) for density in (0.25, 1.0))
     assert many["k8_small_batch"] > few["k8_small_batch"]
-    assert bool(many["k7_small_blocks"] == few["k7_small_blocks"]) is as_dense
+    assert many["k7_small_blocks"] > few["k7_small_blocks"]
+    assert few.keys() == many.keys() == of_rung.keys() | ({"k9_dense_tiles"} if as_dense else set())
+    if as_dense:
+        assert many["k9_dense_tiles"] == few["k9_dense_tiles"] == few["k7_small_blocks"]
 
 
 def test_numbers_share_times():

@@ -279,7 +279,8 @@ def _run(
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     if kept is not None:
         layout = kept.layout
-    chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
+    case = product, kernel, w.block_size, x, x.shape[0], precision, layout
+    chosen = choose(*case, gated=kept is not None)
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
     if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
@@ -303,7 +304,7 @@ def multiplies_gates(
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), product, kept.is_known)
+    return takes_gates(choose(*case, kept.layout, gated=True), product, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul import as_dense_from
+from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
 AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
+STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
 WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
 ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
 
@@ -62,15 +63,25 @@ def expected(
     beyond = max(point[0] - times.axes[0][-1], 0.0)
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
-    as_dense = point.copy()
-    if product != "weight_grad" and str(dtype) != "float32":
-        as_dense[1] = min(point[1], np.log2(as_dense_from(block_size, batch)))
-    logs = {
-        name: _at(array, times.axes, as_dense if name == "k7_small_blocks" else point) + 2 * beyond
-        for name, array in of_rung.items()
-    }
+    logs = {name: _at(array, times.axes, point) + 2 * beyond for name, array in of_rung.items()}
+    if STRIPS in of_rung and is_dense(product, block_size, dtype, batch, layout):
+        point[1] = min(point[1], np.log2(_dense().least_kept(product, block_size, dtype, batch)))
+        logs[DENSE] = _at(of_rung[STRIPS], times.axes, point) + 2 * beyond
     late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
     return {name: 2**log * late.get(name, 1) for name, log in logs.items() if log == log}
+
+
+def is_dense(product: str, block_size: int, dtype: Any, batch: int, layout: Layout) -> bool:
+    """Whether so much is kept that DENSE takes less time than STRIPS.
+
+    It takes as long as these do where that begins, for as many blocks as there are.
+    """
+    how = product, block_size, dtype, batch
+    return _dense().least_kept(*how) <= 1 and bool(_dense().suits(*how, layout.index))
+
+
+def _dense() -> Any:
+    return rung(DENSE)
 
 
 def lateness(product: str, batch: int, layout: Layout) -> float:

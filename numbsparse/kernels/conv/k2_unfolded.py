@@ -54,6 +54,7 @@ ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
 THREADS, RUN = 256, 4  # 16 bytes each of a pixel; pixels that a thread copies
 NONE = -1
+DENSE = "k9_dense_tiles"  # where many blocks are kept, in place of k7_small_blocks
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
@@ -73,7 +74,7 @@ def _lines(product, x, values, index, window, y, precision="highest", by=None):
     for first in range(0, rows.shape[0], together):
         part = rows[first : first + together]
         u = unfolded(how, first, part.shape[0], x.dtype)
-        multiply = multiplier(by, product, values, precision, *u.shape, rows.shape[1])
+        multiply = multiplier(by, product, values, lines, precision, *u.shape, rows.shape[1])
         getattr(multiply, product)(u, values, lines, part, precision)
     interleave(rows, index, of, y)
 
@@ -85,7 +86,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
-    of = multiplier(by, "weight_grad", dvalues, precision, *sizes)
+    of = multiplier(by, "weight_grad", dvalues, index, precision, *sizes)
     width, whole = -(-x.shape[2] // B) * B, window.whole("weight_grad")
     together = max(IN_MEMORY // max(width * x.itemsize * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
@@ -100,13 +101,15 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
 
 
 def multiplier(
-    by: str | None, product: str, values: DeviceArray, precision: str, *rows: Any
+    by: str | None, product: str, values: DeviceArray, index: Index, precision: str, *rows: Any
 ) -> Any:
     """The rung of that name, or the fastest that this card has: of (outputs, seen, features)."""
     if by:
         return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
     _, name = next(multipliers(*of, *rows, values.shape[0], 1), (None, "k3_registers"))
+    if name == "k7_small_blocks" and matmul.rung(DENSE).suits(*of[:3], rows[0], index):
+        name = DENSE
     return matmul.rung(name)
 
 

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint8, uint32, uint64
 
-from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
@@ -31,13 +30,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
-from numbsparse.kernels.parts.aligned import (
-    aligned_either_way,
-    aligned_values,
-    batch_is_contiguous,
-    is_aligned,
-    of_bits,
-)
+from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
@@ -51,7 +44,7 @@ from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
 from numbsparse.kernels.parts.stored_blocks import Gated
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
-from numbsparse.kernels.parts.transpose import transposed_copy
+from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -133,14 +126,6 @@ def along_strips(
         cluster=(together,) if together > 1 else None,
         overlap=True,
     )
-
-
-def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x, or a copy, as the copy engine reads it: (..., whether it is feature-major)."""
-    x = of_bits(x)
-    if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
-        x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
-    return aligned_either_way(x)
 
 
 class Plan(NamedTuple):
