@@ -33,6 +33,7 @@ def choose(
     batch: int,
     precision: str,
     layout: Layout,
+    feature_major: bool = False,
 ) -> str:
     """The name of the rung that serves, maybe with a tile: the named one, or the fastest that does.
 
@@ -41,7 +42,7 @@ def choose(
 
     Worked out once for each case, then looked up. Raises ValueError where none serves.
     """
-    case: tuple[Any, ...] = (product, kernel, block_size, batch, precision,
+    case: tuple[Any, ...] = (product, kernel, block_size, batch, precision, feature_major,
         x.dtype, type(x), type(layout), layout.shape, layout.n_blocks, layout.longest)  # fmt: skip
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
@@ -50,7 +51,7 @@ def choose(
         names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
         if kernel == "auto" and isinstance(x, DeviceArray):
             of = product, block_size, x.dtype, batch, precision, layout
-            expected, here = times.expected(*of), tuned.fastest(tuned.case(*of))
+            expected, here = times.expected(*of, feature_major), tuned.fastest(tuned.case(*of))
             names = sorted(names, key=lambda name: -expected.get(name, inf))
             names += [here] if here and here.partition("/")[0] in names else []
         made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
@@ -59,6 +60,13 @@ def choose(
             forget()
         _chosen[case] = name
     return name
+
+
+def lies_across(x: Any) -> bool:
+    """Whether x (batch, features) is feature-major on a GPU: the batch is contiguous."""
+    if not isinstance(x, DeviceArray) or len(x.shape) != 2 or x.shape[0] == 1:
+        return False
+    return x.strides[0] == x.itemsize != x.strides[1]
 
 
 def checked_kernel(kernel: str) -> str:
