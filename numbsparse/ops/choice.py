@@ -34,6 +34,7 @@ def choose(
     precision: str,
     layout: Layout,
     gated: bool = False,
+    feature_major: bool = False,
 ) -> str:
     """The name of the rung that serves, maybe with a tile: the named one, or the fastest that does.
 
@@ -48,8 +49,9 @@ def choose(
         raise ValueError(f"a layout made on a GPU takes blocks of {MADE_SIZES}, got {block_size}")
     dense = on_gpu and kernel == "auto" and not gated
     dense = dense and times.is_dense(product, block_size, x.dtype, batch, layout)
-    case: tuple[Any, ...] = (product, kernel, block_size, batch, precision, gated, dense,
-        x.dtype, type(x), type(layout), layout.shape, layout.n_blocks, layout.longest)  # fmt: skip
+    how = block_size, batch, precision, gated, feature_major, dense
+    which = layout.shape, layout.n_blocks, layout.longest
+    case: tuple[Any, ...] = (product, kernel, *how, x.dtype, type(x), type(layout), *which)
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
     name = _chosen.get(case)
@@ -58,7 +60,7 @@ def choose(
         if kernel == "auto" and on_gpu:
             names = [name for name in names if not (gated and name == times.DENSE)]
             of = product, block_size, x.dtype, batch, precision, layout
-            expected, here = times.expected(*of), tuned.fastest(tuned.case(*of))
+            expected, here = times.expected(*of, feature_major), tuned.fastest(tuned.case(*of))
             names = sorted(names, key=lambda name: -expected.get(name, inf))
             names += [here] if here and here.partition("/")[0] in names else []
         name = _last_that_serves(names, product, block_size, x, batch, precision)
@@ -66,6 +68,13 @@ def choose(
             forget()
         _chosen[case] = name
     return name
+
+
+def lies_across(x: Any) -> bool:
+    """Whether x (batch, features) is feature-major on a GPU: the batch is contiguous."""
+    if not isinstance(x, DeviceArray) or len(x.shape) != 2 or x.shape[0] == 1:
+        return False
+    return x.strides[0] == x.itemsize != x.strides[1]
 
 
 def checked_kernel(kernel: str) -> str:
