@@ -26,14 +26,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.conv.boxes import (
-    fetch_rows,
-    find_rows,
-    in_box,
-    place_of,
-    spread,
-    tile_of,
-)
+from numbsparse.kernels.conv.boxes import fetch_rows, find_rows, in_box, place_of, spread, tile_of
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.matmul.reach import reach
@@ -44,11 +37,7 @@ from numbsparse.kernels.parts.fragments import PIECE
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store_tile import store_tile, stored
-from numbsparse.kernels.ptx import (
-    ALIGNMENT,
-    cp_async_commit,
-    cp_async_wait,
-)
+from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 BLOCK_SIZES = (16, 32, 64)
 DTYPES = ("float16", "bfloat16")
