@@ -32,8 +32,9 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, GATED = copies_of(strip, transposed), strip.GATED != ""
-    look_up, PACKED, CODES = blocks.look_up, strip.PACKED, 1 if strip.PACKED else blocks.codes
+    blocks, PACKED = copies_of(strip, transposed), strip.PACKED
+    OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know
+    look_up, weigh, CODES = blocks.look_up, blocks.weigh, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
     top = finding(x_order == IMAGES).top
     FEWER, *_ = registers_of(strip)
@@ -42,7 +43,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def looked_up(groups, begins, at):
         """Of the stages from `at` on: the groups, and where their steps begin and end."""
         lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        if GATED and PACKED:  # with where each ends
+        if OF_GATES:  # with where each ends
             i = 2 * min((at + lane) * CLUSTER + rank, begins.size // 2 - 1)
         else:
             i = min((at + lane) * CLUSTER + rank, begins.size - 2)
@@ -54,7 +55,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
             fewer_registers(FEWER)
         words, codes, begins, groups, _, tiles, _, rows, tops = plan
         sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
-        if GATED:
+        if OF_GATES:
             wait_for_earlier_kernels()
         if fresh != 0:
             fence_tensor_map(x_map)
@@ -64,8 +65,10 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
         own, others = cuda.local.array(CODES, int32), cuda.local.array(CODES, int32)
         if not PACKED:
             look_up(codes, known, 0, fetcher, own)
-        if not GATED and (fetcher == 0 or not PACKED):  # x was there before w was packed
+        if not OF_GATES and (fetcher == 0 or not PACKED):  # x was there before w was packed
             wait_for_earlier_kernels()
+        if not PACKED:
+            weigh(codes, own)
         for i in range(first, last):
             row, at, end = top(tops, rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
@@ -73,6 +76,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
                 known = looked_up(groups, begins, at)
                 if not PACKED:
                     look_up(codes, known, 0, fetcher, own)
+                    weigh(codes, own)
             while at < end:
                 count = min(PER, end - at)
                 # The next ones are under way while these are requested.
@@ -110,7 +114,7 @@ def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
     """
     STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
     ask, blocks, PACKED = asking(strip, x_order), copies_of(strip, transposed), strip.PACKED
-    look_up, copy = blocks.look_up, blocks.copy
+    look_up, weigh, copy = blocks.look_up, blocks.weigh, blocks.copy
 
     @cuda.jit(device=True)
     def turn(of, sources, own, others, ring, stage, phase):
@@ -127,6 +131,7 @@ def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
             many = shfl_idx(known[2], k) - shfl_idx(known[1], k)
             start = uint32(base + stage * STAGE_BYTES + W_START)
             copy(sources[1], own, many, shared, start, bars, stage, fetcher)
+            weigh(sources[2], others)
 
     return turn
 
