@@ -55,7 +55,9 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
     assert "(1.00x); half zero" in show.line(rows[0], rows)
 
 
-def test_an_edit_is_timed_beside_a_step():
+def test_an_edit_is_timed_beside_a_step(monkeypatch, cheap_products):
+    monkeypatch.setattr(edits, "EDITS", 1)
+    monkeypatch.setattr(edits, "STEPS", 1)
     rows = list(sections.rows("edits", Options(quick=True)))
     said = [(row["host"], *row["seconds"]) for row in rows]
     steps = "a step", "an edit", "the step after it"
