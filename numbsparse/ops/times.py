@@ -35,6 +35,7 @@ FILE = Path(__file__).with_name("times.json")
 AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
 STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
+LARGER = 32  # blocks than those of these rungs
 WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
 ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
 # By rung and bytes of a value: microseconds that a block of the longest line takes, by block size,
@@ -146,7 +147,7 @@ def is_dense(product: str, block_size: int, dtype: Any, batch: int, layout: Layo
     It takes as long as these do where that begins, for as many blocks as there are.
     """
     how = product, block_size, dtype, batch
-    return _dense().least_kept(*how) <= 1 and bool(_dense().suits(*how, layout.index))
+    return block_size < LARGER and bool(_dense().suits(*how, layout.index))
 
 
 def _dense() -> Any:

@@ -139,10 +139,11 @@ def least_kept(product: str, block_size: int, dtype: Any, batch: int) -> float:
     >>> least_kept("forward", 8, "float16", 47), least_kept("forward", 8, "float32", 512)
     (inf, inf)
     """
-    of_rows = WORTH.get(block_size, ())
-    if product == "weight_grad" or not of_rows or str(dtype) == "float32":
-        return float("inf")
-    return next((kept for rows, kept in of_rows if batch >= rows), float("inf"))
+    if block_size in WORTH and product != "weight_grad" and dtype != "float32":
+        for rows, kept in WORTH[block_size]:
+            if batch >= rows:
+                return kept
+    return float("inf")
 
 
 def suits(product: str, block_size: int, dtype: Any, batch: int, index: Index) -> bool:
@@ -150,7 +151,9 @@ def suits(product: str, block_size: int, dtype: Any, batch: int, index: Index) -
     least = least_kept(product, block_size, dtype, batch)
     if least > 1 or index.block_rows.size == 0:
         return False
-    (kept,) = planned(index, kept_of_tiles, product == "input_grad", block_size)
+    key = product == "input_grad", block_size
+    known = index.plans.get((kept_of_tiles, key))  # `planned` asks which stream is current
+    (kept,) = known or planned(index, kept_of_tiles, *key)
     return bool(kept >= least)
 
 
