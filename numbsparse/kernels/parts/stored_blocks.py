@@ -34,7 +34,7 @@ class Copying(NamedTuple):
 
     codes : numbers that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
-    weigh(codes, own) : the gates of these, once they are there
+    weigh(gates, own) : the gates of these, once they are there
     copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
 
@@ -42,13 +42,6 @@ class Copying(NamedTuple):
     look_up: Any
     weigh: Any
     copy: Any
-
-
-class Gated(NamedTuple):
-    """As one argument of a kernel: codes, and the gates of the blocks that they name."""
-
-    codes: Any
-    gates: Any
 
 
 def copying(
@@ -75,14 +68,10 @@ def copying(
     SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TOGETHER, 4)
 
     @cuda.jit(device=True)
-    def look_up_gated(given, known, k, fetcher, own):
-        look_up(given.codes, known, k, fetcher, own)
-
-    @cuda.jit(device=True)
-    def weigh(given, own):
+    def weigh(gates, own):
         if SCALES:
             for c in range(CODES):
-                own[CODES + c] = int32(as_uint32(given.gates[own[c] >> INSIDE_BITS]))
+                own[CODES + c] = int32(as_uint32(gates[own[c] >> INSIDE_BITS]))
 
     @cuda.jit(device=True)
     def put_scaled(words, gate, nbytes, shared, at):
@@ -151,9 +140,7 @@ def copying(
             cuda.threadfence_block()
         cp_async_arrive(bars, stage)
 
-    if SCALES:
-        return Copying(2 * CODES, look_up_gated, weigh, copy)
-    return Copying(CODES, look_up, weigh, copy)
+    return Copying(2 * CODES if SCALES else CODES, look_up, weigh, copy)
 
 
 @cache

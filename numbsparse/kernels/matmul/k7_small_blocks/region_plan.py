@@ -280,8 +280,7 @@ def region_for(
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
     """(how many regions there are, the height of their panels, their groups of dy in all)."""
-    sides = -(-widths[0] // B), -(-widths[1] // B)
-    how = 16 // B, region.FEATURES // B, sides, region
+    how = 16 // B, region.FEATURES // B, tuple(-(-n // B) for n in widths), region
     height, _, slots, groups = planned(index, regions_of_blocks, *how)
     return slots.size, height, groups
 

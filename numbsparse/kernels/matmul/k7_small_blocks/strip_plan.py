@@ -304,24 +304,20 @@ def plan_strips(
     firsts = cut_into_stages(counts, n_warps, *how, blocks, stages, places, groups)
     groups, blocks = groups[: firsts[-1] + 1], blocks[: firsts[-1] + 1]
 
-    steps: np.ndarray = -(-blocks // strip.BLOCKS_A_STEP).reshape(-1, strip.WARPS, strip.COLUMNS)
-    of_warp = steps.sum(2)
-    taken, before = of_warp.sum(1), of_warp.cumsum(axis=1) - of_warp
-    begins = np.append(0, np.cumsum(-(-taken // ALIGNED) * ALIGNED))
-    in_columns: np.ndarray = steps << COUNT_BITS * np.arange(strip.COLUMNS)
-    heads = begins[:-1] + strip.HEAD * np.arange(taken.size)
+    of_blocks, at = blocks.reshape(-1, strip.WARPS * strip.COLUMNS), np.empty_like(blocks)
+    n, head = len(of_blocks), np.arange(strip.HEAD)
+    begins, heads = np.zeros(n + 1, np.int64), np.zeros((n, strip.HEAD), np.uint32)
+    _begin(of_blocks, strip.COLUMNS, strip.BLOCKS_A_STEP - 1, begins, heads, at.reshape(n, -1))
     nowhere = strip.GROUPS * strip.GROUP_BYTES
-    words = np.full(begins[-1] + strip.HEAD * taken.size, nowhere << 16 | nowhere, np.uint32)
-    words[heads[:, None] + np.arange(strip.HEAD)] = 0
-    words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
+    words = np.full(begins[-1] + heads.size, nowhere << 16 | nowhere, np.uint32)
+    words[(begins[:-1] + strip.HEAD * np.arange(n))[:, None] + head] = heads
     codes = np.zeros((begins[-1], strip.BLOCKS_A_STEP), np.int32)
-    at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     if offsets is not None:
         groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
     places *= strip.GROUP_BYTES
-    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, codes)
+    _write(*walk, lines, stages, places, at, column, sizes, words, codes)
     return (
         Lengths(firsts),
         np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
@@ -330,6 +326,22 @@ def plan_strips(
         words,
         codes.reshape(-1),
     )
+
+
+@compiled()
+def _begin(blocks, columns, shift, begins, heads, at):
+    """Where the steps of each stage begin and those of each of its columns, and what heads say."""
+    for stage in range(len(blocks)):
+        before = 0
+        for column in range(blocks.shape[1]):
+            warp, own = column // columns, column % columns
+            if own == 0:
+                heads[stage, warp] = before << 4 * COUNT_BITS
+            steps = blocks[stage, column] + shift >> shift
+            heads[stage, warp] |= steps << COUNT_BITS * own
+            at[stage, column] = begins[stage] + before
+            before += steps
+        begins[stage + 1] = begins[stage] + -(-before // ALIGNED) * ALIGNED
 
 
 @compiled()

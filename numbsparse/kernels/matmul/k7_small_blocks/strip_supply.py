@@ -53,8 +53,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         if FEWER:
             fewer_registers(FEWER)
-        words, codes, begins, groups, _, tiles, _, rows, tops = plan
-        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES)
+        words, codes, begins, groups, _, tiles, _, rows, tops, gates = plan
+        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES), gates
         if OF_GATES:
             wait_for_earlier_kernels()
         if fresh != 0:
@@ -68,7 +68,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
         if not OF_GATES and (fetcher == 0 or not PACKED):  # x was there before w was packed
             wait_for_earlier_kernels()
         if not PACKED:
-            weigh(codes, own)
+            weigh(gates, own)
         for i in range(first, last):
             row, at, end = top(tops, rows, tiles[i, 1]), tiles[i, 2], tiles[i, 3]
             then = tiles[min(i + 1, last - 1), 2]
@@ -76,7 +76,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
                 known = looked_up(groups, begins, at)
                 if not PACKED:
                     look_up(codes, known, 0, fetcher, own)
-                    weigh(codes, own)
+                    weigh(gates, own)
             while at < end:
                 count = min(PER, end - at)
                 # The next ones are under way while these are requested.
@@ -131,7 +131,7 @@ def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
             many = shfl_idx(known[2], k) - shfl_idx(known[1], k)
             start = uint32(base + stage * STAGE_BYTES + W_START)
             copy(sources[1], own, many, shared, start, bars, stage, fetcher)
-            weigh(sources[2], others)
+            weigh(sources[5], others)
 
     return turn
 
@@ -151,7 +151,7 @@ def asking(strip: Strip, x_order: str) -> Any:
 
         The blocks of a cluster take turns with the groups; each one's copies are for all of them.
         """
-        x_map, w, _, words_of, group_bytes = sources
+        x_map, w, _, words_of, group_bytes, _ = sources
         shared, base, bars, stage = ring
         rank = uint32(cuda.blockIdx.x) % CLUSTER
         first, end = shfl_idx(known[1], k), shfl_idx(known[2], k)

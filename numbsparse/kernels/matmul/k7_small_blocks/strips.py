@@ -42,7 +42,6 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
-from numbsparse.kernels.parts.stored_blocks import Gated
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
@@ -107,15 +106,14 @@ def along_strips(
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
 
         w, words, begins = packed_by_gates(values, codes, words, begins, gates, strip, transposed)
-    elif gates is not None:
-        codes = Gated(codes, gates)
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS)
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
+    all_gates = () if gates is None else gates
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         own = x.T if x_order == FEATURES else x
-        dense = dense_of(own, values, index, transposed, () if gates is None else gates)
+        dense = dense_of(own, values, index, transposed, all_gates)
     together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_order, order, transposed),
@@ -140,6 +138,7 @@ class Plan(NamedTuple):
     tile_starts: Any
     rows: int  # of each tile of the batch: see `even_rows`
     tops: Any  # of tiles of images: see `pixels`
+    gates: Any  # of blocks that lanes copy, if any
 
 
 @cache
