@@ -64,7 +64,8 @@ def test_no_races(depth, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
     monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: (1, 2))
     monkeypatch.setattr(dense_tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=66, in_features=900, out_features=40, block_size=16, density=0.5)
+    steps = 2 * dense_tiles.MOST_STAGES + 1
+    case = Case(batch=66, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
     assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda")) == []
 
 
