@@ -208,7 +208,7 @@ def test_units_of_a_small_batch_leave_out_what_gates_do(
     dtype, size, batch, edge, across, rng, monkeypatch
 ):
     """Whole lines of x, many in turn and the first of some warps among them; and all."""
-    rows, columns = grid = {8: (9, 25), 16: (7, 17), 32: (6, 8), 64: (3, 5)}[size]
+    rows, columns = grid = {8: (7, 13), 16: (5, 9), 32: (6, 8), 64: (3, 4)}[size]
     kept = rng.random(grid) < 0.8
     kept[0] = True
     layout, shape = ns.Layout(kept), (rows * size - edge, columns * size - edge)
@@ -217,8 +217,9 @@ def test_units_of_a_small_batch_leave_out_what_gates_do(
     gates[: columns // 2 + 1] = gates[index.block_rows == 2] = gates[index.block_columns == 3] = 0
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     every_other = np.arange(layout.n_blocks, dtype=np.float32) % 2
+    others = every_other, 1 - every_other, 0 * gates  # of each at least one case
     monkeypatch.setattr(blocks, "GATED_FROM", 0)  # so few blocks are all computed on a GPU
-    for own in (gates, every_other, 1 - every_other, 0 * gates):
+    for own in (gates, others[batch % 3]):
         check_weight_gradient("k8_small_batch", x, dy, across, layout, size, own)
 
 

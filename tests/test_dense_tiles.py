@@ -32,7 +32,7 @@ def test_products(dtype, B, feature_major, product, shape, depth, monkeypatch):
     """Features end within a block, and tiles of w and of rows are not full."""
     monkeypatch.setattr(tiles, "shape_of", lambda *sizes: shape)
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=67, in_features=157, out_features=203, block_size=B, density=0.5)
+    case = Case(batch=67, in_features=139, out_features=75, block_size=B, density=0.5)
     check_rung(RUNG, product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -57,7 +57,8 @@ def test_no_races(depth, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
     monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2))
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=66, in_features=900, out_features=40, block_size=16, density=0.5)
+    steps = 2 * plan.MOST_STAGES + 1
+    case = Case(batch=66, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
     assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda")) == []
 
 

@@ -39,6 +39,7 @@ def test_large_blocks(case, feature_major):
     check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 @pytest.mark.parametrize("B", [32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -47,7 +48,9 @@ def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major,
     """Of few rows they go from item to item, of many there is one for each."""
     monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
     monkeypatch.setattr(weight_grad, "LONG", 0 if rows == "many" else 2048)
-    case = Case(batch=70, in_features=5 * B - 9, out_features=4 * B + 9, block_size=B, density=0.7)
+    down, across = (4, 3) if B < 128 else (3, 2)  # of which each block of threads has several items
+    sizes = {"in_features": down * B - 9, "out_features": across * B + 9}
+    case = Case(batch=70, block_size=B, density=0.7, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
 
 
