@@ -33,7 +33,7 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """Loads a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
+    """Loads a panel, of DEPTH rows of the batch, to all blocks of threads in ranks."""
     SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
 
     @cuda.jit(device=True)
