@@ -21,7 +21,7 @@ from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -276,19 +276,18 @@ def slots_of(loads, n_loads, cluster, edges):
     slots = [{} for _ in range(cluster)]
     for rank in range(cluster):
         for panel, code in loads[rank][: n_loads[rank]]:
-            operand, kind = divmod(code >> 8 & 0xFF, MAPS)
+            operand, at_edge = divmod(code >> 8 & 0xFF, MAPS)
             whole, ragged = edges[operand]
-            if kind == len(RUNS):
+            if at_edge:
                 assert ragged
                 assert panel == 0
-                panel, kind = whole, 0
+                panel = whole
             else:
-                assert panel + RUNS[kind] <= whole or not ragged or RUNS[kind] == 1
+                assert panel < whole
             for other in range(cluster):
                 if code >> 16 >> other & 1:
-                    for k in range(RUNS[kind]):
-                        assert (code & 0xFF) + k not in slots[other]
-                        slots[other][(code & 0xFF) + k] = operand, panel + k
+                    assert code & 0xFF not in slots[other]
+                    slots[other][code & 0xFF] = operand, panel
     return slots
 
 

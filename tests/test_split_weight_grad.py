@@ -11,7 +11,6 @@ from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     MAPS,
-    RUNS,
     Tile,
     plan,
     tile_of,
@@ -48,8 +47,7 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
         assert stages >= 2
         slots = {}
         for panel, code in loads[item, :n_loads]:
-            operand, which = divmod(code >> 8 & 0xFF, MAPS)
-            at_edge = which == len(RUNS)
+            operand, at_edge = divmod(code >> 8 & 0xFF, MAPS)
             assert at_edge or not edges[operand][1] or panel != edges[operand][0]
             slots[code & 0xFF] = operand, edges[operand][0] if at_edge else panel
         # Each image of an item is the next strip that has a product; the others are none.

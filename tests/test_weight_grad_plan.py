@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, TO_START, Tile, cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, tables_of, ways_of
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
@@ -47,16 +47,13 @@ def products(tile, edges, heads, loads, places, outs, work):
     slots = {}
     for other in range(first, first + tile.CLUSTER):
         for panel, code in loads[other, : heads[other, 2]]:
-            operand, which = divmod(code >> 8 & 0xFF, MAPS)
-            whole = edges[operand][0]
-            at_edge = which == len(RUNS)
+            operand, at_edge = divmod(code >> 8 & 0xFF, MAPS)
+            whole, slot = edges[operand][0], code & 0xFF
             if code >> 16 >> rank & 1:
-                for k in range(1 if at_edge else RUNS[which]):
-                    slot = (code & 0xFF) + k
-                    assert slot not in slots
-                    assert slot < tile.SLOTS
-                    assert at_edge or panel + k < whole or k == 0
-                    slots[slot] = ("x", "dy")[operand], int(whole if at_edge else panel + k)
+                assert slot not in slots
+                assert slot < tile.SLOTS
+                assert panel < whole or panel == 0
+                slots[slot] = ("x", "dy")[operand], int(whole if at_edge else panel)
     assert len(slots) == heads[work, 3]
     for group in range(tile.GROUPS):
         number, words = places[work, group, 0], places[work, group, 1:].reshape(-1, 2)
@@ -244,15 +241,6 @@ def test_blocks_of_64_fill_whole_rounds(side, density, least, most):
     heads, *_, pieces = plan(layout.index, OF_64, 128, 132, ((side, False),) * 2)
     assert pieces == 0
     assert least <= len(heads) <= most
-
-
-def test_neighbours_come_in_one_copy():
-    tile = TILES[0]
-    edges = ((3, False), (90, False))
-    dense = Layout(np.ones((3, 90), dtype=bool))
-    heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, edges)
-    assert (heads[:, 2] <= heads[:, 3] / 2).all()
-    assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
 
 
 @pytest.mark.parametrize("most", [1, 3, 4])

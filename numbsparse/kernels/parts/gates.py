@@ -49,11 +49,9 @@ def filling_wanted(fill: Any, wanted: Any, engine: bool) -> Any:
     """fill(...), unless all gates of the unit are 0: then the stage is as if filled."""
 
     @cuda.jit(device=True)
-    def request(
-        own_gates, record, x, x_view, top, values, w_view, maps, shared, start, bars, bar
-    ):  # fmt: skip
+    def request(own_gates, record, operands, top, shared, start, bars, bar):
         if wanted(own_gates):
-            fill(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar)
+            fill(record, operands, top, shared, start, bars, bar)
         elif engine and elect() != 0:
             mbarrier_arrive(bars, bar)
 

@@ -12,8 +12,8 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments import MMA, scaling
-from numbsparse.kernels.parts.packed_tf32 import products_tf32
-from numbsparse.kernels.parts.stored_blocks import loading
+from numbsparse.kernels.parts.packed_tf32 import adding_tf32, held_tf32, reading_tf32
+from numbsparse.kernels.parts.stored_blocks import loading, loading_float32
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
@@ -176,22 +176,23 @@ def reading_float32(transposed: bool, GATED: bool, scaled: Any) -> Any:
 
 
 @cache
-def add_16_bit(dtype: str, B: int, TM: int, rows: Rows, j: int) -> Any:
-    """add(shared, lines, place, b, acc): the j-th part of acc += 16 TM rows of x, 16 features from
-    two pieces, times a step.
+def adding_16_bit(strip: Any, arithmetic: str, rows: Rows, j: int) -> Any:
+    """add(shared, lines, place, b, x, acc): column j of acc += x times a step, of 16 features from
+    two pieces.
 
     b : what a lane has of the step
-    lines, place : where x is, see `swizzle.Rows`
+    lines, place : where x is, see `swizzle.Rows`; none of it is held a step ahead in `x`
     """
-    SQUARES, A, mma, find, load = B // 8, (2, 4), MMA[dtype], rows.find, rows.load
+    SQUARES, TM, A, mma = strip.B // 8, strip.ROWS // 16, (2, 4), MMA[arithmetic]
+    find, load = rows.find, rows.load
 
     @cuda.jit(device=True)
-    def add_step(shared, lines, place, b, acc):
+    def add_step(shared, lines, place, b, x, acc):
         at = find(lines, place)
-        x = cuda.local.array(A, uint32)
+        two = cuda.local.array(A, uint32)
         for m in range(TM):
-            load(shared, at, m, x)
-            a = x[m % 2]
+            load(shared, at, m, two)
+            a = two[m % 2]
             for n in range(SQUARES):
                 i = ((j * TM + m) * SQUARES + n) * 4
                 acc[i], acc[i + 1], acc[i + 2], acc[i + 3] = mma(
@@ -206,35 +207,36 @@ def add_16_bit(dtype: str, B: int, TM: int, rows: Rows, j: int) -> Any:
 def products(
     strip: Any, arithmetic: str, x_transposed: bool, transposed: bool, COUNT_BITS: int
 ) -> Any:
-    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block; float32 as in
-    `packed_tf32`.
+    """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. A warp's word
     has the steps of each column, in COUNT_BITS bits each, and above them those of the warps before.
+    Of float32 the lower half of a step's word has where x is, and that is read a step ahead too.
     """
-    if strip.ITEM == 4:
-        return products_tf32(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
-    X_START, W_START, HEAD = strip.X_START, strip.W_START, strip.HEAD
-    WORDS, LAST_COLUMN, COUNT = strip.STEP_BYTES // 128, strip.COLUMNS - 1, (1 << COUNT_BITS) - 1
+    X_START, W_START, HEAD, NEXT = strip.X_START, strip.W_START, strip.HEAD, strip.STEP_BYTES // 4
+    LAST_COLUMN, COUNT, FLOAT32 = strip.COLUMNS - 1, (1 << COUNT_BITS) - 1, strip.ITEM == 4
+    AHEAD, HELD = (1, held_tf32(strip)) if FLOAT32 else (0, (1, 1))
     rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
-    load, begin_x = loading(strip.B, transposed), rows.begin
+    read_x, begin_x = reading_tf32(strip, rows), rows.begin  # read_x is for float32 alone
+    load = (loading_float32 if FLOAT32 else loading)(strip.B, transposed)
     if strip.PACKED:
-        load = words_of_lane(WORDS).load
+        load = words_of_lane(NEXT // 32).load
+    adding = adding_tf32 if FLOAT32 else adding_16_bit
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = add_16_bit(arithmetic, strip.B, strip.ROWS // 16, rows, j)
+        add_step = adding(strip, arithmetic, rows, j)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
-        def add_columns(shared, words, lines, word, at, place, b, counts, acc):
+        def add_columns(shared, words, lines, word, at, place, b, x, counts, acc):
             for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
                 now, own = place, b
-                word, at = uint32(word + 1), uint32(at + 32 * WORDS)
+                word, at = uint32(word + 1), uint32(at + NEXT)
                 place, b = words[word], load(words, at)
-                add_step(shared, lines, now, own, acc)
+                add_step(shared, lines, now, own, x, acc)
             if others is not None:
-                others(shared, words, lines, word, at, place, b, counts, acc)
+                others(shared, words, lines, word, at, place, b, x, counts, acc)
 
         return add_columns
 
@@ -246,9 +248,13 @@ def products(
         lines = begin_x(uint32(stage + X_START))
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
-        at = uint32((stage + W_START) // 4 + before * (32 * WORDS))
+        at = uint32((stage + W_START) // 4 + before * NEXT)
         # A step is read ahead of the one that is multiplied.
-        place, b = words[word], load(words, at)
-        columns(shared, words, lines, word, at, place, b, counts, acc)
+        first, place = words[word], words[word + AHEAD]
+        b, x = load(words, at), cuda.local.array(HELD, uint32)
+        if FLOAT32:
+            for pair in range(x.shape[0]):
+                read_x(shared, lines, first, pair, x[pair])
+        columns(shared, words, lines, uint32(word + AHEAD), at, place, b, x, counts, acc)
 
     return add_all

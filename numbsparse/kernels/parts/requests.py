@@ -202,17 +202,19 @@ def square_of(place, shift):
 
 @cache
 def engine_asks(form: Form, x_side: Operand) -> Any:
-    """request(record, ...): fill a stage with a square of w, and tiles of x from row `top` on.
+    """request(record, operands, ...): fill a stage with a square of w, and tiles of x from row
+    `top` on. Operands are (x, its view, w, its view, the maps of both).
 
-    `w_view` is (size of a block, shift as in `square_of`, `paired` as in `tiles`, a shift that is
-    not read here, rows of x). A slab has all rows.
+    The view of w is (size of a block, shift as in `square_of`, `paired` as in `tiles`, a shift that
+    is not read here, rows of x). A slab has all rows.
     """
     TILE, X_WORDS, SLAB = WIDTH * form.row, x_words(form, x_side), x_side.slab > 0
     x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
     A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
-    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def request(record, operands, top, shared, start, bars, bar):
+        x, x_view, _, w_view, maps = operands
         if elect() != 0:
             rows = x_view[0] if SLAB else w_view[4]
             mbarrier_expect(bars, bar, uint32(A_ROW * (rows + WIDTH)))
@@ -245,7 +247,8 @@ def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: 
     copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
 
     @cuda.jit(device=True)
-    def request(record, x, x_view, top, values, w_view, maps, shared, start, bars, bar):
+    def request(record, operands, top, shared, start, bars, bar):
+        x, x_view, values, w_view, _ = operands
         copy_x(x, record, x_view, top, shared, start)
         w_start = uint32(start + X_WORDS)
         copy_w(values, record, x_view[1], w_view[0], int64(0), depth, shared, w_start)

@@ -31,7 +31,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
@@ -152,7 +152,7 @@ def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
 
 
 def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArray, Any, int]]:
-    """What the copies load: runs of panels, a panel an axis of its own, and the one at the edge.
+    """What the copies load: whole panels, which have an axis of their own, and the one at the edge.
 
     As an axis of its own, panels beyond the last are zeros; the features of the last one end in it.
     """
@@ -171,8 +171,7 @@ def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArra
     all_whole = panels(0, whole, P) if whole else part
     lines = (P, tile.DEPTH) if transposed else (tile.DEPTH, P)
     swizzle = item * lines[1]
-    found = [(all_whole, (run, *lines), swizzle) for run in RUNS]
-    return [*found, (part, (1, *lines), swizzle)]
+    return [(of, (1, *lines), swizzle) for of in (all_whole, part)]
 
 
 @cache

@@ -12,12 +12,11 @@ from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, MAPS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
 ROWS = 8  # block rows of B = 32 whose blocks are computed together
-IN_TWOS = 1  # the map of RUNS[1]
 
 part_of, put = (cuda.jit(device=True)(each) for each in (plans.part, plans.put))
 
@@ -85,16 +84,10 @@ def finishing_rows(tile: Tile) -> Any:
                 if lane == 0:
                     put(loads, share, copies, line * PANELS + p, p, 0, edges, (1 << busy) - 1)
                 copies += 1
-        apart = PANELS > 1 and own * PANELS + 1 >= edges[2]  # of the last columns
         if mine:
-            panel, slot, ranks = own * PANELS, PANELS * (1 + nth), ALONE << rank
-            if PANELS > 1 and not apart:
-                loads[share, copies + nth, 0] = panel
-                loads[share, copies + nth, 1] = slot | (MAPS + IN_TWOS) << 8 | ranks << 16
-            else:
-                for p in range(PANELS):
-                    put(loads, share, copies + nth + p, panel + p, slot + p, 1, edges, ranks)
-        more = int32(redux_or(uint32(1 if mine and apart else 0)))
+            at, slot = copies + PANELS * nth, PANELS * (1 + nth)
+            for p in range(PANELS):
+                put(loads, share, at + p, own * PANELS + p, slot + p, 1, edges, ALONE << rank)
         for group in range(GROUPS):
             left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part_of(n, GROUPS, group))
             if lane < OUTS:
@@ -108,7 +101,7 @@ def finishing_rows(tile: Tile) -> Any:
                 places[share, group, 1] = left * STEP | STEP << 16
                 places[share, group, 2] = right * STEP | STEP << 16
         if lane == 0:
-            counts[share, 0] = copies + n + more
+            counts[share, 0] = copies + PANELS * n
             counts[share, 1] = PANELS * (1 + n) if n else 0
 
     @cuda.jit(device=True)

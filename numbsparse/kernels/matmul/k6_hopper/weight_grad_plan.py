@@ -17,8 +17,7 @@ from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
-RUNS = (1, 2, 4)  # panels that one copy may load
-MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
+MAPS = 2  # tensor maps of an operand: of its whole panels, and of the one at its edge
 OPERANDS = 2
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
@@ -121,7 +120,7 @@ def put(loads, share, at, panel, slot, operand, edges, ranks):
     """A copy of one panel, which these ranks get; edges are `flat`."""
     at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
     loads[share, at, 0] = 0 if at_edge else panel
-    number = MAPS * operand + (len(RUNS) if at_edge else 0)
+    number = MAPS * operand + (1 if at_edge else 0)
     loads[share, at, 1] = slot | number << 8 | ranks << 16
 
 

@@ -12,11 +12,10 @@ from numbsparse.kernels.cores import compiled, inner, threads
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     ALONE,
-    MAPS,
-    RUNS,
     Edges,
     Tables,
     Tile,
+    put_panel,
 )
 from numbsparse.kernels.parts.regions import Items, pieces_of_rows, regions
 from numbsparse.layout import Index
@@ -61,7 +60,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
     """What each block of threads does, those of an item together, in this order of the items.
 
     The tables of `plans.cut_up`. Copies are (panel, slot | map << 8 | ranks << 16), of x, then of
-    dy, of neighbours in one; places are as `ptx.wgmma_units` takes them.
+    dy; places are as `ptx.wgmma_units` takes them.
     """
     n = order.size * tile.CLUSTER
     tables = (
@@ -70,7 +69,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
         np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
         np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
     )
-    ends, step = np.array(edges, np.int64), tile.PANEL_BYTES >> 4
+    ends, step = plans.flat(edges), tile.PANEL_BYTES >> 4
     n_columns = index.columns.indptr.size - 1
 
     def share(first: int) -> None:
@@ -105,7 +104,7 @@ def share_regions(
         for k in range(first, end):
             row = block_rows[order[k]]
             if n == 0 or row != loads[item, n - 1, 0]:
-                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE << 16
+                loads[item, n, 0] = row
                 n, run = n + 1, 0
             products += run & (pair - 1) == 0
             run += 1
@@ -121,7 +120,6 @@ def share_regions(
                 count += 1
         for at in range(n, count):
             slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE << 16
         each = -(-products // groups)
         group, unit, row = -1, each - 1, -1
         for k in range(first, end):
@@ -142,7 +140,9 @@ def share_regions(
             run += 1
         for k in range(first, end):
             slot[block_columns[order[k]]] = -1
-        heads[item, 0], heads[item, 1] = _join(loads[item], n, count, edges), count
+        for at in range(count):
+            put_panel(loads, item, at, loads[item, at, 0], at, 1 if at >= n else 0, edges, ALONE)
+        heads[item, 0] = heads[item, 1] = count
 
 
 @compiled()
@@ -161,16 +161,15 @@ def share_rows(
             share, copy = item * cluster + rank, 0
             for p in range(panels):
                 if p % busy == rank:
-                    loads[share, copy, 0] = rows[order[first]] * panels + p
-                    loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
+                    row = rows[order[first]]
+                    put_panel(loads, share, copy, row * panels + p, p, 0, edges, (1 << busy) - 1)
                     copy += 1
-            of_x = copy
             for slot in range(panels, panels * (1 + past - begin)):
                 block = order[first + begin + slot // panels - 1]
                 panel = columns[block] * panels + slot % panels
-                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << 16 + rank
+                put_panel(loads, share, copy, panel, slot, 1, edges, ALONE << rank)
                 copy += 1
-            heads[share, 0] = _join(loads[share], of_x, copy, edges)
+            heads[share, 0] = copy
             heads[share, 1] = panels * (1 + past - begin) if begin < past else 0
             for group in range(outs.shape[1]):
                 places[share, group, 0] = past - begin
@@ -178,33 +177,6 @@ def share_rows(
                 places[share, group, 2] = panels * step | step << 16
                 for k in range(begin, past):
                     outs[share, group, k - begin] = order[first + k]
-
-
-@inner()
-def _join(loads, of_x, end, edges):
-    """Copies in the place of the loads, (panel, slot | ranks << 16); how many they are."""
-    k = copy = 0
-    for operand in range(2):
-        while k < (end if operand else of_x):
-            panel, code = loads[k]
-            number, run, same = 0, 1, 1
-            if edges[operand, 1] and panel == edges[operand, 0]:
-                panel, number = 0, len(RUNS)
-            else:
-                while (
-                    k + same < (end if operand else of_x)
-                    and loads[k + same, 0] == panel + same
-                    and loads[k + same, 1] == code + same
-                    and panel + same < edges[operand, 0]
-                ):
-                    same += 1
-                while number + 1 < len(RUNS) and RUNS[number + 1] <= same:
-                    number += 1
-                run = RUNS[number]
-            loads[copy, 0] = panel
-            loads[copy, 1] = code | MAPS * operand + number << 8
-            copy, k = copy + 1, k + run
-    return copy
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:

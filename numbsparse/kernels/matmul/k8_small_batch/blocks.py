@@ -212,6 +212,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
+        operands = x, x_view, dy, dy_view, maps
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
@@ -250,7 +251,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 new, other = records[s], LONG or records[s][LINE] != requested
                 top = step_ahead * ROWS
-                request(new, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own)
+                request(new, other, operands, top, shared, start, bars, own)
                 requested = new[LINE]
             ahead, step_ahead = after(ahead, step_ahead, first, end)
             close()
@@ -280,9 +281,7 @@ def block_kernel(blocks: Blocks) -> Any:
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
                 if wanted(asked_gates):
-                    request(
-                        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, own
-                    )  # fmt: skip
+                    request(record, other, operands, top, shared, start, bars, own)
                     requested = record[LINE]
                 elif ENGINE and elect() != 0:
                     mbarrier_arrive(bars, own)
@@ -294,7 +293,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 if SPLIT > 1:
                     leave(floats[base:], 0, acc)
                 elif wanted(own_gates):
-                    write(x, x_view, dy, dy_view, w_view, now, maps, dvalues, shared, leaving, acc)
+                    write(operands, w_view, now, dvalues, shared, leaving, acc)
                 now = coming
                 next_gates(own_gates, coming_gates)
             stage, phase = following(stage, phase, STAGES)
@@ -304,7 +303,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 clear(acc)
                 for k in range(SPLIT):
                     add(floats[base + k * MINE :], 0, acc)
-                write(x, x_view, dy, dy_view, w_view, whole, maps, dvalues, shared, leaving, acc)
+                write(operands, w_view, whole, dvalues, shared, leaving, acc)
         if ENGINE and elect() != 0:
             bulk_wait_read()
 
@@ -340,9 +339,8 @@ def requesting(blocks: Blocks) -> Any:
     A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
-    def by_the_engine(
-        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
-    ):  # fmt: skip
+    def by_the_engine(record, other, operands, top, shared, start, bars, bar):
+        x, x_view, dy, _, maps = operands
         if elect() != 0:
             slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * X_START)  # bytes
             x_bytes, dy_bytes = slab if X_SLAB else tiles, slab if DY_SLAB else tiles
@@ -365,9 +363,8 @@ def requesting(blocks: Blocks) -> Any:
                     tma_load_2d(shared, uint32(place + X_START), maps[0], column, row, bars, bar)
 
     @cuda.jit(device=True)
-    def by_the_lanes(
-        record, other, x, x_view, dy, dy_view, top, maps, shared, start, bars, bar
-    ):  # fmt: skip
+    def by_the_lanes(record, other, operands, top, shared, start, bars, bar):
+        x, x_view, dy, dy_view, _ = operands
         copy_dy(dy, record, dy_view, top, shared, start)
         if other:
             to = uint32(start + X_START)

@@ -97,6 +97,7 @@ def line_kernel(lines: Lines) -> Any:
         x, x_view, values, w_view, maps, fresh, gates, walk, plan, each, sections, empty_lines,
         partials, tickets, y, y_view,
     ):  # fmt: skip
+        operands, parts_of = (x, x_view, values, w_view, maps), (plan, sections, partials, tickets)
         shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
         first_slot = int64(0)
@@ -144,7 +145,7 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                fill(records[s], x, x_view, top, values, w_view, maps, shared, start, bars, own)
+                fill(records[s], operands, top, shared, start, bars, own)
             close()
         if there:
             take_gates(now, gates, w_view[3], coming_gates)
@@ -167,20 +168,14 @@ def line_kernel(lines: Lines) -> Any:
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(
-                        asked_gates, record, x, x_view, top, values, w_view, maps, shared, place,
-                        bars, own,
-                    )  # fmt: skip
+                    request(asked_gates, record, operands, top, shared, place, bars, own)
                     record = read(plan, unit + 2)
                 if wanted(own_gates):
                     consume(shared, start, x_top, pitch, uint32(w_view[2]), own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    request(
-                        asked_gates, record, x, x_view, top, values, w_view, maps, shared, start,
-                        bars, own,
-                    )  # fmt: skip
+                    request(asked_gates, record, operands, top, shared, start, bars, own)
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
@@ -195,10 +190,7 @@ def line_kernel(lines: Lines) -> Any:
                     while start_of < end:  # what later warps have of this line
                         add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
-                    finish(
-                        x, x_view, top, values, w_view, gates, walk, plan, sections, partials,
-                        tickets, parts, name, y, own_view, acc,
-                    )  # fmt: skip
+                    finish(operands, top, gates, walk, parts_of, parts, name, y, own_view, acc)
                 if not more:
                     break
                 clear(acc)
@@ -272,10 +264,8 @@ def finishing(lines: Lines) -> Any:
     join, nan_in = pieces.join(M, N), any_nan(M, N, 4)
 
     @cuda.jit(device=True)
-    def finish(
-        x, x_view, top, values, w_view, gates, walk, plan, sections, partials, tickets, parts,
-        name, y, y_view, acc,
-    ):  # fmt: skip
+    def finish(operands, top, gates, walk, parts_of, parts, name, y, y_view, acc):
+        plan, sections, partials, tickets = parts_of
         line, complete = int64(name), True
         if name < 0:
             cut = sections.cuts - 3 * (int64(name) + 1)
@@ -285,6 +275,6 @@ def finishing(lines: Lines) -> Any:
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and nan_in(acc):
-                repair(x, x_view, top, values, w_view[0], gates, walk, line * depth, y, y_view)
+                repair(operands, top, gates, walk, line * depth, y, y_view)
 
     return finish

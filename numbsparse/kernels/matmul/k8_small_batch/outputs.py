@@ -148,7 +148,9 @@ def repairing(sums: Sums) -> Any:
     TRANSPOSED, repair_one = not sums.w.across, repairing_lines(sums.w.gated > 0)
 
     @cuda.jit(device=True)
-    def repair(x, x_view, top, values, size, gates, walk, first, y, y_view):
+    def repair(operands, top, gates, walk, first, y, y_view):
+        x, x_view, values, w_view, _ = operands
+        size = w_view[0]
         w_strides, (indptr, indices, blocks) = (1, size) if TRANSPOSED else (size, 1), walk
         x_strides = x_view[2], x_view[3]
         dense = x, x_strides, x_view[1], values, w_strides, indptr, indices, blocks, gates

@@ -39,20 +39,20 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
     SPLIT, ENGINE, write_pieces = form.split, engine, writing_pieces(form, depth)
 
     @cuda.jit(device=True)
-    def write(x, x_view, dy, dy_view, w_view, record, maps, dvalues, shared, leaving, acc):
+    def write(operands, w_view, record, dvalues, shared, leaving, acc):
         if ENGINE and elect() != 0:
             bulk_wait_read()  # of what was left here before
         sync_warp()
         leave(shared, leaving, uint32(w_view[2]), acc)
         if SPLIT and nan_in(acc):
-            repair(x, x_view, dy, dy_view, record, shared, leaving)
+            repair(operands, record, shared, leaving)
         if ENGINE:
             fence_proxy_async()
         sync_warp()
         if ENGINE:
             if elect() != 0:
                 column, row = square_of(record[0], w_view[1])
-                tma_store_2d(shared, leaving, maps[2], column, row)
+                tma_store_2d(shared, leaving, operands[4][2], column, row)
                 bulk_commit()
         else:
             write_pieces(record, w_view[0], dvalues, shared, leaving)
@@ -113,7 +113,8 @@ def repairing(depth: int, groups: int) -> Any:
     LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
 
     @cuda.jit(device=True)
-    def repair(x, x_view, dy, dy_view, record, tile, start):
+    def repair(operands, record, tile, start):
+        x, x_view, dy, dy_view, _ = operands
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for n in range(16 * M):
