@@ -46,6 +46,15 @@ def test_a_numba_that_nobody_read_compiles_as_usual(version, monkeypatch):
     assert of_this(False) == []
 
 
+def test_beside_the_simulator_too_they_begin_and_end():
+    """It has no compiler of numba-cuda's, whose other modules something else may have loaded."""
+    pytest.importorskip("numba.cuda.core.postproc")
+    own = in_place()
+    with shortcuts.taken():
+        assert not any(a is b for a, b in zip(in_place(), own, strict=True))
+    assert in_place() == own
+
+
 def products():
     """Loops, tuples, slices, branches, and calls of a function by two types."""
 

@@ -17,6 +17,8 @@ from threading import Lock
 from types import FunctionType
 from typing import Any
 
+from numba import config
+
 READ = {"numba": range(61, 69), "numba_cuda": range(30, 31)}
 """Versions 0.n whose text was read: what is replaced is the same in all of them."""
 
@@ -41,7 +43,8 @@ def _enter() -> None:
     global _depth
     with _lock:
         if _depth == 0:
-            on_gpu = "numba.cuda.core.postproc" in sys.modules
+            compiles = not config.ENABLE_CUDASIM
+            on_gpu = compiles and "numba.cuda.core.postproc" in sys.modules
             for owner, name, ours in _shortcuts(on_gpu):
                 _replaced.append((owner, name, vars(owner)[name]))
                 setattr(owner, name, ours)
