@@ -106,6 +106,19 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
         assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
 
 
+def test_gates_are_read_again_after_a_strip_without_blocks(rng):
+    """What was known ahead was of that strip, and the next one is of other rows of the batch."""
+    size, kept = 8, np.repeat([[1, 1, 0], [1, 1, 0]], 16, axis=1)  # strips of 128 columns
+    values = rng.standard_normal((int(kept.sum()), size, size)).astype(np.float16)
+    w = ns.BlockSparse(values, kept).to("cuda")
+    gates = ns.to_device(rng.choice(np.float32([0, 0.5, 1, -2]), len(values)))
+    x = ns.to_device(rng.standard_normal((128, 2 * size)).astype(np.float16))
+    unknown = ops.all_blocks(w, gates)
+    got = host(ops.matmul(x, w, gate=unknown, kernel="k7_small_blocks"))
+    right = host(ops.matmul(x, ops.gated(w, gates, unknown), kernel="k7_small_blocks"))
+    np.testing.assert_array_equal(got, right)
+
+
 @pytest.mark.parametrize(("dtype", "call"), [("float16", "x @ w"), ("float32", "x @ w.T")])
 def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     """By a kernel that takes no gates, where only the GPU knows them."""

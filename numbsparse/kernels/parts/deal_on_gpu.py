@@ -4,8 +4,7 @@ The host deals each piece to the place that is free first. Here all pieces, long
 round by round, every other round backwards, so that the place with the longest of one round gets
 the shortest of the next. Each place then takes its own by rows, so that all go down x together and
 its rows stay in the L2 cache. In the order of their numbers products took up to 7 % longer, dealt
-row by row up to 14 % (H200). Of `together` neighbouring rows it takes them in the order of the
-rounds, in which the tiles of a group are beside each other and share its blocks of w.
+row by row up to 14 % (H200).
 """
 
 from functools import cache
@@ -57,7 +56,7 @@ def schedule_on_gpu(
     groups = lengths.steps.size
     places = min(units, row_tiles * groups)
     tiles, starts = empty((row_tiles * groups, 4), np.int32), empty((places + 1,), np.int32)
-    args = lengths.starts, lengths.steps, row_tiles, places, together, tiles, starts
+    args = lengths.starts, lengths.steps, row_tiles, places, tiles, starts
     launch(tiles_kernel, groups, 32, *args, overlap=True)
     return tiles, starts
 
@@ -92,21 +91,19 @@ rank = ranking(steps_of)
 
 
 @cuda.jit
-def tiles_kernel(firsts, steps, row_tiles, places, together, tiles, starts):
+def tiles_kernel(firsts, steps, row_tiles, places, tiles, starts):
     group, lane, groups = cuda.blockIdx.x, cuda.threadIdx.x, steps.size
     let_next_kernel_start()
     wait_for_earlier_kernels()
     at, count = rank(group, groups, steps), row_tiles * groups
     for row in range(lane, row_tiles, 32):
-        line = divided(row, together)[0]
         turn, nth = divided(at * row_tiles + row, places)
         unit = other_way(turn, nth, places)
         to = start_of(unit, count, places)
         own = start_of(unit + 1, count, places) - to
         for other in range(own):  # which of the place's pieces come before
             of_row = divided(other * places + other_way(other, unit, places), row_tiles)[1]
-            of_line = divided(of_row, together)[0]
-            if of_line < line or (of_line == line and other < turn):
+            if of_row < row or (of_row == row and other < turn):
                 to += 1
         tiles[to, 0], tiles[to, 1] = group, row
         tiles[to, 2], tiles[to, 3] = firsts[group], firsts[group] + steps[group]

@@ -2,7 +2,9 @@
 
 A load from global memory takes longer than the rest of a stage. So the lanes know the groups of
 some stages, and the stored blocks of the next one, before these are requested; two arrays take
-turns with the latter, since copying a register would mean waiting for it.
+turns with the latter, since copying a register would mean waiting for it. Gates of these blocks are
+loaded after the stage before is requested, when it is known which they are: where a fetcher waited
+for both, all gates one took 1.3 to 1.5 times as long as none, not 1.2 to 1.3 (64 rows, H200).
 """
 
 from functools import cache
