@@ -57,7 +57,7 @@ def width_of(tile: Tile) -> int:
 
 
 def finishing(tile: Tile) -> Any:
-    """finish(item, count, line, across, own, kept, bits, edges, tables).
+    """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
@@ -73,7 +73,7 @@ def finishing_rows(tile: Tile) -> Any:
     STEP = tile.PANEL_BYTES >> 4
 
     @cuda.jit(device=True)
-    def finish_share(item, rank, count, line, own, block, edges, tables):
+    def finish_share(item, rank, count, line, own, block, tables):
         counts, loads, places, outs = tables
         lane, share = cuda.threadIdx.x, item * CLUSTER + rank
         begin, past = part_of(count, CLUSTER, rank)
@@ -82,12 +82,12 @@ def finishing_rows(tile: Tile) -> Any:
         for p in range(PANELS):
             if p % busy == rank:
                 if lane == 0:
-                    put(loads, share, copies, line * PANELS + p, p, 0, edges, (1 << busy) - 1)
+                    put(loads, share, copies, line * PANELS + p, p, 0, (1 << busy) - 1)
                 copies += 1
         if mine:
             at, slot = copies + PANELS * nth, PANELS * (1 + nth)
             for p in range(PANELS):
-                put(loads, share, at + p, own * PANELS + p, slot + p, 1, edges, ALONE << rank)
+                put(loads, share, at + p, own * PANELS + p, slot + p, 1, ALONE << rank)
         for group in range(GROUPS):
             left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part_of(n, GROUPS, group))
             if lane < OUTS:
@@ -105,11 +105,11 @@ def finishing_rows(tile: Tile) -> Any:
             counts[share, 1] = PANELS * (1 + n) if n else 0
 
     @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
+    def finish(item, count, line, across, own, kept, bits, tables):
         words, before, indptr, _ = bits
         block = entry_of(words, before, indptr, line, own)
         for rank in range(CLUSTER):
-            finish_share(item, rank, count, line, own, block, edges, tables)
+            finish_share(item, rank, count, line, own, block, tables)
 
     return finish
 
@@ -127,7 +127,7 @@ def finishing_regions(tile: Tile) -> Any:
         return redux_or(uint32((kept >> uint32(row) & uint32(1)) << uint32(cuda.threadIdx.x)))
 
     @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
+    def finish(item, count, line, across, own, kept, bits, tables):
         words, before, indptr, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
@@ -137,11 +137,11 @@ def finishing_regions(tile: Tile) -> Any:
             lanes = int32(cuda.popc(keepers(kept, row)))
             if lanes:
                 if lane == 0:
-                    put(loads, item, rows, line + row, rows, 0, edges, ALONE)
+                    put(loads, item, rows, line + row, rows, 0, ALONE)
                 rows += 1
             all_products += (lanes + 1) // 2
         if lane < count:
-            put(loads, item, rows + lane, own, rows + lane, 1, edges, ALONE)
+            put(loads, item, rows + lane, own, rows + lane, 1, ALONE)
         each = max((all_products + GROUPS - 1) // GROUPS, 1)
         for i in range(lane, GROUPS * OUTS, 32):
             outs[item, i // OUTS, i % OUTS] = -1
@@ -181,7 +181,7 @@ def finishing_strips(tile: Tile) -> Any:
     GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
 
     @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
+    def finish(item, count, line, across, own, kept, bits, tables):
         words, before, indptr, blocks = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
@@ -194,14 +194,14 @@ def finishing_strips(tile: Tile) -> Any:
             block = blocks[entry_of(words, before, indptr, line, own)]
             for p in range(PARTS):
                 at = lane * PARTS + p
-                put(loads, item, at, own * PARTS + p, at, 0, edges, ALONE)
+                put(loads, item, at, own * PARTS + p, at, 0, ALONE)
                 for c in range(ACROSS):
                     to = at * ACROSS + c
                     part = (block * PARTS + p) * PARTS + across * ACROSS + c
                     outs[item, to // EACH, to % EACH] = part
         if lane < ACROSS:
             panel = (line * (PARTS // ACROSS) + across) * ACROSS + lane
-            put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, edges, ALONE)
+            put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, ALONE)
         if lane == 0:
             counts[item, 0] = counts[item, 1] = count * PARTS + ACROSS
 

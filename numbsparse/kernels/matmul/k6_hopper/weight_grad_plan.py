@@ -17,8 +17,7 @@ from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
-MAPS = 2  # tensor maps of an operand: of its whole panels, and of the one at its edge
-OPERANDS = 2
+OPERANDS = 2  # each has a tensor map
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
@@ -29,7 +28,6 @@ POOL = 224 * 1024  # bytes of shared memory for images and panels
 STEP = 1.4  # microseconds of a step of an item, as measured on an H200
 SUMS_IN_US = 3e5
 
-Edges = tuple[tuple[int, bool], ...]  # of x and dy: whole panels, and whether a part of one follows
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
@@ -116,20 +114,12 @@ def part(n, parts, k):
     return begin, begin + n // parts + (1 if k < n % parts else 0)
 
 
-def put(loads, share, at, panel, slot, operand, edges, ranks):
-    """A copy of one panel, which these ranks get; edges are `flat`."""
-    at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
-    loads[share, at, 0] = 0 if at_edge else panel
-    number = MAPS * operand + (1 if at_edge else 0)
-    loads[share, at, 1] = slot | number << 8 | ranks << 16
+def put(loads, share, at, panel, slot, operand, ranks):
+    """A copy of one panel, which these ranks get."""
+    loads[share, at, 0], loads[share, at, 1] = panel, slot | operand << 8 | ranks << 16
 
 
 put_panel = inner()(put)
-
-
-def flat(edges: Edges) -> tuple[int, ...]:
-    """One after the other, as compiled code takes them."""
-    return tuple(int(n) for edge in edges for n in edge)
 
 
 @compiled()
@@ -169,7 +159,7 @@ def cut_up(
 
     tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
-        loads (., 2) : (panel, slot | map << 8 | ranks << 16)
+        loads (., 2) : (panel, slot | operand << 8 | ranks << 16)
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
     heads then have before these the first step and the steps, and after two of them whether sums
@@ -275,7 +265,7 @@ def tile_of_columns(B: int, N: int) -> Tile:
 
 
 def plan(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
 ) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items, longest strips first.
 
@@ -293,7 +283,7 @@ def plan(
     strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
     walk = index.rows if swapped else index.columns
     of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
-    _fill(*walk, blocks, swapped, *of_strips, flat(edges), strips, n_loads, loads, *of_products)
+    _fill(*walk, blocks, swapped, *of_strips, strips, n_loads, loads, *of_products)
     sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(n, STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
@@ -309,7 +299,7 @@ def plan(
 
 @compiled()
 def _fill(
-    indptr, lines, blocks, n, swapped, first, image, edges, strips, n_loads, loads, images, outs
+    indptr, lines, blocks, n, swapped, first, image, strips, n_loads, loads, images, outs
 ):  # fmt: skip
     """strips (items, STRIPS) : of dy, or -1; images (items, products), outs (products, 2, .)"""
     across, each = outs.shape[2], images.shape[1]
@@ -331,7 +321,7 @@ def _fill(
                 strips[item, number] = strip
                 images[item, product % each] = number
                 slot = 2 * (product % each) + half
-                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, edges, ALONE)
+                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, ALONE)
                 n_loads[item] += 1
                 for c in range(across):
                     if across > n:
@@ -351,5 +341,5 @@ def _fill(
         for number in range(strips.shape[1]):
             for c in range(across if strips[item, number] >= 0 else 0):
                 panel, slot = strips[item, number] * across + c, 2 * each + number * across + c
-                put_panel(loads, item, n_loads[item], panel, slot, 1, edges, ALONE)
+                put_panel(loads, item, n_loads[item], panel, slot, 1, ALONE)
                 n_loads[item] += 1
