@@ -14,11 +14,11 @@ from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
 from numbsparse.kernels.parts.walk_on_gpu import lowest
-from numbsparse.kernels.ptx import redux_or, sync_warp
+from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
 ROWS = 8  # block rows of B = 32 whose blocks are computed together
 
-part_of, put = (cuda.jit(device=True)(each) for each in (plans.part, plans.put))
+put, share_row = cuda.jit(device=True)(plans.put), plans.sharing_rows(cuda.jit(device=True))
 
 
 class Cut(NamedTuple):
@@ -68,48 +68,19 @@ def finishing(tile: Tile) -> Any:
 
 @cache
 def finishing_rows(tile: Tile) -> Any:
-    """Of one block row: the panels of x, then those of dy of its blocks, dealt to the cluster."""
-    PANELS, CLUSTER, GROUPS, OUTS = tile.B // tile.PANEL, tile.CLUSTER, tile.GROUPS, tile.OUTS
-    STEP = tile.PANEL_BYTES >> 4
-
-    @cuda.jit(device=True)
-    def finish_share(item, rank, count, line, own, block, tables):
-        counts, loads, places, outs = tables
-        lane, share = cuda.threadIdx.x, item * CLUSTER + rank
-        begin, past = part_of(count, CLUSTER, rank)
-        n, nth, mine = past - begin, lane - begin, begin <= lane < past
-        busy, copies = min(count, CLUSTER), 0
-        for p in range(PANELS):
-            if p % busy == rank:
-                if lane == 0:
-                    put(loads, share, copies, line * PANELS + p, p, 0, (1 << busy) - 1)
-                copies += 1
-        if mine:
-            at, slot = copies + PANELS * nth, PANELS * (1 + nth)
-            for p in range(PANELS):
-                put(loads, share, at + p, own * PANELS + p, slot + p, 1, ALONE << rank)
-        for group in range(GROUPS):
-            left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part_of(n, GROUPS, group))
-            if lane < OUTS:
-                outs[share, group, lane] = -1
-            sync_warp()
-            if mine and first <= nth < end:
-                outs[share, group, nth - first] = block
-            if lane == 0:
-                right = PANELS * (1 + (first if first < end else 0))
-                places[share, group, 0] = end - first
-                places[share, group, 1] = left * STEP | STEP << 16
-                places[share, group, 2] = right * STEP | STEP << 16
-        if lane == 0:
-            counts[share, 0] = copies + PANELS * n
-            counts[share, 1] = PANELS * (1 + n) if n else 0
+    """Of one block row: a lane writes the share of a block of threads."""
+    PANELS, CLUSTER, STEP = tile.B // tile.PANEL, tile.CLUSTER, tile.PANEL_BYTES >> 4
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
-        words, before, indptr, _ = bits
-        block = entry_of(words, before, indptr, line, own)
-        for rank in range(CLUSTER):
-            finish_share(item, rank, count, line, own, block, tables)
+        words, before, indptr, _, inputs = bits
+        lane = int32(cuda.threadIdx.x)
+        first, share = (
+            entry_of(words, before, indptr, line, shfl_idx(own, 0)),
+            item * CLUSTER + lane,
+        )
+        if lane < CLUSTER:
+            share_row(first, count, line, inputs, lane, CLUSTER, PANELS, STEP, share, *tables)
 
     return finish
 
@@ -128,7 +99,7 @@ def finishing_regions(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
-        words, before, indptr, _ = bits
+        words, before, indptr, _, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         kept = kept if lane < count else uint32(0)
@@ -182,7 +153,7 @@ def finishing_strips(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
-        words, before, indptr, blocks = bits
+        words, before, indptr, blocks, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         for i in range(lane, GROUPS * EACH, 32):

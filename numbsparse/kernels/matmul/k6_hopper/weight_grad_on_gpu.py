@@ -138,7 +138,7 @@ def pieces_kernel(tile: Tile) -> Any:
         if piece < pieces:
             count = min(most, here - piece * most)
             own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
-            bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+            bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
             finish(first + piece, count, line, across, own, uint32(1), bits, tables)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
@@ -164,7 +164,7 @@ def items_kernel(tile: Tile) -> Any:
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
         first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+        bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for last in range(N):
             for at in range(words.shape[1]):

@@ -8,7 +8,7 @@ The GPU runs items as places become free, in the order of the plan: largest firs
 those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,7 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# `part` and `put` are compiled for the host, which plans there, and for a GPU, which does too.
+# What follows is compiled for the host, which plans there, and for a GPU, which does too.
 
 
 def part(n, parts, k):
@@ -120,6 +120,42 @@ def put(loads, share, at, panel, slot, operand, ranks):
 
 
 put_panel = inner()(put)
+
+
+def sharing_rows(compile: Any) -> Any:
+    """share(first, count, row, columns, rank, cluster, panels, step, at, ...tables).
+
+    What a block of threads of a cluster does of `count` blocks of a row, from number `first` on:
+    slots of x, then of the dy of its blocks. Where x has several panels a warpgroup has one of
+    them and all these blocks, else a part of the blocks.
+    """
+    part_of, put_panel = compile(part), compile(put)
+
+    def share(
+        first, count, row, columns, rank, cluster, panels, step, at, heads, loads, places, outs
+    ):  # fmt: skip
+        busy, copy = min(count, cluster), 0
+        begin, past = part_of(count, cluster, rank)
+        n = past - begin
+        for p in range(panels):
+            if p % busy == rank:
+                put_panel(loads, at, copy, row * panels + p, p, 0, (1 << busy) - 1)
+                copy += 1
+        for slot in range(panels, panels * (1 + n)):
+            column = columns[first + begin + slot // panels - 1]
+            put_panel(loads, at, copy, column * panels + slot % panels, slot, 1, ALONE << rank)
+            copy += 1
+        heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
+        for group in range(outs.shape[1]):
+            own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
+            left, right = group if panels > 1 else 0, panels * (1 + own)
+            places[at, group, 0] = end - own
+            places[at, group, 1] = left * step | step << 16
+            places[at, group, 2] = (right if own < end else panels) * step | step << 16
+            for k in range(outs.shape[2]):
+                outs[at, group, k] = first + begin + own + k if k < end - own else -1
+
+    return compile(share)
 
 
 @compiled()

@@ -24,7 +24,7 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
-part_of = inner()(plans.part)
+share_row = plans.sharing_rows(inner())
 
 
 def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
@@ -70,13 +70,14 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tabl
     n_columns = index.columns.indptr.size - 1
 
     def share(first: int) -> None:
-        what = order[first : first + AT_ONCE], *items[:2], index.block_rows, index.block_columns
+        which, lines = order[first : first + AT_ONCE], (index.block_rows, index.block_columns)
         rows = slice(first * tile.CLUSTER, (first + AT_ONCE) * tile.CLUSTER)
         own = step, *(a[rows] for a in tables)
         if tile.B == 128:
-            share_rows(*what, tile.B // tile.PANEL, tile.CLUSTER, *own)
+            share_rows(which, items.starts, *lines, tile.B // tile.PANEL, tile.CLUSTER, *own)
         else:
-            share_regions(*what, tile.PAIR, np.full(n_columns, -1), *own)
+            slots = np.full(n_columns, -1)
+            share_regions(which, *items[:2], *lines, tile.PAIR, slots, *own)
 
     others = [threads().submit(share, first) for first in range(AT_ONCE, order.size, AT_ONCE)]
     share(0)
@@ -144,36 +145,15 @@ def share_regions(
 
 @compiled()
 def share_rows(
-    which, order, starts, rows, columns, panels, cluster, step, heads, loads, places, outs
-):
-    """Slots of x, then of the dy of its blocks, which are dealt to the cluster.
-
-    Each warpgroup has all blocks, but a panel of x: a part of each.
-    """
+    which, starts, rows, columns, panels, cluster, step, heads, loads, places, outs
+):  # fmt: skip
     for item in range(which.size):
         first, end = starts[which[item]], starts[which[item] + 1]
-        busy = min(end - first, cluster)
         for rank in range(cluster):
-            begin, past = part_of(end - first, cluster, rank)
-            share, copy = item * cluster + rank, 0
-            for p in range(panels):
-                if p % busy == rank:
-                    row = rows[order[first]]
-                    put_panel(loads, share, copy, row * panels + p, p, 0, (1 << busy) - 1)
-                    copy += 1
-            for slot in range(panels, panels * (1 + past - begin)):
-                block = order[first + begin + slot // panels - 1]
-                panel = columns[block] * panels + slot % panels
-                put_panel(loads, share, copy, panel, slot, 1, ALONE << rank)
-                copy += 1
-            heads[share, 0] = copy
-            heads[share, 1] = panels * (1 + past - begin) if begin < past else 0
-            for group in range(outs.shape[1]):
-                places[share, group, 0] = past - begin
-                places[share, group, 1] = group * step | step << 16
-                places[share, group, 2] = panels * step | step << 16
-                for k in range(begin, past):
-                    outs[share, group, k - begin] = order[first + k]
+            share_row(
+                first, end - first, rows[first], columns, rank, cluster, panels, step,
+                item * cluster + rank, heads, loads, places, outs,
+            )  # fmt: skip
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:
