@@ -10,7 +10,7 @@ from typing import Any
 from numba import cuda, int32, int64, uint32, uint64
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
 from numbsparse.kernels.parts.store import storer as store_blocks
@@ -21,8 +21,8 @@ from numbsparse.kernels.ptx import (
     mbarrier_wait,
     redux_or,
     sync_warp,
-    tma_load_3d,
-    tma_load_3d_multicast,
+    tma_load_2d,
+    tma_load_2d_multicast,
     to_local,
     wgmma_pairs,
     wgmma_units,
@@ -34,18 +34,18 @@ from numbsparse.kernels.ptx import (
 @cache
 def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
     """Loads a panel, of DEPTH rows of the batch, to all blocks of threads in ranks."""
-    SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
+    PANEL, SLOT, CLUSTER = tile.PANEL, tile.PANEL_BYTES, tile.CLUSTER
 
     @cuda.jit(device=True)
-    def load(maps, layer, row, which, shared, start, bars, i):
-        at = start + (which & uint32(0xFF)) * SLOT
-        tensor_map, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
-        transposed = x_transposed if tensor_map < MAPS else dy_transposed
-        column, line = (row, int32(0)) if transposed else (int32(0), row)
+    def load(maps, panel, row, which, shared, start, bars, i):
+        at, feature = start + (which & uint32(0xFF)) * SLOT, int32(panel * PANEL)
+        operand, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
+        transposed = dy_transposed if operand else x_transposed
+        column, line = (row, feature) if transposed else (feature, row)
         if CLUSTER > 1 and ranks & (ranks - 1):
-            tma_load_3d_multicast(shared, at, maps[tensor_map], column, line, layer, bars, i, ranks)
+            tma_load_2d_multicast(shared, at, maps[operand], column, line, bars, i, ranks)
         else:
-            tma_load_3d(shared, at, maps[tensor_map], column, line, layer, bars, i)
+            tma_load_2d(shared, at, maps[operand], column, line, bars, i)
 
     return load
 
