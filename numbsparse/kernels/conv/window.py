@@ -49,7 +49,9 @@ class Window(NamedTuple):
     @property
     def is_identity(self) -> bool:
         """Whether each pixel sees only itself: a product of matrices."""
-        return self.taps == 1 and self.big == self.small and not any(self.low)
+        # Padding behind can make up for a stride; on an axis of one pixel that says nothing.
+        steps = all(s == 1 or n == 1 for s, n in zip(self.stride, self.small, strict=True))
+        return self.taps == 1 and self.big == self.small and steps and not any(self.low)
 
     @lru_cache(maxsize=512)  # noqa: B019  a window is a few numbers
     def whole(self, product: str) -> Pass:
