@@ -13,7 +13,6 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, TO_SCALE, Form
-from numbsparse.kernels.parts.cluster_sums import add_parts
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
@@ -133,7 +132,12 @@ def products(form: Form) -> Any:
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
     stored = tile.stored(form.kind)
     store_boxes = box_storer(stored, form.order, tile.BUFFERS, form.even)
-    store_items, EVEN, CUT, join = storer(stored, ANY), form.even, tile.SPLIT > 1, joining(form)
+    store_items, EVEN, CUT = storer(stored, ANY), form.even, tile.SPLIT > 1
+    join: Any = None
+    if CUT:
+        from numbsparse.kernels.matmul.k6_hopper.cut import joining
+
+        join = joining(form)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -158,33 +162,6 @@ def products(form: Form) -> Any:
             store_items(sums, columns, row, y)
 
     return begin, multiply, end
-
-
-def joining(form: Form) -> Any:
-    """join(sums, columns, base): the slice that this block of a cluster stores, of all its blocks.
-
-    The slice takes the first place among the sums, and its strips that of the columns, counted in
-    what `Tile.stored` has for a block. Gives the first row of it.
-    """
-    tile, of = form.tile, form.tile.stored(form.kind)
-    SPLIT, OWN, TILES, STRIPS = tile.SPLIT, tile.FOURS // tile.SPLIT, tile.M_TILES, tile.B // 8
-    COLUMNS, WIDTH, ACROSS, SUMS = of.COLUMNS, of.B // 8, tile.B // of.B, 4 * OWN
-    add = add_parts(SPLIT, SPLIT, 1, SPLIT, OWN)
-
-    @cuda.jit(device=True)
-    def join(sums, columns, base):
-        own, t = cuda.local.array(SUMS, float32), uint32(cuda.threadIdx.x)
-        add(sums, own, shfl_idx(uint32(t // 32), 0), base)
-        for k in range(SUMS):
-            sums[k] = own[k]
-        first = int32(cuda.blockIdx.x % SPLIT * OWN)
-        for c in range(COLUMNS):
-            column = columns[first // (TILES * STRIPS) + c]
-            strip = first % STRIPS // WIDTH
-            columns[c] = column * ACROSS + strip if column >= 0 else -1
-        return first // STRIPS % TILES * 64
-
-    return join
 
 
 def products_of_float32(form: Form) -> Any:
