@@ -15,9 +15,10 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import card
 from numbsparse.kernels.matmul import PRODUCTS, rung
 from numbsparse.kernels.matmul.k6_hopper import plan
-from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, line_tiles
+from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, fitted, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import order_of
+from numbsparse.ops.index import index_beside
 from numbsparse.testing import Case, check_rung, races
 
 CASES = [
@@ -88,6 +89,59 @@ def test_products_of_smaller_tiles(size, number, product, feature_major):
     check_rung(alone, product, case, "float16", "cuda", feature_major=feature_major)
 
 
+@on_hopper
+@pytest.mark.pairs
+@pytest.mark.parametrize("y_memory", MEMORIES)
+@pytest.mark.parametrize("x_memory", MEMORIES[:2])
+@pytest.mark.parametrize("B", TILES)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+def test_steps_cut_among_the_blocks_of_a_cluster(
+    product, dtype, parts, number, B, x_memory, y_memory, rng, monkeypatch
+):
+    """Slices of columns, of rows and of a strip; a line without blocks, parts without steps."""
+    batch = int(rng.choice([65, 130, 200]))
+    tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
+    monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
+    kept = rng.random((3, 5)) < 0.6
+    kept[:, 1] = kept[1] = False
+    layout = Layout(kept)
+    widths = [B * n - 8 * int(rng.integers(3)) for n in layout.shape]
+    n_in, n_out = widths if product == "forward" else widths[::-1]
+    x = rng.standard_normal((batch, n_in)).astype(as_dtype(dtype))
+    values = rng.standard_normal((layout.n_blocks, B, B)).astype(x.dtype)
+    check(rung("k6_hopper"), product, x, values, layout, n_out, x_memory, y_memory)
+
+
+@on_hopper
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_tile_has_all_steps_where_the_gpu_alone_knows_them(gated, rng):
+    """With gates, and for a layout made there, whichever tile is named."""
+    tiles = line_tiles(64, 70)
+    number = next(n for n, tile in enumerate(tiles) if tile.SPLIT > 1)
+    kept, dtype = rng.random((5, 2)) < 0.7, np.dtype(np.float16)
+    kept[0] = True
+    layout = Layout(kept)
+    if not gated:
+        places = (device.to_device(of.astype(np.int32)) for of in np.nonzero(kept))
+        layout = Layout.on_device(*places, kept.shape)
+    x = rng.integers(-4, 5, (70, 320)).astype(dtype)
+    values = rng.integers(-4, 5, (int(kept.sum()), 64, 64)).astype(dtype)
+    gates = rng.integers(0, 3, len(values)).astype(np.float32)
+    dense = np.zeros((5, 64, 2, 64))
+    rows, columns = np.nonzero(kept)
+    dense[rows, :, columns] = values * (gates[:, None, None] if gated else 1)
+    y = device.to_device(np.full((70, 128), np.nan, dtype))
+    given, there = (device.to_device(a) for a in (x, values))
+    more = {"gates": device.to_device(gates)} if gated else {}
+    index = index_beside(layout, y)
+    rung("k6_hopper").forward(given, there, index, y, tile=number, **more)
+    exact = x.astype(float) @ dense.reshape(320, 128)
+    np.testing.assert_allclose(y.numpy(), exact, rtol=2**-10)
+
+
 @pytest.fixture
 def on_a_card(monkeypatch):
     """Tiles as an H200 gets them."""
@@ -122,11 +176,41 @@ def test_tiles_are_smaller_where_there_would_be_few(
     assert {tile, *others} >= {TILES[size], *SMALLER[size]} or batch < 257
 
 
+@pytest.mark.parametrize(
+    ("size", "batch", "features", "per_strip", "rows", "columns", "parts"),
+    [
+        (32, 128, 8192, 77, 128, 128, 2),
+        (32, 128, 8192, 26, 64, 32, 1),  # few blocks share a tile of x
+        (32, 256, 4096, 38, 128, 128, 2),
+        (32, 128, 4096, 38, 64, 32, 1),  # 64 parts
+        (64, 128, 4096, 19, 128, 64, 2),
+        (64, 128, 4096, 6, 64, 64, 1),
+        (64, 65, 8192, 77, 128, 64, 1),  # as many whole tiles
+        (64, 64, 8192, 77, 64, 64, 1),
+        (64, 256, 8192, 77, 128, 64, 1),
+        (128, 96, 8192, 6, 128, 128, 2),
+        (128, 96, 8192, 2, 128, 128, 1),
+        (128, 96, 8192, -1, 128, 128, 1),
+        (128, 96, 4096, 3, 64, 128, 2),
+        (128, 256, 4096, 3, 128, 128, 2),
+        (128, 256, 8192, 19, 128, 128, 1),
+        (128, 257, 4096, 19, 128, 128, 1),
+    ],
+)
+def test_steps_are_cut_where_tiles_are_half_as_many_as_multiprocessors(
+    size, batch, features, per_strip, rows, columns, parts, on_a_card
+):
+    tile = line_tiles(size, batch, features, 2, per_strip)[0]
+    shape = -(-min(batch, tile.ROWS) // 64) * 64, tile.COLUMNS * size, tile.SPLIT
+    assert shape == (min(rows, -(-batch // 64) * 64), columns, parts)
+
+
 @pytest.mark.parametrize("size", TILES)
 def test_there_are_as_many_tiles_for_any_number_of_features(size, on_a_card):
     """By their numbers: a choice is made before the features are known."""
     for batch in (1, 65, 200, 300, 8192):
-        all_tiles = [line_tiles(size, batch, features) for features in (0, 300, 4096, 10**6)]
+        sizes = (0, 300, 4096, 10**6)
+        all_tiles = [line_tiles(size, batch, n, 2, 40) for n in sizes]
         assert {frozenset(tiles) for tiles in all_tiles} == {frozenset(all_tiles[0])}
         assert all(len(set(tiles)) == len(tiles) for tiles in all_tiles)
 

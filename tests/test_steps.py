@@ -346,9 +346,9 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 520),
-    "k6_hopper": (4, 900),
-    "k7_small_blocks": (4, 900),
-    "k8_small_batch": (6, 900),
+    "k6_hopper": (4, 970),
+    "k7_small_blocks": (4, 905),
+    "k8_small_batch": (6, 915),
     "k9_dense_tiles": (3, 520),
 }
 

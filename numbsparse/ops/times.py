@@ -6,12 +6,13 @@ of a time is interpolated; before the first it is that of the first, and beyond 
 as between the last two. Beyond the last features all rungs take longer as there are more values:
 some that have places to spare until then would seem to gain for ever. What counts is the order of
 the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
-Those at 2,048 features are interpolated, all but k7's. What k8 gained since was measured at some
-points forward, and scales the others; so do 72 products of k7's float32, forward. k6's of smaller
-tiles in 16 bits were measured with blocks of 64 and up to 4,096 features; others are scaled by how
-few tiles there were before, and 5 % longer: at 69 products off the grid the choice then took 1.007
-times as long as the faster rung. Its weight-gradients of up to 1,024 rows are in 16 bits those of
-two prototypes of today's kernel, and in float32 scaled by what 24 layouts and batches took. A
+Those at 2,048 features are interpolated, all but k7's and k6's forward. What k8 gained since was
+measured at some points forward, and scales the others; so do 72 products of k7's float32, forward.
+k6's in 16 bits were measured forward at 64 to 512 rows, with the tiles that are chosen; 48 rows are
+taken for 64, and input-gradients, of which six were measured, for forward. At other batches they
+are scaled by how few tiles there were before, and 5 % longer. Its weight-gradients of 96 to 1,024
+rows were measured with 4,096 and 8,192 features; those of 16 bits with blocks of 128 and up to 256
+rows are scaled by what their tile gained at densities 0.1 and 0.25. A
 weight that is not square is as a square one with the same values, whose sides are between a line of
 the result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 

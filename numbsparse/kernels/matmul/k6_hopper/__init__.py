@@ -22,6 +22,9 @@ of blocks of 32 keep the same inputs, and K / 128 of w. What limits it is shared
 x in and out and w in, 192 cycles become 336 for 64 rows and a block of 32, and 272 where a tile of
 x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
 
+Of few rows a result may have a tile for each second multiprocessor. Then two blocks of threads of
+a cluster have half of its steps each, and a half of the result each to add and to store.
+
 The weight-gradient sums down the batch: see `weight_grad`.
 
 What limits it at a small B is the L2 cache, which sends x to every multiprocessor: it is limited
@@ -47,7 +50,8 @@ from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.deal import even_rows, schedule
+from numbsparse.kernels.parts.cluster_sums import meet
+from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
@@ -109,7 +113,10 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     if n_blocks == 0:
         fill(y, 0)
         return
-    tile, edge = line_tiles(size, batch, features, x.itemsize)[number or 0], x.shape[1] % size
+    whole = gates is not None or index.made is not None  # a tile has all steps
+    per_strip = -1 if whole else n_blocks * size / features
+    tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
+    tile, edge = tile._replace(SPLIT=1) if whole else tile, x.shape[1] % size
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     is_16_bit = str(x.dtype) in KINDS
     lines, x_transposed = aligned_either_way(x)
@@ -126,7 +133,10 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     form = form._replace(even=rows < tile.ROWS and (is_16_bit or size == 32))
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
-    tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
+    if tile.SPLIT > 1:
+        tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, tile.SPLIT)
+    else:
+        tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
@@ -146,6 +156,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         x = lines.T if x_transposed else lines
         dense = dense_of(x, values, index, transposed, all_gates)
     blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
+    cluster = max(tile.CLUSTER, tile.SPLIT)
     launch(
         line_kernel(form),
         blocks,
@@ -153,7 +164,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
         *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense, all_gates, rows if form.even else ()),
         shared_bytes=nbytes,
-        cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
+        cluster=(cluster,) if cluster > 1 else None,
         overlap=True,
     )
 
@@ -162,7 +173,7 @@ def maps_of(
     form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray, rows: int
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
-    w, of_y = w_box(form), box_of(form.tile.sums(form.kind), form.order)
+    w, of_y = w_box(form), box_of(form.tile.stored(form.kind), form.order)
     boxes: list[Any] = [(x, x_box(form, rows), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
@@ -182,6 +193,7 @@ def line_kernel(form: Form) -> Any:
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
     LAST = X if form.order == ANY else W + form.w_maps
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
+    SPLIT = tile.SPLIT
     MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0
     if form.gated and IS_16_BIT:
         BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
@@ -222,13 +234,15 @@ def line_kernel(form: Form) -> Any:
             if not FEWER or fetcher == 0:
                 source = maps, images, rows if EVEN else ROWS, gates
                 produce(fetcher, fresh, source, plan, first, last, shared, base, bars, info)
+            if SPLIT > 1:
+                meet()
         else:
             if MORE:
                 more_registers(MORE)
             more = maps[LAST] if IS_16_BIT else dense
             tile_rows = rows if EVEN else ROWS
             consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more)
-        if CLUSTER > 1:
-            cluster_sync()  # the others may still arrive at barriers here
+        if CLUSTER > 1 or SPLIT > 1:
+            cluster_sync()  # the others may still arrive at barriers here, or read sums
 
     return kernel

@@ -45,7 +45,7 @@ def consumer(form: Form) -> Any:
     STAGES, STAGE_BYTES = tile.STAGES, tile.STAGE_BYTES
     W_START, OWN_ROWS, UNIT = tile.W_START, 64 * tile.M_TILES, tile.UNIT
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
-    CLUSTER, MASKS = tile.CLUSTER, STAGES * tile.SHARES
+    CLUSTER, MASKS, CUT = tile.CLUSTER, STAGES * tile.SHARES, tile.SPLIT > 1
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
@@ -88,8 +88,10 @@ def consumer(form: Form) -> Any:
             below = row >= y[3] or (EVEN and rows >= tile_rows)
             bits = uint32(0 if FLOAT32 and below else BITS)
             acc = begin(sums)
-            mask = uint32(0)
-            while mask >> 31 == 0:
+            mask, left = uint32(0), tiles[i, 3] - tiles[i, 2] if CUT else int32(0)
+            while left > 0 if CUT else mask >> 31 == 0:
+                if CUT:
+                    left -= int32(1)
                 mbarrier_wait(bars, stage, phase)
                 mask = redux_or(
                     info[mask_at if BY_LANE else stage] if BY_LANE or lane == 0 else uint32(0)
@@ -102,9 +104,9 @@ def consumer(form: Form) -> Any:
                     scale(shared, w_start, info, at, count, share, warpgroup, bars, turn)
                     turn = uint32(turn ^ 1)
                 acc = multiply(acc, sums, shared, own + start, w_start, uint32(mask & bits))
-                if FLOAT32 and lane == 0:
+                if (FLOAT32 or CUT) and lane == 0:  # the first of a cluster may be another block
                     mbarrier_arrive(bars, STAGES + stage)
-                if not FLOAT32 and lane < CLUSTER:
+                if not (FLOAT32 or CUT) and lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, mask_at = uint32(stage + 1), uint32(mask_at + 1)
                 if stage == STAGES:
@@ -112,7 +114,7 @@ def consumer(form: Form) -> Any:
             for c in range(EARLY, SHARE):
                 columns[c] = strips[group, share * SHARE + c]
             place = row + t // 32 % 4 * 16, top + tile_rows
-            end(acc, sums, columns, place, shared, buffer, y, more)
+            end(acc, sums, columns, place, base, shared, buffer, y, more)
         if by_boxes:
             bulk_wait_read()
 
@@ -128,8 +130,14 @@ def products(form: Form) -> Any:
     shape = tile.M_TILES, tile.B, DEPTH // 16
     add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
-    store_boxes = box_storer(of, form.order, tile.BUFFERS, form.even)
-    store_items, EVEN = storer(of, ANY), form.even
+    stored = tile.stored(form.kind)
+    store_boxes = box_storer(stored, form.order, tile.BUFFERS, form.even)
+    store_items, EVEN, CUT = storer(stored, ANY), form.even, tile.SPLIT > 1
+    join: Any = None
+    if CUT:
+        from numbsparse.kernels.matmul.k6_hopper.cut import joining
+
+        join = joining(form)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -140,9 +148,11 @@ def products(form: Form) -> Any:
         return add(acc, ring, x_at, ring, w_at, mask)
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, place, shared, buffer, y, y_map):
+    def end(acc, sums, columns, place, base, shared, buffer, y, y_map):
         row, last = place
         to_local(acc, sums)
+        if CUT:
+            row += join(sums, columns, base)
         if boxes:
             store_boxes(sums, columns, row, last, shared, buffer, y_map)
         elif EVEN:
@@ -185,7 +195,7 @@ def products_of_float32(form: Form) -> Any:
         return acc
 
     @cuda.jit(device=True)
-    def end(acc, sums, columns, place, shared, buffer, y, dense):
+    def end(acc, sums, columns, place, base, shared, buffer, y, dense):
         row, last = place
         if EVEN and row >= last:  # behind the rows of an even tile sums may be anything
             return

@@ -7,6 +7,7 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
 from numbsparse.kernels.parts.store import Sums
@@ -44,6 +45,7 @@ class Tile(NamedTuple):
     BUFFERS: int = 1  # panels of y in the buffer of a warp
     ITEM: int = 2  # bytes of a value
     UNIT: int = 1  # bytes in which places in shared memory are counted
+    SPLIT: int = 1  # blocks of threads of a cluster that have a part each of a tile's steps
 
     @property
     def DEPTH(self) -> int:
@@ -95,7 +97,9 @@ class Tile(NamedTuple):
 
     @property
     def RING_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES
+        """Where the sums of parts are left, too, once it is empty."""
+        parts = part_bytes(self.WARPS, 4 * self.FOURS) if self.SPLIT > 1 else 0
+        return max(self.STAGES * self.STAGE_BYTES, parts)
 
     @property
     def BUFFER_BYTES(self) -> int:
@@ -120,6 +124,17 @@ class Tile(NamedTuple):
     def sums(self, kind: str) -> Sums:
         """The 16-bit sums of a warp."""
         return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
+
+    @property
+    def FOURS(self) -> int:
+        """Strips of 8 columns, in tiles of 16 rows, whose sums a warp has."""
+        return self.SHARE * self.M_TILES * self.B // 8
+
+    def stored(self, kind: str) -> Sums:
+        """What a block of a cluster stores of them: one of SPLIT slices."""
+        strips, fours = self.B // 8, self.FOURS // self.SPLIT
+        columns, tiles = max(fours // (self.M_TILES * strips), 1), max(fours // strips, 1)
+        return Sums(kind, 8 * min(fours, strips), columns, min(tiles, self.M_TILES), APART=64)
 
     @property
     def MASKS(self) -> int:
@@ -178,18 +193,48 @@ SMALLER = {
     128: (Tile(128, 1, 1, 1, 1, 2, 4), Tile(128, 1, 1, 1, 1, 1, 4)),
 }
 ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.5, 0.4, 0)}
+# Of up to FEW_ROWS rows these come first, where the parts of tiles, SPLIT of each, are as many as
+# the multiprocessors or so many of them, and a strip has so many blocks of w. With 8,192 features,
+# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81, 0.89 to 0.95 and 0.75 to 0.77 of the
+# time (B = 32, 64, 128). Four parts took up to twice as long as two; where there are fewer blocks,
+# to add the sums takes what is gained.
+FEW_ROWS = 256
+ONCE = {
+    32: ((SMALLER[32][0]._replace(CLUSTER=1, SPLIT=2), 0.9, 35),),
+    64: ((SMALLER[64][1]._replace(SPLIT=2), 0.9, 12), (SMALLER[64][1], 0.9, 0)),
+    128: tuple((tile._replace(SPLIT=2), 0.5, 3) for tile in SMALLER[128]),
+}
 
 
-def line_tiles(size: int, batch: int, features: int = 0, itemsize: int = 2) -> list[Tile]:
-    """The tile for a block size and others worth trying, as many for any number of features."""
+def line_tiles(
+    size: int, batch: int, features: int = 0, itemsize: int = 2, per_strip: float = -1
+) -> list[Tile]:
+    """The tile for a block size and others worth trying, as many for any number of features.
+
+    per_strip : blocks of w that a strip of y has, on average; below 0, none of ONCE is taken
+    """
     if itemsize == 4:
         return [tile_of_float32(size, batch, features)]
     shapes = TILES[size], *SMALLER[size]
     tiles = [fitted(tile, batch) for tile in shapes]
-    there = [-(-batch // of.ROWS) * -(-features // (of.COLUMNS * size)) for of in shapes]
     enough = [0 if SIMULATED else each * multiprocessors() for each in ENOUGH[size]]
-    chosen = next(n for n in range(len(tiles)) if there[n] >= enough[n])
-    return list(dict.fromkeys([tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1)]))
+    chosen = next(n for n, of in enumerate(shapes) if pieces(of, batch, features) >= enough[n])
+    once = [each for each in ONCE[size] if each[0].ROWS - 64 < batch <= FEW_ROWS]
+    first = [
+        fitted(of, batch)
+        for of, part, least in once
+        if part * multiprocessors() <= pieces(of, batch, features) <= multiprocessors()
+        and per_strip >= least
+    ][:1]
+    others = [fitted(of, batch) for of, *_ in once]
+    return list(
+        dict.fromkeys([*first, tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1), *others])
+    )
+
+
+def pieces(of: Tile, batch: int, features: int) -> int:
+    """How many blocks of threads, or clusters that share w, have a tile or a part of one."""
+    return -(-batch // of.ROWS) * -(-features // (of.COLUMNS * of.B)) * of.SPLIT
 
 
 def fitted(tile: Tile, batch: int) -> Tile:
