@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
         "pip install 'numbsparse[simulator]'. `python -m numbsparse ladder` lists the names.",
         "trace s11_producer --svg producer.svg",
     )
-    command.add_argument("rung", metavar="RUNG", help="k1_naive to k8_small_batch, or s01_naive on")
+    command.add_argument("rung", metavar="RUNG", help="k1_naive to k9_dense_tiles, or s01_naive on")
     command.add_argument("--svg", **FILE, help="default: RUNG.svg")
     command = add(
         "notebook",

@@ -68,9 +68,9 @@ w = ns.BlockSparse(np.zeros((layout.n_blocks, 32, 32), np.float16), layout).to("
 x = ns.to_device(np.zeros((128, 16), np.float16)).T
 
 def step(x, several):
-    y = ns.matmul(x, w)
+    y = ns.matmul(x, w, kernel="k1_naive")  # which is soon compiled
     if several:
-        ns.sddmm(x.T, y, layout)
+        ns.sddmm(x.T, y, layout, kernel="k1_naive")
     raise ValueError("at its end")
 
 def hashes():
@@ -78,10 +78,9 @@ def hashes():
     codes = [kept.read(file).partition(b"\\n")[2] for file in files]
     return {description(code)["hash"] for code in codes}
 
-counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=2)]
-counts += [ns.compile_ahead(step, x, True, jobs=1)]
+counts = [ns.compile_ahead(step, x, False, jobs=2), ns.compile_ahead(step, x, True, jobs=1)]
 began = time.monotonic()
-counts += [ns.compile_ahead(time.sleep, 100, jobs=2, seconds=0.1)]
+counts += [ns.compile_ahead(time.sleep, 100, jobs=1, seconds=0.1)]
 assert time.monotonic() - began < 50
 try:
     step(x, True)
@@ -108,5 +107,5 @@ def test_what_a_step_launches_is_on_disk_afterwards(tmp_path):
     )
     if "DynamicLibNotFoundError" in ended.stderr:
         pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
-    assert ended.stdout.splitlines() == ["[1, 1, 0, 0] 2 True"], ended.stderr
+    assert ended.stdout.splitlines() == ["[1, 1, 0] 2 True"], ended.stderr
     assert "RuntimeWarning: compiled up to an error in step: ValueError: at its end" in ended.stderr

@@ -9,8 +9,9 @@ from conftest import host
 
 import numbsparse as ns
 from numbsparse import ops
-from numbsparse.autograd import record
+from numbsparse.autograd import Tensor, record
 from numbsparse.nn import functional as F
+from numbsparse.nn.functional.joint import jointly
 from numbsparse.testing import check_grads
 
 RNG = np.random.default_rng(1)
@@ -224,3 +225,24 @@ def test_repr():
     assert repr(ns.Tensor([1.0, 2.0])) == "Tensor([1., 2.])"
     assert repr(ns.Tensor(np.float32([1]))) == "Tensor([1.], dtype=float32)"
     assert repr(ns.Tensor(W)).startswith("Tensor(BlockSparse(8 x 11")
+
+
+def test_what_an_error_broke_off_is_not_gone_on_with():
+    """Of gradients that are computed all at once: the next backward computes its own."""
+    errors = [MemoryError("of the first input")]
+
+    def vjp(dy, y):
+        def first():
+            if errors:
+                raise errors.pop()
+            return dy * 2.0
+
+        return [first, dy * 3.0]
+
+    a, b = Tensor(1.0, requires_grad=True), Tensor(1.0, requires_grad=True)
+    y = record(np.array(5.0), *jointly(vjp, a, b))
+    with pytest.raises(MemoryError):
+        y.backward()
+    a.grad = b.grad = None
+    y.backward(np.array(10.0))
+    assert (a.grad.item(), b.grad.item()) == (20.0, 30.0)

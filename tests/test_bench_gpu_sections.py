@@ -39,6 +39,7 @@ def fake_measure(problem, product, kernels, others):
 def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
     monkeypatch.setattr(changing, "graph_of", lambda _, call: timing.Graph(call, 1, call))
     monkeypatch.setattr(changing, "seconds_of", lambda graphs, _: dict.fromkeys(graphs, 1.0))
+    monkeypatch.setattr(changing, "NEW", 1)
     rows = list(sections.rows("changing", Options(quick=True)))
     said = [(row["product"], row["layout"], len(row["seconds"])) for row in rows]
     assert said == [
@@ -55,7 +56,9 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
     assert "(1.00x); half zero" in show.line(rows[0], rows)
 
 
-def test_an_edit_is_timed_beside_a_step():
+def test_an_edit_is_timed_beside_a_step(monkeypatch, cheap_products):
+    monkeypatch.setattr(edits, "EDITS", 1)
+    monkeypatch.setattr(edits, "STEPS", 1)
     rows = list(sections.rows("edits", Options(quick=True)))
     said = [(row["host"], *row["seconds"]) for row in rows]
     steps = "a step", "an edit", "the step after it"

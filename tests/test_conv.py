@@ -274,6 +274,21 @@ def test_pixels_of_each_residue_alone(product, case):
     assert (abs(got - problem.exact(product)) <= problem.bound(product, "float16")).all()
 
 
+@needs_cuda
+@pytest.mark.parametrize("name", ["k2_unfolded", "k6_strips"])
+@pytest.mark.parametrize(
+    "case", [replace(case, batch=3, block_size=8) for case in STRIDED], ids=str
+)
+def test_squares_of_pixels_image_by_image(name, case, monkeypatch):
+    """As many at once as stay in the L2 cache; each in the memory of those before."""
+    monkeypatch.setattr(import_module("numbsparse.kernels.conv.k2_unfolded"), "IN_CACHE", 1)
+    skip_unless_served(name, "input_grad", case, "float16")
+    problem = ConvProblem(case, "float16")
+    got = run(name, "input_grad", problem, "cuda").astype(np.float64)
+    bound = problem.bound("input_grad", "float16")
+    assert (abs(got - problem.exact("input_grad")) <= bound).all()
+
+
 def of_features(of_in, of_out, n_in, n_out):
     return rf"multiples of \[{of_in}, {of_out}\] features in \w+, got \[{n_in}, {n_out}\]"
 
@@ -362,21 +377,26 @@ def test_the_best_rung_of_drawn_input_gradients_of_stride_2(
 def test_a_time_is_a_sum_of_what_counts(monkeypatch):
     of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10
     counts = [1, 1000 * 2560 / 1e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
-    copied = [1.5, *counts[1:4], 2 * (2 * 64_000 + 2560) / 1e6]  # into the places of residues
-    for name, residues, of_rung in (
-        ("k4_wgmma", 4, counts),
-        ("k6_strips", 1, counts),
-        ("k6_strips", 4, copied),
-        ("k2_unfolded/k6_hopper", 4, copied),
+    shared = [*counts[:2], 2560 / 64e3 / 8, *counts[3:]]  # by 8: there are 16 tiles of 64 outputs
+    with_gaps = [*counts[:4], 2 * (128_000 + 2560) / 1e6]  # zeros between pixels
+    copied = 2 * (64_000 + 64_000 + 2560) / 1e6  # into the places of residues
+    for name, square, of_rung in (
+        ("k4_wgmma", 0, counts),
+        ("k4_wgmma", 64, counts),
+        ("k4_wgmma", 128, with_gaps),
+        ("k6_strips", 0, shared),
+        ("k6_strips", 64, [1.5, *shared[1:4], copied]),
+        ("k2_unfolded/k7_small_blocks", 64, [1.5, *shared[1:4], copied]),
+        ("k2_unfolded/k6_hopper", 64, [1.5, *counts[1:4], copied]),
     ):
         for place, count in enumerate(of_rung):
             one = {f"{name} lines float16 16": np.eye(5)[place]}
             monkeypatch.setattr(costs, "measured", lambda one=one: one)
-            assert costs.microseconds(name, *of, residues) == pytest.approx(count)
-    assert costs.microseconds("k3_tensor_core", *of, 4) == np.inf  # not measured: taken last
+            assert costs.microseconds(name, *of, square) == pytest.approx(count)
+    assert costs.microseconds("k3_tensor_core", *of, 64) == np.inf  # not measured: taken last
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
-    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 1) < np.inf
+    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 0) < np.inf
 
 
 PIXELS = [

@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from conftest import host
 from conv_helpers import ConvCase, ConvProblem
+from drawn import draws
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device, nn
@@ -106,6 +109,29 @@ def test_same_padding_keeps_or_divides_the_size(rng, stride):
     assert y.shape == (1, -(-7 // stride), -(-5 // stride), 4)
     up = ns.conv_transpose(y, w, **sizes)
     assert up.shape == (1, y.shape[1] * stride, y.shape[2] * stride, 4)
+
+
+# (pixels, stride) of an axis that keeps its length: what the stride leaves out is padding behind.
+KEPT = [(n, s) for n in range(1, 5) for s in range(1, 5) if (n - 1) * (s - 1) <= n]
+
+
+@draws(20, "one tap")
+@given(st.lists(st.sampled_from(KEPT), min_size=1, max_size=3), st.sampled_from([4, 8]))
+@example([(2, 2)], 4)
+@example([(1, 3), (4, 1)], 4)
+def test_one_tap_that_keeps_the_size_of_images(axes, block_size):
+    space, stride = zip(*axes, strict=True)
+    padding = tuple((0, (n - 1) * (s - 1)) for n, s in axes)
+    kernel = (1,) * len(axes)
+    case = ConvCase(2, space, 5, 9, block_size, kernel, stride, padding)
+    assert case.out_space == space
+    p = ConvProblem(case, "float64")
+    features = {"out_features": case.in_features}
+    assert_near(ns.conv(p.x, p.w, **case.sizes), p.exact("forward"))
+    dx = ns.conv_transpose(p.dy, p.w, **case.sizes, **features)
+    assert_near(dx, p.exact("input_grad"))
+    dw = ns.conv_weight_grad(p.x, p.dy, p.w, **case.sizes)
+    assert_near(dw.data, p.exact("weight_grad"))
 
 
 @pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")

@@ -1,7 +1,6 @@
-"""Products of many small blocks as those of a dense w: `k7_small_blocks.dense_tiles`."""
+"""Products of many small blocks as those of a dense w: `k9_dense_tiles`."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,24 +8,18 @@ import pytest
 from numbsparse import BlockSparse, device
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import k7_small_blocks
-from numbsparse.kernels.matmul.k7_small_blocks import dense_tiles
+from numbsparse.kernels.matmul import PRODUCTS, rung
+from numbsparse.kernels.matmul.k9_dense_tiles import plan, tiles
 from numbsparse.layout import Layout
+from numbsparse.ops import choice, times, tuned
 from numbsparse.ops.index import index_beside
+from numbsparse.ops.times import Times
 from numbsparse.testing import Case, check_rung, races
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 
 
-def forward(x, values, index, y, precision):
-    dense_tiles.in_dense_tiles(x, values, index, y, False)
-
-
-def input_grad(dy, values, index, dx, precision):
-    dense_tiles.in_dense_tiles(dy, values, index, dx, True)
-
-
-RUNG = SimpleNamespace(forward=forward, input_grad=input_grad)
+RUNG = rung("k9_dense_tiles")
 
 
 @pytest.mark.pairs
@@ -37,16 +30,16 @@ RUNG = SimpleNamespace(forward=forward, input_grad=input_grad)
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float16", 16)])
 def test_products(dtype, B, feature_major, product, shape, depth, monkeypatch):
     """Features end within a block, and tiles of w and of rows are not full."""
-    monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: shape)
-    monkeypatch.setattr(dense_tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=67, in_features=157, out_features=203, block_size=B, density=0.5)
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: shape)
+    monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
+    case = Case(batch=67, in_features=139, out_features=75, block_size=B, density=0.5)
     check_rung(RUNG, product, case, dtype, "cuda", feature_major=feature_major)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(("dtype", "transposed"), [("float16", False), ("bfloat16", True)])
 def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed, rng, monkeypatch):
-    monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: (1, 2))
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2))
     layout, dtype = Layout(rng.random((12, 12)) < 0.4), as_dtype(dtype)
     w = BlockSparse(rng.choice([-2, -1, 1, 2], (layout.n_blocks, 8, 8)).astype(dtype), layout)
     x = rng.integers(1, 4, (5, 96)).astype(dtype)
@@ -54,7 +47,7 @@ def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed,
     dense = (w.T if transposed else w).toarray().astype(float)
     met = np.where(dense == 0, 0, x[:, :, None].astype(float)) * dense
     y, index = to_device(np.full((5, 96), np.nan, dtype)), index_beside(layout, w.to("cuda").data)
-    dense_tiles.in_dense_tiles(to_device(x), to_device(w.data), index, y, transposed)
+    tiles.in_dense_tiles(to_device(x), to_device(w.data), index, y, transposed)
     np.testing.assert_array_equal(y.numpy().astype(float), met.sum(1))
 
 
@@ -62,39 +55,82 @@ def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed,
 @pytest.mark.parametrize("depth", [64, 128])
 def test_no_races(depth, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
-    monkeypatch.setattr(dense_tiles, "shape_of", lambda *sizes: (1, 2))
-    monkeypatch.setattr(dense_tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=66, in_features=900, out_features=40, block_size=16, density=0.5)
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2))
+    monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
+    steps = 2 * plan.MOST_STAGES + 1
+    case = Case(batch=66, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
     assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda")) == []
 
 
 def test_tiles_of_no_block_are_left_out():
     pattern = np.zeros((24, 40), bool)
     pattern[3, 1], pattern[20, 0], pattern[9, 33] = True, True, True
-    starts, records = dense_tiles.plan_tiles(Layout(pattern).index, False, 192, 8, 64)
+    starts, records = plan.plan_tiles(Layout(pattern).index, False, 192, 8, 64)
     records = records.reshape(3, -1)
     np.testing.assert_array_equal(starts, [0, 2, 2, 3])
     np.testing.assert_array_equal(records[:, -4], [0, 128, 64])
     assert np.count_nonzero(records[:, :-4]) == 3
 
 
-def test_they_are_taken_where_most_of_a_tile_is_kept(rng, monkeypatch):
-    taken = []
-    monkeypatch.setattr(k7_small_blocks, "in_dense_tiles", lambda *of: taken.append("tiles"))
-    monkeypatch.setattr(k7_small_blocks, "along_strips", lambda *of: taken.append("strips"))
+@pytest.fixture
+def strips_are_faster(monkeypatch):
+    """Than all rungs but this one, wherever they serve."""
+    axes = tuple(np.array([0.0, 1.0]) for _ in times.AXES)
+    of_rung = {"k7_small_blocks": np.zeros((2, 2, 2)), "k8_small_batch": np.ones((2, 2, 2))}
+    cases = [times.case_of(product, 8, "float16", "highest") for product in PRODUCTS]
+    monkeypatch.setattr(times, "measured", lambda: Times(axes, dict.fromkeys(cases, of_rung)))
+    monkeypatch.setattr(tuned, "fastest", lambda case: None)
+    choice.forget()
+    yield
+    choice.forget()
+
+
+def test_they_are_chosen_where_most_of_a_tile_is_kept(rng, strips_are_faster):
     clustered = np.kron([[1, 0, 0, 0], [0, 0, 1, 0]], np.ones((16, 16))) > 0
     for pattern, rows, expected in (
-        (rng.random((32, 64)) < 0.4, 48, "tiles"),
-        (rng.random((32, 64)) < 0.4, 47, "strips"),
-        (rng.random((32, 64)) < 0.1, 48, "strips"),
-        (clustered & (rng.random((32, 64)) < 0.6), 48, "tiles"),
+        (rng.random((32, 64)) < 0.4, 48, True),
+        (rng.random((32, 64)) < 0.4, 47, False),
+        (rng.random((32, 64)) < 0.1, 48, False),
+        (clustered & (rng.random((32, 64)) < 0.6), 48, True),
     ):
         layout = Layout(pattern)
-        values = to_device(np.zeros((layout.n_blocks, 8, 8), np.float16))
-        x, y = (to_device(np.zeros((rows, n), np.float16)) for n in (256, 512))
-        k7_small_blocks.forward(x, values, index_beside(layout, x), y)
-        assert taken.pop() == expected
-        k7_small_blocks.input_grad(y, values, index_beside(layout, x), x)
-        assert taken.pop() == expected
-        k7_small_blocks.forward(x, values, index_beside(layout, x), y, gates=values)
-        assert taken.pop() == "strips"
+        for product, n in (("forward", 256), ("input_grad", 512)):
+            x = to_device(np.zeros((rows, n), np.float16))
+            case = product, "auto", 8, x, rows, "highest", layout
+            assert choice.choose(*case) == ("k9_dense_tiles" if expected else "k7_small_blocks")
+            assert choice.choose(*case, gated=True) == "k7_small_blocks"
+            assert choice.choose("weight_grad", *case[1:]) == "k7_small_blocks"
+
+
+def test_a_layout_is_asked_for_itself(strips_are_faster):
+    """Two of one shape, as many blocks, and lines as long: in few tiles, and in all."""
+    together = np.kron(np.eye(4), np.ones((16, 16))) > 0
+    apart = np.roll(np.kron(np.ones((16, 16)), np.eye(4)) > 0, 1, axis=1)
+    x = to_device(np.zeros((64, 512), np.float16))
+    chosen = [
+        choice.choose("forward", "auto", 8, x, 64, "highest", Layout(pattern))
+        for pattern in (together, apart)
+    ]
+    assert Layout(together).longest == Layout(apart).longest
+    assert chosen == ["k9_dense_tiles", "k7_small_blocks"]
+
+
+def test_each_product_has_tiles_of_its_own(rng):
+    """Of 8 x 16 blocks and of 16 x 8: of the first, every second one is empty."""
+    checkered = np.kron(np.indices((4, 4)).sum(0) % 2, np.ones((8, 16))) > 0
+    index = Layout(checkered & (rng.random((32, 64)) < 0.4)).index
+    suits = [RUNG.suits(product, 8, "float16", 48, index) for product in PRODUCTS]
+    assert suits == [True, False, False]
+
+
+def test_a_layout_of_no_blocks():
+    case = Case(batch=3, in_features=40, out_features=24, block_size=8, density=0)
+    for product in ("forward", "input_grad"):
+        check_rung(RUNG, product, case, "float16", "cuda")
+
+
+def test_it_says_what_it_does_not_compute():
+    case = 16, as_dtype("float16"), "cuda"
+    assert RUNG.unsupported("weight_grad", *case).endswith("computes only forward and input_grad")
+    assert "takes float16, bfloat16" in RUNG.unsupported("forward", 8, as_dtype("float32"), "cuda")
+    assert not hasattr(RUNG, "weight_grad")

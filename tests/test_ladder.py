@@ -141,7 +141,7 @@ def test_every_rung_serves_what_it_names(name):
     if place == "cuda" and name >= "k5" and not serves_ampere():
         pytest.skip("takes a GPU of compute capability 8.0, or the simulator")
     for product, size, dtype in every(PRODUCTS, SIZES, PLACES[place][1]):
-        named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES
+        named = size in rung.BLOCK_SIZES and dtype in rung.DTYPES and hasattr(rung, product)
         reasons = [
             rung.unsupported(product, size, as_dtype(dtype), place, 1, precision)
             for precision in PRECISIONS

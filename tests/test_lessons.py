@@ -60,7 +60,7 @@ def test_the_ladder_says_why_a_rung_does_not_run_here(monkeypatch):
     assert takes == "takes B = 32, 64, 128 in float16, bfloat16, float32"
     assert why == "no GPU was found"
     assert "[1] no GPU was found" in ladder.table()
-    assert ladder.table().count("not here: [1]") == 6
+    assert ladder.table().count("not here: [1]") == 7
     assert ladder.reach_of("k0_cpu").why_not == ""
 
 

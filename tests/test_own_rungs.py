@@ -93,7 +93,7 @@ def test_refuses(tmp_path, name, content):
 def test_an_unknown_kernel_names_the_own_ones_too():
     add_rung("mine", doubled("cpu"))
     w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
-    with pytest.raises(ValueError, match=r"'k8_small_batch', 'mine'\], got 'mime'"):
+    with pytest.raises(ValueError, match=r"'k9_dense_tiles', 'mine'\], got 'mime'"):
         ns.matmul(np.ones((1, 4), np.float32), w, kernel="mime")
 
 

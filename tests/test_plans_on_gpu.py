@@ -340,7 +340,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
     if dtype == "float32":
         tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (False,)
     else:
-        tile, more = weight_grad.tile_of(size, dtype.endswith("dy"), made, 1, False), ()
+        tile, more = weight_grad.tile_of(size, (False, dtype.endswith("dy")), made, 1, False), ()
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]

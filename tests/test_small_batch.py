@@ -160,17 +160,19 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
 @needs_ampere
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
 @pytest.mark.parametrize(
-    ("product", "size", "engine"),
+    ("product", "size", "engine", "rows"),
     [
-        *((product, 32, engine) for product in PRODUCTS for engine in (True, False)),
-        *(("forward", 64, True), ("input_grad", 8, False)),
+        *((product, 32, engine, 5) for product in PRODUCTS for engine in (True, False)),
+        *(("forward", 64, True, 5), ("input_grad", 8, False, 5)),
+        *(("forward", 32, True, 40), ("input_grad", 16, False, 40)),  # in tiles of 24
     ],
 )
-def test_infinities_and_nans_come_out_as_in_float32(product, size, engine, rng, monkeypatch):
+def test_infinities_and_nans_come_out_as_in_float32(product, size, engine, rows, rng, monkeypatch):
+    monkeypatch.setattr(launches, "LONG_LINES", -1)
     if not engine:
         monkeypatch.setattr(launches, "has_engine", lambda: False)
     layout = ns.Layout(np.ones((-(-96 // size), -(-64 // size)), bool))
-    x, dy = (rng.standard_normal((5, n * size)).astype(np.float32) for n in layout.shape)
+    x, dy = (rng.standard_normal((rows, n * size)).astype(np.float32) for n in layout.shape)
     values = rng.standard_normal((layout.n_blocks, size, size)).astype(np.float32)
     x[0, 3], x[1, 7], x[2, 9], dy[0, 3], dy[3, 40] = np.inf, -np.inf, np.nan, -np.inf, np.nan
     x[4, 11] = dy[4, 5] = np.finfo(np.float32).max  # rounds to an infinity as a tf32
@@ -212,7 +214,7 @@ def test_the_same_bits_every_time(rng, monkeypatch):
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
-@pytest.mark.parametrize("many", [0, 2**30], ids=["64 rows", "32 rows"])
+@pytest.mark.parametrize("many", [0, 2**30], ids=["64 rows or 24", "32 rows"])
 @pytest.mark.parametrize("way", ["as it is", "x transposed", "far"])
 @pytest.mark.parametrize("in_features", [64, 68])
 @pytest.mark.parametrize("batch", [33, 72])
@@ -226,6 +228,7 @@ def test_batches_of_several_tiles(
     monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
     monkeypatch.setattr(launches, "MANY", many)
+    monkeypatch.setattr(launches, "LONG_LINES", many - 1)
     case = Case(batch, in_features, out_features=40, block_size=size, density=0.7)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 

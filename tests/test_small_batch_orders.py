@@ -29,7 +29,10 @@ ORDERS = ["batch-major", "feature-major"]
 @pytest.mark.parametrize("y_order", ORDERS)
 @pytest.mark.parametrize("x_order", ORDERS)
 @pytest.mark.parametrize("transposed", [False, True], ids=["w", "w.T"])
-def test_either_order_of_x_meets_either_order_of_y(transposed, x_order, y_order, batch, dtype, rng):
+def test_either_order_of_x_meets_either_order_of_y(
+    transposed, x_order, y_order, batch, dtype, rng, monkeypatch
+):
+    monkeypatch.setattr(launches, "LONG_LINES", -1)
     if rung.unsupported("forward", 32, as_dtype(dtype), "cuda", batch):
         pytest.skip("takes compute capability 9.0, or the simulator")
     layout = ns.Layout([[1, 0], [1, 1]])

@@ -117,10 +117,25 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
             rows = launches._tile_rows(batch, n, 0, size, form, across)
             if batch > 32:
                 assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
-                much = launches._tile_rows(batch, 1, 2**20, size, form, across)
+                much = launches._tile_rows(batch, 1, 2**20, size, form, True)
                 assert much == (64 if form.is_16_bit and size > 8 else 32) or batch == 1000
             else:
                 assert rows == (16 if batch <= 16 and not across else 32)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_split_tiles_of_few_rows_are_shorter(size):
+    """Where no tile needs more rows, and lines of y are long."""
+    lines, split, plain = 10, Form("float32", True), Form("float32", False)
+    squares = 8 * lines * min(size, 32) // 32  # eight units in a line
+    for batch in range(33, 200):
+        few = math.ceil(batch / math.ceil(batch / 32)) <= 24
+        rows = launches._tile_rows(batch, lines, squares + 1, size, split, False)
+        assert rows == (24 if few else 32)
+        assert few == (batch <= 48 or 65 <= batch <= 72)
+        for case in ((squares, size, split, False), (squares + 1, size, split, True)):
+            assert launches._tile_rows(batch, lines, *case) == 32
+        assert launches._tile_rows(batch, lines, squares + 1, size, plain, False) == 32
 
 
 @needs_ampere

@@ -8,13 +8,7 @@ import pytest
 from numbsparse import BlockSparse, device, ops, patterns
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
-from numbsparse.kernels.matmul.k7_small_blocks import (
-    dense_tiles,
-    region_plan,
-    regions,
-    strip_plan,
-    strips,
-)
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_of, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
@@ -22,12 +16,6 @@ from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, races
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
-
-
-@pytest.fixture(autouse=True)
-def in_strips(monkeypatch):
-    """However many blocks are kept."""
-    monkeypatch.setattr(dense_tiles, "as_dense_from", lambda B, batch: 2)
 
 
 CASES = [

@@ -9,7 +9,8 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul import AS_DENSE, PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS, rung
+from numbsparse.kernels.matmul.k9_dense_tiles import plan
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, times, tuned
 
@@ -85,11 +86,67 @@ def test_a_line_longer_than_others_is_late(written):
     heavy[:, 3] = True
     case = "forward", 32, as_dtype("float16")
     few, many = (times.expected(*case, batch, "highest", Layout(heavy)) for batch in (4, 4096))
-    assert few["k5_tensor_core"] == pytest.approx(
-        few["k8_small_batch"] * 32 / (63 / 32 + 3 * (63 / 32) ** 0.5)
-    )
-    assert few["k5_tensor_core"] > 5 * few["k8_small_batch"]
+    cut = few["k8_small_batch"] - times.ADDED
+    assert few["k5_tensor_core"] == pytest.approx(cut * 32 / (63 / 32 + 3 * (63 / 32) ** 0.5))
+    assert few["k5_tensor_core"] > 5 * cut
     assert many["k5_tensor_core"] == pytest.approx(many["k8_small_batch"] * 32 / (63 * 64 / 512))
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(("name", "size"), [("k6_hopper", 32), ("k7_small_blocks", 8)])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_multiprocessor_is_left_with_the_longest_line(written, product, name, size, dtype):
+    """That of the outputs, by k6 and k7; k8 takes as long as before for lines it does not cut."""
+    numbers = f"{dtype} highest" if dtype == "float32" else dtype
+    flat = {name: [1.0] * 12, "k8_small_batch": [1.0] * 12}
+    written({f"{product} {numbers} B={size}": flat})
+    row, column = np.zeros((2, 8, 8), bool)
+    row[3], column[:, 3] = True, True  # the longest input line, the longest output line
+    case = product, size, as_dtype(dtype), 64, "highest"
+    of_row, of_column = (times.expected(*case, Layout(each)) for each in (row, column))
+    of_blocks, _ = times.LINES[name, as_dtype(dtype).itemsize]
+    late = pytest.approx(max(times.LAUNCH + 8 * of_blocks[size], 1.0))
+    one = pytest.approx(max(times.LAUNCH + of_blocks[size], 1.0))
+    assert of_column[name] == {"forward": late, "input_grad": one, "weight_grad": 1.0}[product]
+    assert of_row[name] == {"forward": one, "input_grad": late, "weight_grad": 1.0}[product]
+    assert of_row["k8_small_batch"] == of_column["k8_small_batch"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("batch", "k6", "k8"),
+    [(64, 1, 1), (33, 1 + 2.0, 1.3), (96, 1, 0.7), (97, 1 + 2.0, 0.7 + 2.0)],
+)
+def test_feature_major_rows_are_copied_unless_aligned(written, batch, k6, k8):
+    """But by k8, which reads few where they are, and of small blocks those that it needs."""
+    flat = {name: [1.0] * 12 for name in ("k7_small_blocks", "k8_small_batch")}
+    written({"forward float16 B=16": flat})
+    case = "forward", 16, as_dtype("float16"), batch, "highest", layout(16, 16, 0.25)
+    copied = batch % 8 * times.A_MEGABYTE * batch * 512 * 2 / 1e6 / max(batch % 8, 1)
+    found = times.expected(*case, feature_major=True)
+    in_order = times.expected(*case)
+    more = found["k7_small_blocks"] - in_order["k7_small_blocks"]
+    assert more == pytest.approx(k6 - 1 + copied)
+    own = copied if batch > 64 else 0
+    assert found["k8_small_batch"] == pytest.approx(k8 + own)
+    assert in_order["k8_small_batch"] == 1.0
+
+
+@on_device
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_call_tells_the_choice_how_its_rows_lie(monkeypatch, order, left):
+    told = []
+    monkeypatch.setattr(times, "expected", lambda *of: told.append(of) or {})
+    w = ns.BlockSparse(np.ones((2, 32, 32), np.float32), np.eye(2)).to("cuda")
+    x = np.ones((8, 64), np.float32)
+    choice.forget()
+    x = device.to_device(np.ascontiguousarray(x.T if order == "F" else x))
+    x = x.T if order == "F" else x
+    y = w.T @ x.T if left else x @ w
+    ns.sddmm(x.T, x, w)
+    choice.forget()
+    assert y.shape == ((64, 8) if left else (8, 64))
+    assert [of[-1] for of in told] == [order == "F"] * 2
 
 
 def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
@@ -119,14 +176,17 @@ def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
 def test_what_is_multiplied_as_if_dense_takes_as_long_for_more_blocks(
     product, dtype, batch, as_dense, written, monkeypatch
 ):
-    monkeypatch.setitem(AS_DENSE, 8, ((64, 0.25),))
+    monkeypatch.setitem(plan.WORTH, 8, ((64, 0.25),))
     of_rung = {"k7_small_blocks": RISING, "k8_small_batch": RISING}
     cases = f"{product} float16 B=8", f"{product} float32 highest B=8"
     written(dict.fromkeys(cases, of_rung))
     case = product, 8, as_dtype(dtype), batch, "highest"
     few, many = (times.expected(*case, layout(32, 32, density)) for density in (0.25, 1.0))
     assert many["k8_small_batch"] > few["k8_small_batch"]
-    assert bool(many["k7_small_blocks"] == few["k7_small_blocks"]) is as_dense
+    assert many["k7_small_blocks"] > few["k7_small_blocks"]
+    assert few.keys() == many.keys() == of_rung.keys() | ({"k9_dense_tiles"} if as_dense else set())
+    if as_dense:
+        assert many["k9_dense_tiles"] == few["k9_dense_tiles"] == few["k7_small_blocks"]
 
 
 def test_numbers_share_times():

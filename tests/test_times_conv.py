@@ -49,37 +49,63 @@ def measured(monkeypatch, tmp_path):
     forget()
 
 
+def fitted(counts, times):
+    """Factors of a case alone."""
+    (factors,) = bench.fitted(["rung lines float16 8"] * len(counts), counts, times).values()
+    return factors
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
     factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
     factors[0] += bench.LAUNCH
     times = counts @ factors[:, None]
-    np.testing.assert_allclose(bench.fitted(counts, times), factors, rtol=0.05)
+    np.testing.assert_allclose(fitted(counts, times), factors, rtol=0.05)
     noise = 2 ** rng.normal(0, 0.1, times.shape)
-    found = bench.fitted(counts, times * noise)
+    found = fitted(counts, times * noise)
     assert (found > 0).all()
     ratios = counts @ found / times[:, 0]
     assert abs(np.log2(ratios)).max() < 0.25  # no time counts for more than another
 
 
-def test_few_times_leave_factors_near_equal_shares():
+def test_few_times_leave_factors_near_what_is_usual():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
-    (ratio,) = counts @ (found := bench.fitted(counts, np.array([[50.0]]))) / 50
-    assert ratio == pytest.approx(1)
-    np.testing.assert_allclose(counts[0] * found, 10, rtol=0.01)
+    usual = counts @ bench.USUAL
+    (ratio,) = counts @ fitted(counts, 2 * usual[None]) / (2 * usual)
+    assert ratio == pytest.approx(1, rel=0.01)
+    np.testing.assert_allclose(fitted(counts, usual[None]), bench.USUAL, rtol=0.01)
+
+
+def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
+    """Those with its block size, and with its numbers."""
+    rng = np.random.default_rng(0)
+    factors, counts = np.array([3.0, 20, 5, 0.1, 2]), 2 ** rng.uniform(-8, 8, (60, 5))
+    cases = [f"rung lines {of} {size}" for of in ("float16", "float32 high") for size in (8, 16)]
+    scale = dict(zip(cases, (1, 2, 3, 6), strict=True))  # what float32 and blocks of 16 take more
+    many = [cases[i % 3] for i in range(60)]
+    times = counts @ factors * [scale[case] for case in many]
+    few = 2 ** rng.uniform(-8, 8, (40, 5))  # of which one was timed, or none
+    counts, many = np.concatenate([counts, few[:1]]), [*many, cases[3]]
+    times = np.append(times, 6 * few[0] @ factors)
+    found = bench.fitted(many, counts, times[:, None])
+    without = bench.fitted(many[:-1], counts[:-1], times[:-1, None])
+    for made in (found, without):
+        assert made.keys() == set(cases)
+        ratios = few @ made[cases[3]] / (6 * few @ factors)
+        assert abs(np.log2(ratios)).max() < 1
 
 
 def test_half_the_time_is_as_far_off_as_twice_the_time():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
-    found = bench.fitted(counts, np.array([[25.0], [100.0]] * 5))
+    found = fitted(counts, np.array([[25.0], [100.0]] * 5))
     np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
 
 
 def test_no_launch_is_free():
     """Were it, what is smaller than all that was timed would be expected to take no time."""
     counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
-    launch, each = bench.fitted(counts, 10 * counts[:, 1:])
+    launch, each = fitted(counts, 10 * counts[:, 1:])
     assert launch == pytest.approx(bench.LAUNCH, rel=0.01)
     assert each == pytest.approx(10, rel=0.1)
 
@@ -87,7 +113,7 @@ def test_no_launch_is_free():
 def test_a_factor_stays_positive_where_more_takes_less_time():
     """It would vanish, and what it counts cost nothing at sizes that were not timed."""
     counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
-    launch, each = bench.fitted(counts, 20 - 0.5 * counts[:, 1:])
+    launch, each = fitted(counts, 20 - 0.5 * counts[:, 1:])
     assert launch == pytest.approx(15, rel=0.1)
     assert 1e-4 < each < 0.05
 
@@ -132,11 +158,14 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
-    sizes = lambda product, name: bench.Convolution(problem, product).sizes(name)  # noqa: E731
-    assert sizes("forward", "k4_wgmma") == ("forward", *of, 18, 32, 48, n, 1)
-    assert sizes("input_grad", "k4_wgmma") == ("input_grad", *of, 18, 48, 128, n, 4)
-    assert sizes("input_grad", "k2_unfolded/k6_hopper") == ("input_grad", *of, 18, 192, 128, n, 4)
-    assert sizes("weight_grad", "k2_unfolded/k6_hopper") == ("weight_grad", *of, 18, 288, 48, n, 1)
+    sizes = lambda product: bench.Convolution(problem, product).sizes  # noqa: E731
+    assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0)
+    assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128)
+    assert sizes("weight_grad") == ("weight_grad", *of, 18, 288, 48, n, 0)
+    problem.taps_along, problem.given = 1, matrices((32, 48), 16, 1, 2, "float16").layout
+    del problem.__dict__["layout"]
+    gaps = "input_grad", *of, 18, 48, 32, problem.layout.n_blocks, 128
+    assert sizes("input_grad") == gaps  # of a square one pixel is computed
 
 
 def test_speed_ups_are_told_by_kind():
@@ -194,7 +223,7 @@ def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
     assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
     for size, numbers, product in every(bench.SIZES, bench.APART, PRODUCTS):
-        of = product, size, *numbers, 1000, 128, 128, 10, 1
+        of = product, size, *numbers, 1000, 128, 128, 10, 0
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
         assert 0 < min(times) < 1e3
 

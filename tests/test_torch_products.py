@@ -397,7 +397,6 @@ def test_forward_derivatives_are_refused_and_not_lost():
             transform(lambda x: (x @ w).square().sum())(x.detach())
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of vmap, which has a loop then
 def test_transforms_of_functions_are_those_of_a_dense_product():
     w, x, func = matrix(), drawn(5, 12).detach(), torch.func
     kept = nst.BlockSparse(torch.ones_like(w.values), w.layout).to_dense()
@@ -415,6 +414,42 @@ def test_transforms_of_functions_are_those_of_a_dense_product():
     for transform, a in ((func.grad, x), (twice, x), (each, x[:, None])):
         got, expected = (transform(f)(a, w.values.detach()) for f in (ours, dense))
         torch.testing.assert_close(got, expected)
+
+
+def batch_of(a, axis, count):
+    """`count` different tensors like one, along an axis; the one itself where that is None."""
+    if axis is None:
+        return a
+    return (a[None] * torch.arange(1, count + 1).view(-1, *a.dim() * [1])).movedim(0, axis)
+
+
+@pytest.mark.parametrize("axes", [(0, None), (-1, None), (-2, 0), (None, 1), (0, -1)], ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_vmap_is_one_product_unless_weights_differ(axes, count, transposed):
+    w = matrix((10, 13)).T if transposed else matrix((10, 13))
+    x, values = drawn(2, w.shape[0], grad=False), w.values.detach()
+
+    def like_w(values):
+        own = nst.BlockSparse(values, LAYOUT, shape=(10, 13))
+        return own.T if transposed else own
+
+    batches = [batch_of(a, axis, count) for a, axis in zip((x, values), axes, strict=True)]
+    with Seen() as seen:
+        got = torch.vmap(lambda x, values: nst.matmul(x, like_w(values)), axes)(*batches)
+    assert sum("matmul" in name for name in seen.names) == (1 if axes[1] is None else count)
+    expected = torch.vmap(lambda x, values: x @ like_w(values).to_dense(), axes)(*batches)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_vmap_of_convolutions(count):
+    conv = nst.Conv2d(5, 7, 3, padding=1, block_size=4, dtype=torch.float64)
+    images = batch_of(drawn(2, 5, 4, 3, grad=False), 1, count)
+    with Seen() as seen:
+        got = torch.vmap(conv, 1)(images)
+    assert seen.names.count("conv") == 1
+    torch.testing.assert_close(got, conv(images.movedim(1, 0).flatten(0, 1)).view_as(got))
 
 
 def test_odd_tensors_go_through_the_dispatcher():

@@ -1,6 +1,7 @@
 """The Hopper weight-gradient on what the ladder's small cases leave out."""
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_large_blocks(case, feature_major):
     check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 @pytest.mark.parametrize("B", [32, 64, 128])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -47,7 +49,9 @@ def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major,
     """Of few rows they go from item to item, of many there is one for each."""
     monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
     monkeypatch.setattr(weight_grad, "LONG", 0 if rows == "many" else 2048)
-    case = Case(batch=70, in_features=5 * B - 9, out_features=4 * B + 9, block_size=B, density=0.7)
+    down, across = (4, 3) if B < 128 else (3, 2)  # of which each block of threads has several items
+    sizes = {"in_features": down * B - 9, "out_features": across * B + 9}
+    case = Case(batch=70, block_size=B, density=0.7, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -87,10 +91,24 @@ def test_blocks_that_begin_at_any_item(dtype, rng):
     assert np.isnan(memory.numpy()[[0, -1]]).all()
 
 
+def test_few_rows_take_blocks_of_128_without_a_cluster():
+    """Where both operands are batch-major, and the layout is of the host."""
+    index = Layout(np.ones((2, 2))).index
+
+    def cluster(batch, *transposed):
+        return weight_grad.tile_of(128, transposed, index, batch, True).CLUSTER
+
+    assert [cluster(batch, False, False) for batch in (1, 256, 257)] == [1, 1, 2]
+    assert [cluster(65, *transposed) for transposed in ((True, False), (False, True))] == [2, 2]
+    index = replace(index, made="on a GPU")
+    assert cluster(65, False, False) == 2
+
+
 @pytest.mark.parametrize("cluster", [1, 2, pytest.param(4, marks=not_simulated)])
 def test_clusters_of_any_size(cluster, monkeypatch):
     tile = weight_grad.TILES[128]._replace(CLUSTER=cluster)
     monkeypatch.setitem(weight_grad.TILES, 128, tile)
+    monkeypatch.setattr(weight_grad, "FEW", 0)
     sizes = (70, 300, 500) if device.SIMULATED else (3000, 900, 1300)
     case = Case(*sizes, block_size=128, density=0.3)
     check_rung(hopper, "weight_grad", case, "float16", "cuda")

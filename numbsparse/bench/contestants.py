@@ -72,13 +72,13 @@ def contestants_of(
     return makers
 
 
-def chosen(problem: Problem, product: str) -> str:
+def chosen(problem: Problem, product: str, feature_major: bool = False) -> str:
     """The rung that `ops` takes by itself; ValueError with the reasons where none serves."""
     if problem.side:
         return OURS
     x = problem.here(problem.x)
     case = problem.block_size, x, problem.batch, problem.precision, problem.layout
-    return choose(product, "auto", *case)
+    return choose(product, "auto", *case, feature_major=feature_major)
 
 
 def named(problem: Problem, product: str, kernels: str) -> list[str]:

@@ -50,9 +50,13 @@ class Drawn(NamedTuple):
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
             Case(of, self.product, self._worth(), (*order, TRITON), {}),
-            Case(more, self.product, self.only or "auto", order, {}),
+            Case(more, self.product, self._taken(more), order, {}),
             Case(dense, self.product, "", (CUBLAS,), {}),
         ]
+
+    def _taken(self, of: Problem) -> str:
+        """By a call, of this problem or of one row more."""
+        return self.only or chosen(of, self.product, self.feature_major)
 
     def _worth(self) -> str:
         """The rungs that may be the fastest, with commas between."""
@@ -60,22 +64,22 @@ class Drawn(NamedTuple):
             return self.only
         of = self.problem
         numbers = of.block_size, of.dtype, of.batch, of.precision
-        expected = times.expected(self.product, *numbers, of.layout)
+        expected = times.expected(self.product, *numbers, of.layout, self.feature_major)
         least = min(expected.values(), default=0.0)
         serving = [name for name in named(of, self.product, "all") if name in RUNGS]
         near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
-        return ",".join(sorted({*near, chosen(of, self.product)}))
+        return ",".join(sorted({*near, self._taken(of)}))
 
     def measured(self) -> "Found":
         row, more, dense = (case.measured(0.0) for case in self.cases())
         suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
         peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
         own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
-        one_more = more["seconds"].get(f"{self.only or more['auto']}{suffix}", np.nan)
+        one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
         faults = row["not_timed"] | more["not_timed"]
         faults.pop(TRITON, None)
-        taken = self.only or row["auto"]
-        return Found(self, own, taken, peers | dense["seconds"], one_more, faults)
+        taken, peers = self._taken(self.problem), peers | dense["seconds"]
+        return Found(self, own, taken, peers, one_more, faults)
 
 
 class Found(NamedTuple):

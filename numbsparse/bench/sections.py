@@ -21,7 +21,7 @@ from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, Problem, matrices
 from numbsparse.bench.results import Row
 from numbsparse.kernels.ladder import NAMES
-from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 
 DTYPES = ("float32", "float16")  # of README's figures
@@ -89,14 +89,17 @@ def _table(
 
 
 def ladder(options: Options) -> Iterator[Case]:
-    """Every rung that serves, at density 0.1: many rows, then small blocks, then few rows.
+    """Every rung that serves: many rows, then small blocks, then few rows, at density 0.1.
 
-    Or those that the options name.
+    Or those that the options name. The last one, for many small blocks, is timed at 0.5 alone.
     """
     kernels = "all" if options.kernels == "auto" else options.kernels
-    homes = [(8192, 32, 8192), (8192, 8, 8192), (12288, 32, 32)]
-    for (features, size, batch), dtype in every([(64, 16, 4)] if options.quick else homes, DTYPES):
-        yield from _products(matrices(features, size, 0.1, batch, dtype), kernels)
+    homes = [(8192, 32, 0.1, 8192), (8192, 8, 0.1, 8192), (12288, 32, 0.1, 32)]
+    homes += [(8192, 8, 0.5, 4096)]
+    before_last = ",".join([*RUNGS][:-1])
+    for shape, dtype in every([(64, 16, 0.5, 4)] if options.quick else homes, DTYPES):
+        at_0_1 = kernels == "all" and shape in homes[:-1]
+        yield from _products(matrices(*shape, dtype), before_last if at_0_1 else kernels)
 
 
 def steps(options: Options) -> Iterator[Case]:

@@ -6,7 +6,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -47,7 +47,8 @@ MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
 SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
 LAUNCH = 2.0  # microseconds that one takes at least
-HOLD = 0.05  # how much a factor is held, which the times may not tell
+USUAL = 4.0, 8.0, 1.0, 0.3, 0.5  # factors: most are within some times of these
+HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
 
 
 def run(
@@ -128,8 +129,8 @@ def grid(
 
 
 def timed(problem: Problem, product: str, only: str | None = None) -> Row:
-    """Of each rung that may be the fastest; or of one, as it is."""
-    left_out = (SLOW,) if problem.block_size == 8 else (SLOW, PLAIN)
+    """Of each rung that may be the fastest, and is timed for that; or of one, as it is."""
+    left_out = (SLOW, times.DENSE) if problem.block_size == 8 else (SLOW, times.DENSE, PLAIN)
     serving = [name for name in named(problem, product, "all") if name in RUNGS]
     names = [name for name in serving if name not in left_out and only in (None, name)]
     return measure(problem, product, ",".join(names), seconds=0.0)
@@ -146,7 +147,7 @@ class Convolution(NamedTuple):
 
     def named(self) -> list[str]:
         """The rungs on this card that serve; of k2 by each one that may multiply."""
-        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes(f"{UNFOLDED}/")
+        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes
         case = product, size, dtype, "cuda", of.batch, precision
         call = of.window, of.in_features, of.out_features
         rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
@@ -157,18 +158,16 @@ class Convolution(NamedTuple):
             names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
         return names
 
-    def sizes(self, name: str) -> tuple[Any, ...]:
+    @property
+    def sizes(self) -> tuple[Any, ...]:
         """What `costs` takes of it, from the product on."""
         of = self.problem
         features = of.in_features, of.out_features, of.layout.n_blocks
-        sizes: tuple[int, ...] = costs.sizes_of(self.product, of.batch, of.window, *features)
-        if "/" in name:
-            sizes = costs.unfolded(self.product, of.window, *sizes)
+        sizes = costs.sizes_of(self.product, of.batch, of.window, *features)
         return self.product, of.block_size, of.x.dtype, of.precision, *sizes
 
     def expected(self, name: str) -> float:
-        boxes = costs.boxes_time(name, self.product, self.problem.window)
-        return costs.microseconds(name, *self.sizes(name)) * boxes
+        return costs.microseconds(name, *self.sizes)
 
     def cases(self) -> list[Case]:
         """Each rung that serves; they have kernels of their own."""
@@ -227,15 +226,17 @@ def by_kind(all_found: Iterable[Found]) -> str:
 
 def content(all_found: Iterable[Found]) -> dict[str, Any]:
     """The factors by case, with where they were measured."""
-    timed: dict[str, list[tuple[float, ...]]] = {}
+    timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
     for each in all_found:
+        product, size, dtype, precision, *sizes = each.of.sizes
         for name, seconds in each.seconds.items():
-            product, size, dtype, precision, *sizes = each.of.sizes(name)
             case = costs.case_of(name, product, size, dtype, precision)
-            boxes = costs.boxes_time(name, product, each.of.problem.window)
-            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6 / boxes
-            timed.setdefault(case, []).append(row)
-    factors = {case: fitted(*np.split(np.array(rows), [-1], 1)) for case, rows in timed.items()}
+            row = *costs.counts(name, product, size, dtype, *sizes), seconds * 1e6
+            timed.setdefault(tuple(case.split()[:2]), []).append((case, row))
+    factors: dict[str, np.ndarray] = {}
+    for of_rung in timed.values():
+        cases, rows = zip(*of_rung, strict=True)
+        factors |= fitted(cases, *np.split(np.array(rows), [-1], 1))
     return {
         "machine": describe("cuda"),
         "command": "python -m numbsparse times --conv --json numbsparse/kernels/conv/costs.json "
@@ -246,17 +247,36 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     }
 
 
-def fitted(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Factors of (points, counts), whose sums are nearest to (points, 1) times, in logarithms.
+def fitted(cases: Sequence[str], counts: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+    """Factors by case, whose sums of (points, counts) are nearest to (points, 1) times.
 
-    All are positive; that of launches, the first, is LAUNCH or more. What few points do not tell
-    stays near what makes all counts weigh the same.
+    Cases are of one rung: what few points tell of one, others with its numbers or its block size
+    tell too. A factor is that of the rung, times one for the numbers and one for the size, which
+    are held near 1. All are positive, and that of launches, the first, is LAUNCH or more. What no
+    point tells stays near what is USUAL. Distances are in logarithms.
     """
-    same = np.log(np.median(times) / counts.mean(0) / counts.shape[1])
-    least = np.where(np.arange(same.size) == 0, np.log(LAUNCH), -np.inf)
+    (kind,) = {tuple(case.split()[:2]) for case in cases}
+    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
+    each = [" ".join((*kind, *of)) for of in every(numbers, sizes)]  # those not timed, too
+    words = numbers + sizes
+    shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
+    own = np.array([each.index(case) for case in cases])
+    n_counts, n_words = counts.shape[1], 1 + len(words)
+    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
+    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
+
+    def factors(logs: np.ndarray) -> np.ndarray:
+        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
 
     def off(logs: np.ndarray) -> np.ndarray:
-        ratios = counts @ np.exp(logs) / times[:, 0]
-        return np.concatenate([np.log(ratios), HOLD * (logs - same)])
+        ratios = (counts * factors(logs)[own]).sum(1) / times[:, 0]
+        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
 
-    return np.exp(least_squares(off, np.maximum(same, least + HOLD), bounds=(least, np.inf)).x)
+    found = least_squares(off, np.zeros(n_words * n_counts)).x
+    return dict(zip(each, factors(found), strict=True))
+
+
+def parts_of(case: str) -> tuple[str, str]:
+    """The numbers and the block size."""
+    _, _, *numbers, size = case.split()
+    return " ".join(numbers), size

@@ -5,7 +5,7 @@ block column. Coordinates set bits, in any order: what they leave is the same ev
 bits are counted along lines, lines are summed up, and each word writes where its blocks are.
 """
 
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +22,9 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import THREADS, blocks, fill
-from numbsparse.kernels.ptx import shfl_idx
+from numbsparse.kernels.ptx import let_next_kernel_start, shfl_idx, wait_for_earlier_kernels
 from numbsparse.layout import Index, Walk
 
 KEPT, TWICE, OUTSIDE, DISTINCT = range(4)  # of the numbers that are counted
@@ -248,13 +249,25 @@ def write_blocks(
 
 
 def clear_rest(values: DeviceArray, found: DeviceArray) -> None:
-    """values[b] = 0 of the places behind the blocks that are kept."""
-    n = values.shape[0]
-    launch(clear_rest_kernel, min(n, CLEARING), THREADS, values.reshape(n, -1), found)
+    """values[b] = 0 of the places behind the blocks that are kept.
+
+    It begins while the product before it ends: of 8,192 features, B = 32 and 64 rows both took 1.17
+    times as long as the product of a layout of the host, and 1.32 where it began after (H200).
+    """
+    n, overlap = values.shape[0], copy_engine()
+    kernel, grid = clear_rest_kernel(overlap), min(n, CLEARING)
+    launch(kernel, grid, THREADS, values.reshape(n, -1), found, overlap=overlap)
 
 
-@cuda.jit
-def clear_rest_kernel(values, found):
-    for block in range(found[KEPT] + cuda.blockIdx.x, values.shape[0], cuda.gridDim.x):
-        for i in range(cuda.threadIdx.x, values.shape[1], cuda.blockDim.x):
-            values[block, i] = 0
+@cache
+def clear_rest_kernel(OVERLAP: bool) -> Any:
+    @cuda.jit
+    def kernel(values, found):
+        if OVERLAP:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        for block in range(found[KEPT] + cuda.blockIdx.x, values.shape[0], cuda.gridDim.x):
+            for i in range(cuda.threadIdx.x, values.shape[1], cuda.blockDim.x):
+                values[block, i] = 0
+
+    return kernel

@@ -13,7 +13,7 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import cuda, int64
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
@@ -22,7 +22,7 @@ from numbsparse.kernels import several
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import walk
 
-THREADS = 32 if SIMULATED else 256
+THREADS, FILLED = 32 if SIMULATED else 256, 16  # of a block; values of a thread that fills
 LARGE = 100 if SIMULATED else 1 << 18  # values, of which a thread takes several
 
 # In a kernel a Python number is a float64, and would promote the whole formula.
@@ -165,7 +165,7 @@ def copy(out: DeviceArray, source: DeviceArray) -> None:
 
 def fill(out: DeviceArray, value: float) -> None:
     """out[...] = value, for a C-contiguous `out`."""
-    launch(fill_kernel, blocks(out.size), THREADS, out.span, value)
+    launch(fill_kernel, blocks(-(-out.size // FILLED)), THREADS, out.span, value)
 
 
 def blocks(size: int) -> int:
@@ -209,8 +209,8 @@ def convert_kernel(size, shape, out, out_strides, source, strides):
 
 @cuda.jit
 def fill_kernel(out, value):
-    i = cuda.grid(1)
-    if i < out.size:
+    first = int64(cuda.blockIdx.x) * (THREADS * FILLED) + cuda.threadIdx.x
+    for i in range(first, min(first + THREADS * FILLED, out.size), THREADS):
         out[i] = rounded(value, out)
 
 

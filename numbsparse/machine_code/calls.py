@@ -89,8 +89,8 @@ def _products() -> Iterator[tuple[str, Make]]:
             across = order == FEATURE
             yield name, partial(_product, rung, product, numbers, size, batch, across)
     for product, numbers, size, batch, order in AS_DENSE:
-        name = f"matmul k7_small_blocks {product} {numbers}, B = {size}, batch {batch}, {order}"
-        how = "k7_small_blocks", product, numbers, size, batch, order == FEATURE, MANY
+        name = f"matmul k9_dense_tiles {product} {numbers}, B = {size}, batch {batch}, {order}"
+        how = "k9_dense_tiles", product, numbers, size, batch, order == FEATURE, MANY
         yield f"{name}, half kept", partial(_product, *how)
 
 

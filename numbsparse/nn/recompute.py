@@ -16,7 +16,7 @@ from numbsparse.autograd import (
 )
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
-from numbsparse.nn.functional.repeated import Terms, jointly
+from numbsparse.nn.functional.joint import jointly, results_of
 from numbsparse.trees import mapped
 
 
@@ -75,26 +75,19 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     kinds = [(y.shape, y.dtype) for y in outputs]
 
-    def gradients(terms: Any, y: Tensor) -> list[Any]:
+    def gradients(pieces: Any, y: Tensor) -> list[Any]:
         unchanged(*leaves, *given)
         with recording(), unwatched(), ops.draws_repeated(draws):
             again = _tensors(function(*inputs, **named))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")
-        found = grads_at([(again[i], dy) for i, dy in terms], leaves)
+        found = grads_at([(again[i], dy) for i, dy in pieces.items()], leaves)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
     given = _tensors((inputs, named))
     hidden = record(outputs[0].data, *jointly(gradients, *leaves), held=given)
-    numbered = enumerate(outputs)
-
-    def on_tape(y: Any) -> Any:
-        if not isinstance(y, Tensor):
-            return y
-        i, _ = next(numbered)
-        return record(y.data, (hidden, lambda dy, y: Terms([(i, dy)])))  # type: ignore[arg-type,return-value]
-
-    return mapped(results, on_tape)
+    on_tape = iter(results_of(hidden, [y.data for y in outputs], "recompute"))
+    return mapped(results, lambda y: next(on_tape) if isinstance(y, Tensor) else y)
 
 
 def _tensors(value: Any) -> list[Tensor]:

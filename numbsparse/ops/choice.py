@@ -33,32 +33,48 @@ def choose(
     batch: int,
     precision: str,
     layout: Layout,
+    gated: bool = False,
+    feature_major: bool = False,
 ) -> str:
     """The name of the rung that serves, maybe with a tile: the named one, or the fastest that does.
 
     The fastest is what `numbsparse.tune` measured, else what the library's own measurements
     expect (see `times`), else the last of the ladder.
 
-    Worked out once for each case, then looked up. Raises ValueError where none serves.
+    Worked out once for each case, then looked up. Raises ValueError where none serves. Of a product
+    with gates the fastest is one that may skip blocks.
     """
-    case: tuple[Any, ...] = (product, kernel, block_size, batch, precision,
-        x.dtype, type(x), type(layout), layout.shape, layout.n_blocks, layout.longest)  # fmt: skip
+    on_gpu = isinstance(x, DeviceArray)
+    if on_gpu and isinstance(layout, MadeLayout) and block_size not in MADE_SIZES:
+        raise ValueError(f"a layout made on a GPU takes blocks of {MADE_SIZES}, got {block_size}")
+    dense = on_gpu and kernel == "auto" and not gated
+    dense = dense and times.is_dense(product, block_size, x.dtype, batch, layout)
+    how = block_size, batch, precision, gated, feature_major, dense
+    which = layout.shape, layout.n_blocks, layout.longest
+    case: tuple[Any, ...] = (product, kernel, *how, x.dtype, type(x), type(layout), *which)
     if runtime.several_devices:  # of which one may do what another one does not
         case = (*case, runtime.current_id())
     name = _chosen.get(case)
     if name is None:
-        names = _checked(kernel, precision, "cuda" if isinstance(x, DeviceArray) else "cpu")
-        if kernel == "auto" and isinstance(x, DeviceArray):
+        names = _checked(kernel, precision, "cuda" if on_gpu else "cpu")
+        if kernel == "auto" and on_gpu:
+            names = [name for name in names if not (gated and name == times.DENSE)]
             of = product, block_size, x.dtype, batch, precision, layout
-            expected, here = times.expected(*of), tuned.fastest(tuned.case(*of))
+            expected, here = times.expected(*of, feature_major), tuned.fastest(tuned.case(*of))
             names = sorted(names, key=lambda name: -expected.get(name, inf))
             names += [here] if here and here.partition("/")[0] in names else []
-        made = isinstance(layout, MadeLayout) and isinstance(x, DeviceArray)
-        name = _last_that_serves(names, product, block_size, x, batch, precision, made)
+        name = _last_that_serves(names, product, block_size, x, batch, precision)
         if len(_chosen) >= MOST:  # every batch is a case, and batches may grow without end
             forget()
         _chosen[case] = name
     return name
+
+
+def lies_across(x: Any) -> bool:
+    """Whether x (batch, features) is feature-major on a GPU: the batch is contiguous."""
+    if not isinstance(x, DeviceArray) or len(x.shape) != 2 or x.shape[0] == 1:
+        return False
+    return x.strides[0] == x.itemsize != x.strides[1]
 
 
 def checked_kernel(kernel: str) -> str:
@@ -108,10 +124,8 @@ def _checked(kernel: str, precision: str, place: str) -> list[str]:
 
 
 def _last_that_serves(
-    names: list[str], product: str, block_size: int, x: Any, batch: int, precision: str, made: bool
+    names: list[str], product: str, block_size: int, x: Any, batch: int, precision: str
 ) -> str:
-    if made and block_size not in MADE_SIZES:
-        raise ValueError(f"a layout made on a GPU takes blocks of {MADE_SIZES}, got {block_size}")
     place = "cuda" if isinstance(x, DeviceArray) else "cpu"
     reasons = []
     for kernel in reversed(names):

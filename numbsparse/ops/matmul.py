@@ -24,7 +24,7 @@ from numbsparse.device import (
 )
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
-from numbsparse.ops.choice import checked_kernel, choose
+from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
@@ -271,6 +271,7 @@ def _run(
     kept: Selection | None = None,
 ) -> None:
     """One product on operands of one place: y = x @ w, or w @ x = (x.T @ w.T).T by strides."""
+    across = lies_across(_columns_as_rows(x) if feature_major else x)
     if feature_major:
         x, y, w = _columns_as_rows(x), _columns_as_rows(y), w.T
     elif len(x.shape) != 2:
@@ -279,7 +280,8 @@ def _run(
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     if kept is not None:
         layout = kept.layout
-    chosen = choose(product, kernel, w.block_size, x, x.shape[0], precision, layout)
+    case = product, kernel, w.block_size, x, x.shape[0], precision, layout
+    chosen = choose(*case, kept is not None, across)
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
     if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
@@ -302,8 +304,9 @@ def multiplies_gates(
         return False
     batch = prod(dense.shape[1:] if first else dense.shape[:-1])
     product = "forward" if w.is_transposed == first else "input_grad"
-    case = product, kernel, w.block_size, dense, batch, precision
-    return takes_gates(choose(*case, kept.layout), product, kept.is_known)
+    case = product, kernel, w.block_size, dense, batch, precision, kept.layout
+    across = lies_across(_columns_as_rows(dense) if first else dense)
+    return takes_gates(choose(*case, True, across), product, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

@@ -11,7 +11,7 @@ from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
-from numbsparse.ops.choice import checked_kernel, choose
+from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection
 from numbsparse.ops.index import index_beside
@@ -107,7 +107,8 @@ def sddmm_into(
 ) -> BlockSparse:
     """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0."""
     (a, b), values = _factors(a, b), operand(values, "values")
-    chosen = choose("weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout)
+    case = "weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout
+    chosen = choose(*case, feature_major=lies_across(a.T))
     dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
     if gates is not None and takes_gates(chosen, "weight_grad", False):

@@ -14,6 +14,9 @@ times as long as the faster rung. Its weight-gradients of up to 1,024 rows are i
 two prototypes of today's kernel, and in float32 scaled by what 24 layouts and batches took. A
 weight that is not square is as a square one with the same values, whose sides are between a line of
 the result and the mean of both sides: that came nearest to 151 products that nobody tuned.
+
+The grid has random layouts, and rows in order. What a long line adds, of a layout that is uneven,
+and feature-major rows, was fitted to 479 drawn products, each in both orders and by all rungs.
 """
 
 import json
@@ -25,14 +28,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.matmul import as_dense_from
+from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
 AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
+STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
+LARGER = 32  # blocks than those of these rungs
 WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
 ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
+# By rung and bytes of a value: microseconds that a block of the longest line takes, by block size,
+# and rows from which on it takes as many times longer.
+LINES: dict[tuple[str, int], tuple[dict[int, float], int]] = {
+    ("k6_hopper", 2): ({32: 0.1, 64: 0.18, 128: 0.67}, 1024),
+    ("k6_hopper", 4): ({32: 0.5, 64: 1.2, 128: 3.0}, 1024),
+    ("k7_small_blocks", 2): ({8: 0.035, 16: 0.046}, 320),
+    ("k7_small_blocks", 4): ({8: 0.035, 16: 0.06}, 128),
+}
+MULTIPROCESSORS, TOGETHER = 132, 12  # of the card; blocks more than a share before k8 cuts a line
+BYTES = 16  # from multiples of which on rows are aligned
+LAUNCH, ADDED = 1.5, 3.0  # microseconds: of a launch; of k8's, which adds parts of a line up
+COPIED = {"forward": 2.0, "input_grad": 2.0, "weight_grad": 2.9}  # what is not aligned, and more
+A_MEGABYTE = 0.45  # of both
+READ, FEW = {2: 0.7, 4: 0.85}, 1.3  # times as long: k8's of small blocks; of 64 rows, not aligned
 
 
 class Times(NamedTuple):
@@ -47,9 +66,18 @@ class Times(NamedTuple):
 
 
 def expected(
-    product: str, block_size: int, dtype: Any, batch: int, precision: str, layout: Layout
+    product: str,
+    block_size: int,
+    dtype: Any,
+    batch: int,
+    precision: str,
+    layout: Layout,
+    feature_major: bool = False,
 ) -> dict[str, float]:
-    """Microseconds of each rung that was measured at all points around this one."""
+    """Microseconds of each rung that was measured at all points around this one.
+
+    `feature_major` says whether the batch is contiguous in what is read, and in what is written.
+    """
     values = layout.n_blocks * block_size**2
     if not values or not batch:
         return {}
@@ -62,15 +90,68 @@ def expected(
     beyond = max(point[0] - times.axes[0][-1], 0.0)
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
-    as_dense = point.copy()
-    if product != "weight_grad" and str(dtype) != "float32":
-        as_dense[1] = min(point[1], np.log2(as_dense_from(block_size, batch)))
-    logs = {
-        name: _at(array, times.axes, as_dense if name == "k7_small_blocks" else point) + 2 * beyond
-        for name, array in of_rung.items()
-    }
-    late = dict.fromkeys(WHOLE, lateness(product, batch, layout))
-    return {name: 2**log * late.get(name, 1) for name, log in logs.items() if log == log}
+    logs = {name: _at(array, times.axes, point) + 2 * beyond for name, array in of_rung.items()}
+    if STRIPS in of_rung and is_dense(product, block_size, dtype, batch, layout):
+        point[1] = min(point[1], np.log2(_dense().least_kept(product, block_size, dtype, batch)))
+        logs[DENSE] = _at(of_rung[STRIPS], times.axes, point) + 2 * beyond
+    found = {name: 2**log for name, log in logs.items() if log == log}
+    itemsize = 4 if str(dtype) == "float32" else 2
+    if product != "weight_grad":
+        _add_lines(found, block_size, itemsize, batch, layout, product == "forward")
+    if feature_major:
+        copied = COPIED[product] + A_MEGABYTE * batch * (n_in + n_out) * itemsize / 1e6
+        _add_order(found, block_size, itemsize, batch, copied)
+    return found
+
+
+def _add_lines(
+    found: dict[str, float],
+    block_size: int,
+    itemsize: int,
+    batch: int,
+    layout: Layout,
+    across: bool,
+) -> None:
+    """What the longest line takes: k5 and before, k6 and k7 leave it to a multiprocessor."""
+    late = lateness("forward" if across else "input_grad", batch, layout)
+    longest = layout.longest[across]
+    for name in found:
+        found[name] *= late if name in WHOLE else 1.0
+        of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
+        if block_size in of_blocks:
+            alone = of_blocks[block_size] * longest * max(batch / rows, 1.0)
+            found[name] = max(found[name], LAUNCH + alone)
+    mean = layout.n_blocks / layout.shape[across]
+    share = layout.n_blocks * -(-batch // ROWS) / MULTIPROCESSORS + TOGETHER
+    if "k8_small_batch" in found and longest > share > mean + 3 * mean**0.5:
+        found["k8_small_batch"] += ADDED  # lines of a random layout would not be cut
+
+
+def _add_order(
+    found: dict[str, float], block_size: int, itemsize: int, batch: int, copied: float
+) -> None:
+    """What feature-major rows take more: they are copied where the batch is not aligned."""
+    aligned = batch * itemsize % BYTES == 0
+    for name in found:
+        if name == "k8_small_batch" and batch > ROWS and block_size < 32:
+            found[name] *= READ[itemsize]
+        if name == "k8_small_batch" and batch <= ROWS:  # reads them where they are
+            found[name] *= 1 if aligned else FEW
+        else:
+            found[name] += 0 if aligned else copied
+
+
+def is_dense(product: str, block_size: int, dtype: Any, batch: int, layout: Layout) -> bool:
+    """Whether so much is kept that DENSE takes less time than STRIPS.
+
+    It takes as long as these do where that begins, for as many blocks as there are.
+    """
+    how = product, block_size, dtype, batch
+    return block_size < LARGER and bool(_dense().suits(*how, layout.index))
+
+
+def _dense() -> Any:
+    return rung(DENSE)
 
 
 def lateness(product: str, batch: int, layout: Layout) -> float:

@@ -36,6 +36,7 @@ BEFORE = {
     "k6_hopper": "k5_tensor_core",
     "k7_small_blocks": "k3_registers",
     "k8_small_batch": "k6_hopper",
+    "k9_dense_tiles": "k7_small_blocks",
 }
 """Each rung of the lessons, and the one that its table stands beside, at its own shape."""
 
@@ -120,6 +121,8 @@ def figures(name: str) -> str:
     before = BEFORE[name]
     names = [before, name] if before else [name]
     rows = rows_of(name)
+    if not rows:
+        return "Not yet timed.\n"
     cells = [["lines of code", *(f"{lines_of(of):,}" for of in names)]]
     cells.append(["values read per output, global / shared", *(_formula(of, rows) for of in names)])
     counts = [_counted(of) for of in names]
@@ -132,7 +135,7 @@ def figures(name: str) -> str:
         if before:
             speeds[1] += f" ({_gains(before, name, rows, product)})"
         cells.append([f"{PASSES[product]}, TFLOP/s, float32 / float16", *speeds])
-    text = f"{shape_of(rows[0])}, density 0.1.\n\n{table(['', *names], cells)}"
+    text = f"{shape_of(rows[0])}, density {rows[0]['density']:.1g}.\n\n{table(['', *names], cells)}"
     readings = [reading for of in names if (reading := _reading(of, rows)) is not None]
     if not readings:
         return text

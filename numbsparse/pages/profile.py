@@ -59,6 +59,7 @@ SECTIONS = {
     "float16": (
         Case(("k5_tensor_core", "k6_hopper"), "float16", 8192, 8192, 8192, 32, 0.1),
         Case(("k7_small_blocks",), "float16", 8192, 8192, 8192, 8, 0.1),
+        Case(("k9_dense_tiles",), "float16", 8192, 8192, 4096, 8, 0.5),
     ),
     "steps": (
         Case(ladder.NAMES[:TENSOR_CORES], "float32", 8192, 8192, 8192, 32, 0.1),

@@ -21,12 +21,20 @@ from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS
+from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
+    COLUMNS,
+    SQUARE,
+    depth_of,
+    plan_tiles,
+    shape_of,
+)
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
 from numbsparse.pages.committed import CACHE, MEMORY, PIPES, in_section, limits, profiled
 
+UNITS = 132  # multiprocessors of the cards in the tables
 STRIP_ROWS, STRIP_WARPS, GROUP = 64, 16, 32  # of k7_small_blocks on compute capability 9.0
 
 
@@ -65,6 +73,8 @@ def reads(name: str, layout: Layout, size: int, batch: int, dtype: str) -> Reads
         return None
     if name == "k6_hopper":
         return _of_hopper(layout, size, batch, K)
+    if name == "k9_dense_tiles":
+        return _of_dense_tiles(layout, size, batch, K)
     return _of_small_blocks(layout, size, K) if name == "k7_small_blocks" else None
 
 
@@ -121,6 +131,16 @@ def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
     groups = layout.n_blocks / (kept * (width // size) * (GROUP // size))  # of all strips
     x = groups * GROUP / (layout.shape[1] * size)
     return Reads(x + K / STRIP_ROWS, K / size + K / STRIP_ROWS)
+
+
+def _of_dense_tiles(layout: Layout, size: int, batch: int, K: float) -> Reads:
+    """x once for the columns of a tile that keep any of its features, w once for its rows."""
+    strips = -(-layout.shape[1] * size // COLUMNS)
+    groups, _ = shape_of(batch, strips, layout.shape[0] * size / SQUARE, UNITS)
+    rows, depth = min(SQUARE * groups, batch), depth_of(groups)
+    starts, _ = planned(layout.index, plan_tiles, False, layout.shape[0] * size, size, depth)
+    features = int(starts[-1]) * depth / strips
+    return Reads(features / COLUMNS + K / rows, features / COLUMNS + features / SQUARE)
 
 
 class Roofline(NamedTuple):

@@ -150,7 +150,9 @@ def changing() -> str:
     lines: dict[tuple[Any, ...], list[str]] = {}
     for row in section["rows"]:
         name, (base, *others) = row["layout"], row["seconds"].values()
-        key = row["dtype"], row["features"], row["batch"], row["block_size"], row["product"]
+        shape = f"{row['features']}, {row['batch']}"
+        shape += "" if round(row["density"], 2) == 0.1 else f" at density {row['density']:.2f}"
+        key = row["dtype"], shape, str(row["block_size"]), PASSES[row["product"]]
         cells = lines.setdefault(key, ["-"] * 6)
         if name == "gates:":
             cells[:4] = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
@@ -163,13 +165,7 @@ def changing() -> str:
     return (
         "Density 0.1, random blocks. Gates and layouts made on the GPU: times as long as without. "
         f"{section['machine']}; `{section['command']}`.\n\n"
-        + _markdown(
-            head,
-            [
-                [dtype, f"{features}, {batch}", str(size), PASSES[product], *cells]
-                for (dtype, features, batch, size, product), cells in lines.items()
-            ],
-        )
+        + _markdown(head, [[*key, *cells] for key, cells in lines.items()])
     )
 
 

@@ -18,8 +18,9 @@ RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go 
     "k6_hopper": ("float16", 384, 128, 256, 64),
     "k7_small_blocks": ("float16", 256, 128, 128, 16),
     "k8_small_batch": ("float16", 256, 64, 16, 32),
+    "k9_dense_tiles": ("float16", 512, 128, 64, 16),
 }
-KEPT = {"k7_small_blocks": 0.3}  # of w; many small blocks are multiplied as if all were kept
+KEPT = {"k7_small_blocks": 0.3}  # of w
 NAMES = (*ladder.NAMES, *RUNGS)
 
 

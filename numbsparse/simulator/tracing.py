@@ -159,7 +159,7 @@ class _Memory:
                     access.address // GRAIN, (access.address - 1 + access.nbytes) // GRAIN + 1
                 )
                 if access.home == block and not access.writes:
-                    reads.append((action, grains[0]))
+                    reads += [(action, grain) for grain in {grains[0], grains[-1]}]
                 elif access.home == block:
                     end = access.moment.end
                     number = numbers.setdefault(name or end, len(numbers))

@@ -60,11 +60,17 @@ def _of_x(y: Any, w: Any, *how: Any) -> Any:
     return y.shape[0], *how[4][5 - y.dim() : 3], how[1]
 
 
+def _joined(convolve: Any, images: Any, *of: Any) -> Any:
+    """One call for a batch of batches of images."""
+    return convolve(images.flatten(0, 1), *of).unflatten(0, images.shape[:2])
+
+
 conv, conv_transpose, conv_weight_grad = family(
     "conv conv_transpose conv_weight_grad",
     "int rows, int columns, int block_size, int[] window",
     (_conv, _transpose, _weight_grad),
     (_of_y, _of_x, of_blocks),
+    _joined,
 )
 
 

@@ -143,6 +143,31 @@ def operator(
     return call
 
 
+def batched(name: str, fake: Callable[..., Any], joined: Callable[..., Any] | None) -> None:
+    """What torch.vmap makes of an operator of two tensors: a call for each, one after the other.
+
+    With `joined`, which takes the operator and its arguments, the batch of the first tensor in
+    front, it is a single call where the second tensor is the same for all.
+    """
+    made = getattr(torch.ops.numbsparse, name).default
+
+    def each(x: torch.Tensor, axis: int | None, count: int) -> Any:
+        if axis is None:
+            return [x] * max(count, 1)
+        return x.unbind(axis) if count else [x.new_empty(x.movedim(axis, 0).shape[1:])]
+
+    def rule(info: Any, axes: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> Any:
+        if joined is not None and axes[1] is None:
+            return joined(made, a.movedim(axes[0], 0), b, *rest), 0
+        count = info.batch_size
+        parts = zip(each(a, axes[0], count), each(b, axes[1], count), strict=True)
+        if count:
+            return torch.stack([made(*of, *rest) for of in parts]), 0
+        return torch.stack([fake(*of, *rest) for of in parts])[:0], 0
+
+    torch.library.register_vmap(f"numbsparse::{name}", rule, lib=_library)
+
+
 def is_odd() -> bool:
     """Whether a compiler, a mode, a profile or duals are to be shown what the dispatcher calls."""
     return is_compiling() or _modes() or _is_profiled() or forward_ad._current_level >= 0

@@ -17,7 +17,7 @@ from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse, check_values, unchecked
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
-from numbsparse.torch.dispatch import operator
+from numbsparse.torch.dispatch import batched, operator
 from numbsparse.torch.handles import layout_of
 
 CODES: dict[torch.dtype, Any] = {  # NumPy's dtypes; bfloat16, which it lacks, goes by its bits
@@ -68,13 +68,19 @@ def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockS
 
 
 def family(
-    names: str, numbers: str, kernels: Any, shapes: Any, more: Any = ({}, {}, {})
+    names: str,
+    numbers: str,
+    kernels: Any,
+    shapes: Any,
+    joined: Callable[..., Any],
+    more: Any = ({}, {}, {}),
 ) -> tuple[Any, Any, Any]:
     """Define three operators closed under differentiation: y = f(x, w), x = t(y, w), w = s(x, y).
 
     Each is linear in both of its tensors, and its two gradients are the two others. w is the values
     of a matrix; after the tensors all three take the word for its layout, and then the `numbers`.
-    Functions of all that give the `shapes` of results.
+    Functions of all that give the `shapes` of results; of f and t with a batch axis in front,
+    `joined` makes one call: see `batched`.
     """
     made: list[Any] = []
 
@@ -96,7 +102,9 @@ def family(
     ):
         schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
         how: Any = {"save": save, "backward": partial(backward, gradients), "tensors": 2} | also
-        made.append(operator(schema, kernel, partial(_fake, shape), **how))
+        fake = partial(_fake, shape)
+        made.append(operator(schema, kernel, fake, **how))
+        batched(name, fake, None if shape is of_blocks else joined)
     return made[0], made[1], made[2]
 
 
@@ -172,6 +180,7 @@ matmul, transposed, sddmm = family(
     "int rows, int columns, int block_size",
     (partial(_product, False), partial(_product, True), _sddmm),
     (_of_y, _of_x, of_blocks),
+    lambda product, *of: product(*of),  # which takes any number of axes before the features
     (
         {"shape": _of_y, "check": _check(1)},
         {"shape": _of_x, "check": _check(2)},

@@ -37,14 +37,7 @@ from math import inf
 from types import ModuleType
 from typing import Any
 
-from numbsparse.kernels.conv.costs import (
-    UNFOLDED,
-    boxes_time,
-    microseconds,
-    multipliers,
-    sizes_of,
-    unfolded,
-)
+from numbsparse.kernels.conv.costs import UNFOLDED, microseconds, multipliers, sizes_of
 from numbsparse.kernels.conv.window import Window
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
@@ -97,10 +90,8 @@ def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     product, block_size, dtype, _, batch, precision, window, n_in, n_out = case
     of = product, block_size, dtype, precision
     sizes = sizes_of(product, batch, window, n_in, n_out, n_blocks)
-    times = {
-        name: microseconds(name, *of, *sizes) * boxes_time(name, product, window) for name in names
-    }
-    times[UNFOLDED], _ = next(multipliers(*of, *unfolded(product, window, *sizes)), (inf, None))
+    times = {name: microseconds(name, *of, *sizes) for name in names}
+    times[UNFOLDED] = min([time for time, _ in multipliers(*of, *sizes)], default=inf)
     return sorted(names, key=lambda name: -times[name])
 
 

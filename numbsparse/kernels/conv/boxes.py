@@ -15,11 +15,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.conv.window import Three
 from numbsparse.kernels.parts.ring import begin_ring
-from numbsparse.kernels.ptx import (
-    cp_async_zero_fill,
-    fence_mbarrier_init,
-    tma_load_5d,
-)
+from numbsparse.kernels.ptx import cp_async_zero_fill, fence_mbarrier_init, tma_load_5d
 
 NONE = -1
 

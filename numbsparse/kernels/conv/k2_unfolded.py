@@ -9,10 +9,11 @@ rows:
     weight_grad   dw = unfolded(x).T @ dy
 
 At a stride a row of the input-gradient's result is a square of pixels of dx, one of each residue:
-few taps reach each, so v has lines for each, and rows are unfolded once for all of them.
+few taps reach each, so v has lines for each, and rows are unfolded once for all of them. Pixels
+that no tap reaches have no lines; they are zeros as the others are copied into their places.
 
-Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, and for the
-weight-gradient some taps at a time.
+Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, squares are
+copied from there, and for the weight-gradient some taps are unfolded at a time.
 
 Reads per output: those of the product, and what it reads of x is written once before. That limits
 many outputs: unfolded images are `taps` times as large as images. Few outputs lie in the L2 cache,
@@ -20,6 +21,7 @@ and their sums, which rungs that cut images into tiles give to a few blocks of t
 by all multiprocessors.
 """
 
+from collections.abc import Iterator
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -52,8 +54,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # that of the rungs that multiply
 ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
-THREADS, RUN = 256, 4  # 16 bytes each of a pixel; pixels that a thread copies
+THREADS, RUN = 256, 4  # pieces of 16 bytes that a thread copies
 NONE = -1
+DENSE = "k9_dense_tiles"  # where many blocks are kept, in place of k7_small_blocks
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
 
@@ -62,20 +65,21 @@ def _lines(product, x, values, index, window, y, precision="highest", by=None):
     """y[:] = conv(x, w), or conv_transpose(x, w), by a rung of that name, or the fastest."""
     of = window.whole(product)
     (sources,), B = planned(index, sources_of, of), values.shape[1]
-    how = unfolding(x, sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
-    if x.shape[2] % values.shape[1]:
+    if x.shape[2] % B:
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
-    rows, lines = rows_of(y, of, B), index
+    lines = index
     if product == "input_grad":
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of)
-    together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
-    for first in range(0, rows.shape[0], together):
-        part = rows[first : first + together]
-        u = unfolded(how, first, part.shape[0], x.dtype)
-        multiply = multiplier(by, product, values, precision, *u.shape, rows.shape[1])
-        getattr(multiply, product)(u, values, lines, part, precision)
-    interleave(rows, index, of, y)
+    for some, rows in parts_of(y, of, B):
+        how = unfolding(x[some], sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
+        together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
+        for first in range(0, rows.shape[0], together):
+            part = rows[first : first + together]
+            u = unfolded(how, first, part.shape[0], x.dtype)
+            multiply = multiplier(by, product, values, lines, precision, *u.shape, rows.shape[1])
+            getattr(multiply, product)(u, values, lines, part, precision)
+        interleave(rows, index, of, y[some])
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -85,7 +89,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     B, dy = dvalues.shape[1], dy.reshape(-1, dy.shape[2])
     sizes = dy.shape[0], x.shape[2] * window.taps, dy.shape[1]
-    of = multiplier(by, "weight_grad", dvalues, precision, *sizes)
+    of = multiplier(by, "weight_grad", dvalues, index, precision, *sizes)
     width, whole = -(-x.shape[2] // B) * B, window.whole("weight_grad")
     together = max(IN_MEMORY // max(width * x.itemsize * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
@@ -100,13 +104,16 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
 
 
 def multiplier(
-    by: str | None, product: str, values: DeviceArray, precision: str, *rows: Any
+    by: str | None, product: str, values: DeviceArray, index: Index, precision: str, *rows: Any
 ) -> Any:
     """The rung of that name, or the fastest that this card has: of (outputs, seen, features)."""
     if by:
         return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
-    _, name = next(multipliers(*of, *rows, values.shape[0], 1), (None, "k3_registers"))
+    names = [name for _, name in multipliers(*of, *rows, values.shape[0], 0)]
+    name = names[0] if names else "k3_registers"
+    if name == "k7_small_blocks" and matmul.rung(DENSE).suits(*of[:3], rows[0], index):
+        name = DENSE
     return matmul.rung(name)
 
 
@@ -120,20 +127,31 @@ def without_edge(
     return whole
 
 
-def rows_of(y: DeviceArray, of: Pass, B: int) -> DeviceArray:
-    """The matrix that has y's features in rows; one to `interleave` where residues have lines."""
-    (batch, _, features), residues = y.shape, prod(of.view.residues)
-    if residues == 1:
-        return y.reshape(-1, features)
-    return empty((batch * prod(of.view.counts), residues * -(-features // B) * B), y.dtype)
+def parts_of(y: DeviceArray, of: Pass, B: int) -> Iterator[tuple[slice, DeviceArray]]:
+    """Images in turn, and the matrix that has y's features of these in rows.
+
+    It is one to `interleave` where residues have lines: the same memory for all, in the L2 cache.
+    """
+    (batch, _, features), outputs = y.shape, prod(of.view.counts)
+    if prod(of.view.residues) == 1:
+        yield slice(batch), y.reshape(-1, features)
+        return
+    width = len(of.reached[0]) * -(-features // B) * B
+    parts = max(-(-batch * outputs * width * y.itemsize // IN_CACHE), 1)
+    together = max(-(-batch // parts), 1)
+    rows = empty((min(together, batch) * outputs, width), y.dtype)
+    for first in range(0, batch, together):
+        end = min(first + together, batch)
+        yield slice(first, end), rows[: (end - first) * outputs]
 
 
 def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> None:
-    """y (batch, pixels, features) from the matrix of `rows_of`, if it is not y itself."""
-    (batch, _, features), residues, run = y.shape, prod(of.view.residues), 16 // y.itemsize
-    if residues == 1 or not y.size:
+    """y (batch, pixels, features) from the matrix of `parts_of`, if it is not y itself."""
+    (batch, _, features), run = y.shape, 16 // y.itemsize
+    if prod(of.view.residues) == 1 or not y.size:
         return
-    squares, whole = rows.reshape(batch, -1, rows.shape[1] // residues), y.reshape(-1, features)
+    width = rows.shape[1] // len(of.reached[0])
+    squares, whole = rows.reshape(batch, -1, width), y.reshape(-1, features)
     (places,) = planned(index, places_of, of)
     how = unfolding(squares, places, 1, -(-features // run) * run)
     out = whole if features % run == 0 else empty((whole.shape[0], how.words * run // 4), y.dtype)
@@ -143,9 +161,9 @@ def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> Non
 
 
 def places_of(index: Index, of: Pass) -> tuple[np.ndarray]:
-    """(of each pixel of an image, its place among the residues of all outputs,)."""
-    pixels = np.stack([of.outputs(n) for n in range(prod(of.view.residues))], 1).reshape(-1)
-    places = np.empty(prod(of.view.out_sizes), np.int32)
+    """(of each pixel of an image, its place among the residues of all outputs, or NONE,)."""
+    pixels = np.stack([of.outputs(residue) for residue in of.reached[0]], 1).reshape(-1)
+    places = np.full(prod(of.view.out_sizes), NONE, np.int32)
     places[pixels[pixels >= 0]] = np.flatnonzero(pixels >= 0)
     return (places,)
 
@@ -192,54 +210,50 @@ def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
 
 
 def unfold(how: Unfolding, first: int, matrix: DeviceArray) -> None:
-    overlap, lines = copy_engine(), matrix.shape[0] * how.taps
+    overlap, words = copy_engine(), matrix.span.view("uint32")
     image, entry = divmod(first * how.taps, how.sources.size)
-    lanes = min(32, 1 << (how.words // 4 - 1).bit_length())  # of a pixel
-    height = THREADS // lanes
-    run = RUN if lines > 2 * RUN * height * multiprocessors() else 1
+    pieces = words.size // 4
+    run = RUN if pieces > 2 * RUN * THREADS * multiprocessors() else 1
     launch(
-        unfold_kernel(run, lanes, overlap), -(-lines // (run * height)), (lanes, height),
-        how, image, entry, matrix.span.view("uint32"),
+        unfold_kernel(run, overlap), -(-pieces // (run * THREADS)), THREADS,
+        how, image, entry, words,
         overlap=overlap,
     )  # fmt: skip
 
 
 @cache
-def unfold_kernel(RUN: int, LANES: int, overlap: bool) -> Any:
-    """So many lanes copy RUN pixels; from image `image` on, and the `entry`-th of its sources.
+def unfold_kernel(RUN: int, overlap: bool) -> Any:
+    """A thread copies RUN pieces; from image `image` on, and the `entry`-th of its sources.
 
-    With one pixel it needs few registers, and starts beside the last blocks of a small product.
+    With one piece it needs few registers, and starts beside the last blocks of a small product.
     """
-    OWN, PIECES, HEIGHT = (RUN,), (RUN, 4), THREADS // LANES
+    PIECES = (RUN, 4)
 
     @cuda.jit
     def kernel(how, image, entry, matrix):
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
-        line = (cuda.blockIdx.x * HEIGHT + cuda.threadIdx.y) * RUN
-        of_image, starts = uint32(how.sources.size), cuda.local.array(OWN, int64)
+        first = uint32(cuda.blockIdx.x * (RUN * THREADS) + cuda.threadIdx.x)
+        of_image, of_line = uint32(how.sources.size), uint32(how.words // 4)
+        pieces, own = uint32(matrix.size // 4), cuda.local.array(PIECES, uint32)
         for r in range(RUN):
-            at = uint32(entry + line + r)
-            images = uint32(at // of_image)
-            source = how.sources[uint32(at - images * of_image)]
-            starts[r] = (int64(image + images) * how.pixels + source) * how.stride
-            if source < 0 or int64(line + r) * how.words >= matrix.size:
-                starts[r] = NONE
-        for at in range(4 * cuda.threadIdx.x, how.words, 4 * LANES):
-            piece = cuda.local.array(PIECES, uint32)
-            for r in range(RUN):
-                for i in range(4):
-                    piece[r, i] = 0
-                if starts[r] >= 0 and at < how.row_words:
-                    piece[r, 0], piece[r, 1], piece[r, 2], piece[r, 3] = load_4xu32(
-                        how.x, starts[r] + at
-                    )
-            for r in range(RUN):
-                there = int64(line + r) * how.words + at
-                if there < matrix.size:
-                    own = piece[r]
-                    store_4xu32(matrix, there, own[0], own[1], own[2], own[3])
+            for i in range(4):
+                own[r, i] = 0
+            at = uint32(first + r * THREADS)
+            line = uint32(at // of_line)
+            word, number = uint32(4 * (at - line * of_line)), uint32(entry + line)
+            images = uint32(number // of_image)
+            source = how.sources[uint32(number - images * of_image)]
+            if source >= 0 and at < pieces and word < how.row_words:
+                pixel = int64(image + images) * how.pixels + source
+                own[r, 0], own[r, 1], own[r, 2], own[r, 3] = load_4xu32(
+                    how.x, pixel * how.stride + word
+                )
+        for r in range(RUN):
+            at = uint32(first + r * THREADS)
+            if at < pieces:
+                store_4xu32(matrix, 4 * int64(at), own[r, 0], own[r, 1], own[r, 2], own[r, 3])
 
     return kernel
 
@@ -257,14 +271,15 @@ def taps_in_lines(
     tap, rows = np.divmod(index.block_rows, counts[0])
     kept = np.flatnonzero(np.isin(tap, of.taps))
     sides, tap = [rows[kept], index.block_columns[kept]], np.searchsorted(of.taps, tap[kept])
-    (offsets, which), seen, begin = of.seen, int(product == "input_grad"), 0
+    (offsets, which), (residues, reached) = of.seen, of.reached
+    seen, begin = int(product == "input_grad"), 0
     if product == "weight_grad" and kept.size:
         begin = int(kept[0])
     of_tap = -(-counts[seen] // together) * together
     sides[seen] = which[tap] * of_tap + sides[seen]
     counts[seen] = len(offsets) * of_tap
-    sides[1 - seen] = np.array(of.residues, int)[tap] * counts[1 - seen] + sides[1 - seen]
-    counts[1 - seen] *= prod(of.view.residues)
+    sides[1 - seen] = reached[tap] * counts[1 - seen] + sides[1 - seen]
+    counts[1 - seen] *= len(residues)
     blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)
     walks = ((a.indptr, a.indices, a.data) for a in (blocks.tocsr(), blocks.tocsc()))
     lines, columns = (Walk(*(a.astype(np.int32) for a in arrays)) for arrays in walks)

@@ -26,14 +26,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.conv.boxes import (
-    fetch_rows,
-    find_rows,
-    in_box,
-    place_of,
-    spread,
-    tile_of,
-)
+from numbsparse.kernels.conv.boxes import fetch_rows, find_rows, in_box, place_of, spread, tile_of
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.matmul.reach import reach

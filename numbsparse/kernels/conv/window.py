@@ -49,7 +49,9 @@ class Window(NamedTuple):
     @property
     def is_identity(self) -> bool:
         """Whether each pixel sees only itself: a product of matrices."""
-        return self.taps == 1 and self.big == self.small and not any(self.low)
+        # Padding behind can make up for a stride; on an axis of one pixel that says nothing.
+        steps = all(s == 1 or n == 1 for s, n in zip(self.stride, self.small, strict=True))
+        return self.taps == 1 and self.big == self.small and steps and not any(self.low)
 
     @lru_cache(maxsize=512)  # noqa: B019  a window is a few numbers
     def whole(self, product: str) -> Pass:
@@ -115,8 +117,12 @@ class Pass(NamedTuple):
     @property
     def seen(self) -> tuple[tuple[Three, ...], np.ndarray]:
         """The offsets, each once, and which of them each tap has."""
-        each = tuple(sorted(set(self.offsets)))
-        return each, np.array([each.index(offset) for offset in self.offsets], int)
+        return _once(self.offsets)
+
+    @property
+    def reached(self) -> tuple[tuple[int, ...], np.ndarray]:
+        """The residues that taps reach, each once, and which of them each tap does."""
+        return _once(self.residues)
 
     def sources(self, offset: Three) -> np.ndarray:
         """The pixel that each output sees at an offset, (outputs,), or -1 outside the image."""
@@ -126,6 +132,11 @@ class Pass(NamedTuple):
         """The pixel of each output that is this residue, (outputs,), or -1 outside the image."""
         first = np.unravel_index(residue, self.view.residues)
         return _pixels(self.view.counts, self.view.step, first, self.view.out_sizes)
+
+
+def _once(of_taps: tuple[Any, ...]) -> tuple[tuple[Any, ...], np.ndarray]:
+    each = tuple(sorted(set(of_taps)))
+    return each, np.array([each.index(value) for value in of_taps], int)
 
 
 def _forward(window: Window) -> Pass:

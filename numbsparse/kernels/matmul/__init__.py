@@ -7,6 +7,8 @@ Every rung is a module with the same four names:
     input_grad(dy, values, index, dx, precision)       # dx[:] = dy @ w.T
     weight_grad(x, dy, index, dvalues, precision)      # dvalues = (x.T @ dy) at the kept blocks
 
+One that does not compute a product lacks it, and `unsupported` says so.
+
 `x` and `dx` are (batch, in_features), `y` and `dy` (batch, out_features), `values` and `dvalues`
 (n_blocks, B, B); `index` is the Index of the layout, where the operands are. The last operand is
 written whole. Inputs may have any strides; `dvalues` is C-contiguous, `y` and `dx` are, or their
@@ -46,11 +48,13 @@ RUNGS = {
     "k6_hopper": "cuda",
     "k7_small_blocks": "cuda",
     "k8_small_batch": "cuda",
+    "k9_dense_tiles": "cuda",
 }
 """The place of each rung, in reading order.
 
 With blocks of 32 and more and large batches that is the order of their speed. k7_small_blocks is
 for blocks under 32, k8_small_batch for small batches; at such batches earlier rungs have no order.
+k9_dense_tiles is for many blocks under 32.
 """
 
 LADDER: dict[str, ModuleType]
@@ -59,11 +63,6 @@ LADDER: dict[str, ModuleType]
 
 MADE_SIZES = (32, 64, 128)
 """Block sizes of layouts made on a GPU; smaller blocks are fast with plans of the host alone."""
-
-
-AS_DENSE = {8: ((512, 0.18), (192, 0.22), (48, 0.3)), 16: ((192, 0.34), (48, 0.45))}
-"""By block size, of so many rows the part that is kept of tiles from which on k7_small_blocks
-multiplies 16-bit values as if all were: there that took less time (H200)."""
 
 
 OWN: dict[str, Any] = {}
@@ -140,16 +139,6 @@ def takes_gates(kernel: str, product: str, known: bool) -> bool:
     """
     name = "TAKES_GATES" if known else "TAKES_UNKNOWN_GATES"
     return product in getattr(rung(kernel.partition("/")[0]), name, ())
-
-
-def as_dense_from(block_size: int, batch: int) -> float:
-    """The part of `AS_DENSE`; more than all where there is none.
-
-    >>> as_dense_from(8, 512), as_dense_from(8, 511), as_dense_from(8, 47)
-    (0.18, 0.22, inf)
-    """
-    of_rows = AS_DENSE.get(block_size, ())
-    return next((kept for rows, kept in of_rows if batch >= rows), float("inf"))
 
 
 def n_tiles(name: str, *case: Any) -> int:

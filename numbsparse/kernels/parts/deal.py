@@ -175,3 +175,60 @@ def in_step(counts, warps, order):
             ahead[warp] += n * loads[few[best], warp]
         few[best] = few.size + k
     return n
+
+
+def lines_of_strips(indptr: np.ndarray, warps: int, columns: int, cluster: int) -> np.ndarray:
+    """(strips, columns): the lines of the warps of each strip, those with more blocks first.
+
+    A strip is that of a cluster, whose blocks of threads have so many warps with so many columns.
+    The longest are dealt to the warps in turn, there and back. What is beyond the last is none.
+    """
+    per_block = warps * columns
+    width = per_block * cluster
+    kept = np.zeros((-(-(indptr.size - 1) // width), width), np.int64)
+    kept.reshape(-1)[: indptr.size - 1] = np.diff(indptr)
+    order = np.argsort(-kept.sum(1), kind="stable")
+    longest = np.argsort(-kept.reshape(-1, per_block), axis=1, kind="stable")
+    slot, warp = np.divmod(np.arange(per_block), warps)
+    warp = np.where(slot % 2 == 0, warp, warps - 1 - warp)
+    in_block = np.empty_like(longest)
+    in_block[:, warp * columns + slot] = longest
+    in_block += np.arange(len(in_block))[:, None] * per_block
+    return in_block.reshape(kept.shape)[order]
+
+
+@compiled()
+def cut_into_stages(
+    counts, warps, most, room, blocks_a_step, cluster, blocks, stages, places, groups
+):
+    """Where the stages of each strip begin: they take groups while there is room for their steps.
+
+    blocks : of each column of a stage; stages, places : of each group of a strip; groups : of each
+        stage
+    """
+    n_strips, n_groups, width = counts.shape
+    order, each, stage = np.empty(n_groups, np.int64), width // cluster, -1
+    firsts = np.zeros(n_strips + 1, np.int64)
+    for strip in range(n_strips):
+        place, shift = most, blocks_a_step - 1  # of one or two
+        for k in range(in_step(counts[strip], warps, order)):
+            group = order[k]
+            own = counts[strip, group]
+            for new in range(2):
+                if new or place == most:
+                    stage, place = stage + 1, 0
+                longest, now = 0, blocks[stage]
+                for part in range(cluster):
+                    steps = 0
+                    for column in range(part * each, (part + 1) * each):
+                        steps += now[column] + own[column] + shift >> shift
+                    longest = max(longest, steps)
+                if place == 0 or longest <= room:
+                    break
+            for column in range(width):
+                now[column] += own[column]
+            stages[strip, group], places[strip, group] = stage, place
+            groups[stage, place] = group
+            place += 1
+        firsts[strip + 1] = stage + 1
+    return firsts

@@ -34,19 +34,14 @@ class Copying(NamedTuple):
 
     codes : numbers that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
+    weigh(gates, own) : the gates of these, once they are there
     copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
 
     codes: int
     look_up: Any
+    weigh: Any
     copy: Any
-
-
-class Gated(NamedTuple):
-    """As one argument of a kernel: codes, and the gates of the blocks that they name."""
-
-    codes: Any
-    gates: Any
 
 
 def copying(
@@ -73,12 +68,10 @@ def copying(
     SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TOGETHER, 4)
 
     @cuda.jit(device=True)
-    def look_up_gates(given, known, k, fetcher, own):
-        look_up(given.codes, known, k, fetcher, own)
-        for c in range(CODES):
-            gate = given.gates[own[c] >> INSIDE_BITS]
-            own[c] = own[c] if gate != 0 else int32(0)
-            own[CODES + c] = int32(as_uint32(gate))
+    def weigh(gates, own):
+        if SCALES:
+            for c in range(CODES):
+                own[CODES + c] = int32(as_uint32(gates[own[c] >> INSIDE_BITS]))
 
     @cuda.jit(device=True)
     def put_scaled(words, gate, nbytes, shared, at):
@@ -116,6 +109,10 @@ def copying(
                     k = min(first + u, mine - 1)
                     here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
                     inside, at = here & INSIDE, int64(here >> INSIDE_BITS) * (B * B)
+                    if SCALES:
+                        gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
+                        gates[u] = as_float32(uint32(gate))
+                        inside = inside if gates[u] != 0 else int32(0)
                     start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
                     nbytes = 16 if row < inside else 0
                     if transposed:
@@ -123,8 +120,7 @@ def copying(
                     there = uint32(start + (row * PIECES + (piece ^ exchange)) * 16)
                     of_line = at + int64(row * B + piece * RUN)
                     if SCALES:
-                        gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
-                        gates[u], places[u], sizes[u] = as_float32(uint32(gate)), there, nbytes
+                        places[u], sizes[u] = there, nbytes
                         if nbytes > 0 and gates[u] != 1:
                             four = load_4xu32(values, of_line)
                             for i in range(4):
@@ -144,7 +140,7 @@ def copying(
             cuda.threadfence_block()
         cp_async_arrive(bars, stage)
 
-    return Copying(2 * CODES, look_up_gates, copy) if SCALES else Copying(CODES, look_up, copy)
+    return Copying(2 * CODES if SCALES else CODES, look_up, weigh, copy)
 
 
 @cache

@@ -8,12 +8,25 @@ from numba import cuda, float32, int64, uint16, uint32, uint64
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
-from numbsparse.kernels.parts.aligned import of_bits
+from numbsparse.kernels.parts.aligned import (
+    aligned_either_way,
+    batch_is_contiguous,
+    is_aligned,
+    of_bits,
+)
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 SIDE = 64  # columns of a tile: 128 bytes; and its rows, at most
 THREADS = 256
 RUN = 8  # values in 16 bytes
+
+
+def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
+    """x, or a copy, as the copy engine reads it: (..., whether it is feature-major)."""
+    x = of_bits(x)
+    if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
+        x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
+    return aligned_either_way(x)
 
 
 def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:

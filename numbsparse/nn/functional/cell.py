@@ -5,7 +5,8 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor, record, unchanged
-from numbsparse.nn.functional.repeated import Places, Terms, jointly
+from numbsparse.nn.functional.joint import jointly, results_of
+from numbsparse.nn.functional.repeated import Places
 
 
 def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -39,19 +40,16 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
         factor, at = None if kept is None else kept.data, of_dz.next()
         h, after = ops.cell(z.data, c.data, factor, of_h.next())
 
-        def gradients(terms: Any, y: Tensor) -> list[Any]:
+        def gradients(pieces: Any, y: Tensor) -> list[Any]:
             unchanged(y)
-            given = dict(terms)
             dh, dc = (
-                given[name].data if name in given else ops.zeros_like(like)
-                for name, like in (("h", h), ("c", after))
+                pieces[i].data if i in pieces else ops.zeros_like(like)
+                for i, like in enumerate((h, after))
             )
             return [Tensor(d) for d in ops.cell_grad(z.data, c.data, factor, after, dh, dc, at)]
 
         hidden = record(h, *jointly(gradients, z, c))
-        return (
-            record(h, (hidden, lambda dy, y: Terms([("h", dy)]))),  # type: ignore[arg-type,return-value]
-            record(after, (hidden, lambda dy, y: Terms([("c", dy)]))),  # type: ignore[arg-type,return-value]
-        )
+        new_h, new_c = results_of(hidden, (h, after), "repeated_cell")
+        return new_h, new_c
 
     return cell

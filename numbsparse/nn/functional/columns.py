@@ -3,11 +3,11 @@
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, is_recording, record, unchanged
+from numbsparse.autograd import Tensor, as_tensor, record, unchanged
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import add, as_matrix, cast, divide, multiply, negative
+from numbsparse.nn.functional.joint import jointly
 from numbsparse.nn.functional.layers import check_features
-from numbsparse.nn.functional.repeated import jointly
 from numbsparse.nn.functional.shape import getitem, reshape, sum, sum_rows, take_rows
 
 
@@ -94,21 +94,16 @@ def normalise_columns(
         dv = ops.scale_columns(slopes, whole(scale), layout, blocks, whole(along))
         return [Tensor(data.with_values(dv)), Tensor(_cast(dg, g.dtype))]
 
-    def recorded(dw: Tensor) -> tuple[Tensor, Tensor]:
+    def recorded(dw: Tensor, w: Tensor) -> list[Tensor]:
         own, dw = cast(v, lengths.dtype), cast(dw, lengths.dtype)
         norms = column_norms(own, eps, **inner)
         by = divide(cast(g, lengths.dtype), norms)
         dg = divide(_dots(dw, own, tap_features), norms)
         along = scale_columns(own, negative(divide(multiply(by, dg), norms)), **inner)
-        return cast(add(scale_columns(dw, by, **inner), along), v.dtype), cast(dg, g.dtype)
-
-    edges = jointly(fused, v, g)
-
-    def edge(i: int) -> Any:
-        return lambda dw, w: recorded(dw)[i] if is_recording() else edges[i][1](dw, w)
+        return [cast(add(scale_columns(dw, by, **inner), along), v.dtype), cast(dg, g.dtype)]
 
     values = ops.scale_columns(blocks, whole(scale), layout)
-    return record(data.with_values(values), (v, edge(0)), (g, edge(1)))
+    return record(data.with_values(values), *jointly(fused, v, g, again=recorded))
 
 
 def blocks_of(w: Tensor, tap_features: int | None = None) -> Tensor:

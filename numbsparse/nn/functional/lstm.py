@@ -1,6 +1,5 @@
 """The LSTM as one function of a whole sequence, and step by step as the textbooks have it."""
 
-from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
@@ -8,7 +7,6 @@ from numbsparse.autograd import (
     Tensor,
     as_tensor,
     differentiable_grads,
-    is_recording,
     record,
     refuse_again,
     unchanged,
@@ -16,9 +14,10 @@ from numbsparse.autograd import (
 from numbsparse.autograd.reducers import reducers
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
+from numbsparse.nn.functional.joint import jointly, results_of
 from numbsparse.nn.functional.layers import layer_norm
 from numbsparse.nn.functional.products import matmul
-from numbsparse.nn.functional.shape import Pieces, reshape, stack, unbind
+from numbsparse.nn.functional.shape import reshape, stack, unbind
 from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
@@ -105,16 +104,10 @@ def lstm(
     backward = _LSTM(inputs, how, exchange)
     trace = backward.trace
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
-    # One hidden tensor stands for the three results; its gradient is theirs, by number. That of
-    # weight_hh, the largest, is the first: to reduce it over several cards takes the longest. Those
-    # that are there by then follow, and at last what is still a product.
-    order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
-    hidden = record(y, *((inputs[i], backward.vjp(i)) for i in order))
-    results = [
-        record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
-        for i, data in enumerate((y, *last))
-    ]
-    return results[0], results[1], results[2]
+    in_order = [inputs[i] for i in backward.order]
+    hidden = record(y, *jointly(backward.once, *in_order, again=backward.again))
+    y, h, c = results_of(hidden, (y, *last), "lstm")
+    return y, h, c
 
 
 def lstm_step_by_step(
@@ -163,10 +156,11 @@ class _LSTM:
 
     def __init__(self, inputs: list[Tensor], how: Any, exchange: Any):
         self.inputs, self.how, self.exchange = inputs, how, exchange
+        # The gradient of weight_hh, the largest, is the first: to reduce it over several cards
+        # takes the longest. Those that are there by then follow, and at last what is still a
+        # product.
+        self.order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
         self.trace: Any = self.forward()
-        self.pieces: Any = None  # the gradients that `found` belongs to
-        self.found: Any = None
-        self.left = 0  # inputs that still ask for theirs
 
     def cells(self) -> Any:
         """As they are now."""
@@ -178,28 +172,9 @@ class _LSTM:
         x, h, c = (self.inputs[i].data for i in (0, 4, 5))
         return ops.lstm(x, self.cells(), h, c)
 
-    def vjp(self, i: int) -> Callable[[Any, Tensor], Tensor]:
-        def gradient(pieces: Any, y: Tensor) -> Tensor:
-            unchanged(y)  # the trace shares its memory
-            return self.gradient(i, pieces)
-
-        return gradient
-
-    def gradient(self, i: int, pieces: Any) -> Tensor:
-        """Of input number i, from those of the results."""
-        if self.pieces is not pieces:
-            if self.exchange is not None:
-                refuse_again()
-            self.found = self._again(pieces) if is_recording() else self._once(pieces)
-            self.pieces, self.left = pieces, sum(a.requires_grad for a in self.inputs)
-        gradient = self.found(i)
-        self.left -= 1
-        if not self.left:  # nothing of it is kept until the tape goes
-            self.found = self.pieces = None
-        return gradient
-
-    def _once(self, pieces: Any) -> Callable[[int], Tensor]:
-        """The fused gradient."""
+    def once(self, pieces: Any, y: Tensor) -> list[Any]:
+        """The fused gradients, each a function that gives it."""
+        unchanged(y)  # the trace shares its memory
         cells, precision = self.cells(), self.how["precision"]
         x: Any = self.inputs[0].data
         weight_ih, weight_hh = cells.weight_ih, cells.weight_hh
@@ -234,10 +209,13 @@ class _LSTM:
             lambda: grads.c,
             lambda: grads.gain,
         ]
-        return lambda i: Tensor(makers[i]())
+        return [lambda make=makers[i]: Tensor(make()) for i in self.order]  # type: ignore[misc]
 
-    def _again(self, pieces: Any) -> Callable[[int], Any]:
+    def again(self, pieces: Any, y: Tensor) -> list[Any]:
         """Gradients that are differentiable again, through the steps one by one."""
+        unchanged(y)
+        if self.exchange is not None:
+            refuse_again()
         n = len(self.inputs)
 
         def weighted(*given: Tensor) -> Tensor:
@@ -251,4 +229,4 @@ class _LSTM:
             return total
 
         gradients = differentiable_grads(weighted, self.inputs, list(pieces.values()))
-        return lambda i: gradients[i]
+        return [gradients[i] for i in self.order]

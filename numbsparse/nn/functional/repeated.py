@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record, refuse_again, unchanged, unread
+from numbsparse.autograd import Tensor, is_recording, record, unchanged, unread
 from numbsparse.device import DeviceArray, empty, on
 from numbsparse.nn.functional.arithmetic import as_matrix
+from numbsparse.nn.functional.joint import jointly
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
 from numbsparse.ops.affine_norm import Place
@@ -151,25 +152,3 @@ class Terms(list[Any]):
     def __add__(self, other: Any) -> "Terms":  # type: ignore[override]
         self.extend(other)
         return self
-
-
-def jointly(vjp: Callable[[Any, Tensor], list[Any]], *inputs: Tensor) -> list[Any]:
-    """Edges to inputs whose gradients `vjp(dy, y)` computes all at once, in order."""
-    wanted = sum(tensor.requires_grad for tensor in inputs)
-    found: dict[str, Any] = {}
-
-    def part(i: int) -> Callable[[Any, Tensor], Any]:
-        def on_tensors(dy: Any, y: Tensor) -> Any:
-            refuse_again()
-            if not found:
-                found.update(gradients=vjp(dy, y), left=wanted)
-            gradient = found["gradients"][i]
-            found["left"] -= 1
-            if not found["left"]:
-                found.clear()
-            return gradient
-
-        on_tensors.__qualname__ = vjp.__qualname__
-        return on_tensors
-
-    return [(tensor, part(i)) for i, tensor in enumerate(inputs)]

@@ -9,6 +9,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record, unread
 from numbsparse.block_sparse import BlockSparse
+from numbsparse.nn.functional.joint import results_of
 from numbsparse.ops.operands import axes_of, on_gpu, one_axis
 from numbsparse.patterns.checks import INTEGER, integer
 
@@ -249,15 +250,6 @@ def _put(shape: tuple[int, ...], key: Any, values: Tensor) -> Tensor:
     return record(ops.put(shape, key, values.data), (values, lambda dy, y: getitem(dy, key)))
 
 
-class Pieces(dict[int, Tensor]):
-    """The gradients of some parts of a tensor, by number; their sum is the gradients of more."""
-
-    def __add__(self, other: "Pieces") -> "Pieces":
-        for i, gradient in other.items():
-            self[i] = self[i] + gradient if i in self else gradient
-        return self
-
-
 def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -> list[Tensor]:
     """x[key] for each key, all recorded behind one hidden tensor that joins their gradients."""
     datas = [ops.getitem(x.data, key) for key in keys]
@@ -272,7 +264,4 @@ def _parts(x: Tensor, keys: list[Any], join: Callable[[list[Tensor]], Tensor]) -
     hidden = record(x.data, (x, joined))
     if not hidden.requires_grad:
         return [Tensor(data) for data in datas]
-    return [
-        record(data, (hidden, lambda dy, y, i=i: Pieces({i: dy})))  # type: ignore[arg-type,misc]
-        for i, data in enumerate(datas)
-    ]
+    return results_of(hidden, datas, "parts")

@@ -15,13 +15,7 @@ from numba import cuda, float32, int32, uint32, uint64
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
-from numbsparse.kernels.conv.boxes import (
-    fetch_box,
-    pixel_map,
-    place_of,
-    start_rings,
-    tile_of,
-)
+from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, place_of, start_rings, tile_of
 from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
     TeamProduct,
     product_of_16_bit,

@@ -12,8 +12,6 @@ warp and is known only at run time; the registers of sums must be known when the
   `parts.stored_blocks` copies them as they are stored; for a long batch, in float32 of more than
   128 rows, `packed` puts w in that order first, as the registers of an mma. Where strips are too
   few for the GPU they are narrower, and blocks of threads share the sum of a strip.
-- `dense_tiles`: of 16 bits, where a fifth of the blocks of 8 is kept, or a third of those of 16,
-  they are copied into tiles of 64 x 128, zeros between them, that wgmma multiplies as if dense.
 - `regions`: 130 or more blocks of w of 16 x 16, or 430 of 8 x 8, near each other. Each warp has
   slots for their sums; neighbouring slots are in one column and read its dy once. Where regions are
   too few for the GPU they are smaller, or a cluster has one and its blocks parts of the batch; some
@@ -47,7 +45,6 @@ waits for shared memory, read 512 bytes or more for 16 rows of a slot. Of few re
 features, the launch, and 1 to 3 us in which a cluster adds up its parts, are most of the time.
 """
 
-from numbsparse.kernels.matmul.k7_small_blocks.dense_tiles import in_dense_tiles, is_as_dense
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
@@ -64,19 +61,12 @@ unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(
 
 def forward(x, values, index, y, precision="highest", gates=None):
     """y[:] = x @ w, or x @ (gates[b] * w[b] of each block)."""
-    _product(x, values, index, y, False, precision, gates)
+    along_strips(x, values, index, y, False, precision, gates)
 
 
 def input_grad(dy, values, index, dx, precision="highest", gates=None):
     """dx[:] = dy @ w.T, with gates as in forward."""
-    _product(dy, values, index, dx, True, precision, gates)
-
-
-def _product(x, values, index, y, transposed, precision, gates):
-    if gates is None and is_as_dense(x, values, index, y, transposed):
-        in_dense_tiles(x, values, index, y, transposed)
-    else:
-        along_strips(x, values, index, y, transposed, precision, gates)
+    along_strips(dy, values, index, dx, True, precision, gates)
 
 
 def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):

@@ -120,7 +120,7 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     """
     per_slot, of_group = 16 // B, region.FEATURES // B
     row_groups, column_groups = (-(-n // of_group) for n in sides)
-    height, items, slots, _ = _region_of_blocks(index, per_slot, of_group, sides, region)
+    height, items, slots, _ = planned(index, regions_of_blocks, per_slot, of_group, sides, region)
     n, row = slots.size, np.arange(sides[0])
     lines = tuple(index.columns), row // of_group, row // of_group // height, items
     xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
@@ -135,7 +135,7 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     return groups, *(a.reshape(-1) for a in (codes, used, blocks))
 
 
-def _region_of_blocks(
+def regions_of_blocks(
     index: Index, per_slot: int, of_group: int, sides: tuple[int, int], region: Region
 ) -> tuple[int, np.ndarray, np.ndarray, int]:
     """(height, (panels, columns) the region of blocks there, slots of each region, groups of dy).
@@ -143,9 +143,8 @@ def _region_of_blocks(
     Panels have the height with the fewest bytes and products of all regions.
     """
     n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
-    flat = index.block_rows // of_group * np.int64(sides[1]) + index.block_columns
-    counts = np.bincount(flat, minlength=n_groups * sides[1]).reshape(n_groups, -1)
-    before = np.vstack([0 * counts[:1], counts.cumsum(0)])
+    before = np.zeros((n_groups + 1, sides[1]), np.int32)
+    _count(index.block_rows, index.block_columns, of_group, before)
     best, chosen = np.inf, 1
     how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
     slots = np.zeros(index.rows.indices.size, np.int64)
@@ -157,6 +156,16 @@ def _region_of_blocks(
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
     n, groups = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
     return chosen, items, slots[:n], groups
+
+
+@compiled()
+def _count(rows, columns, of_group, before):
+    """before[g] += the blocks of each column in the groups of block rows before g."""
+    for k in range(rows.size):
+        before[rows[k] // of_group + 1, columns[k]] += 1
+    for group in range(1, len(before)):
+        for column in range(before.shape[1]):
+            before[group, column] += before[group - 1, column]
 
 
 @compiled()
@@ -271,10 +280,8 @@ def region_for(
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
     """(how many regions there are, the height of their panels, their groups of dy in all)."""
-    sides = -(-widths[0] // B), -(-widths[1] // B)
-    height, _, slots, groups = _region_of_blocks(
-        index, 16 // B, region.FEATURES // B, sides, region
-    )
+    how = 16 // B, region.FEATURES // B, tuple(-(-n // B) for n in widths), region
+    height, _, slots, groups = planned(index, regions_of_blocks, *how)
     return slots.size, height, groups
 
 

@@ -17,7 +17,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import handed_over, multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.cluster_sums import part_bytes
-from numbsparse.kernels.parts.deal import Lengths, in_step
+from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import IMAGES, boxes_of
@@ -294,34 +294,30 @@ def plan_strips(
         features there are, 0 where there is no block.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
-    lines = _lines_of_strips(walk.indptr, strip)
+    lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER)
     shift = (strip.WIDTH // strip.B).bit_length() - 1
     counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
     how = strip.GROUPS, strip.STEPS, strip.BLOCKS_A_STEP, strip.CLUSTER
-    firsts = _cut(counts, n_warps, *how, blocks, stages, places, groups)
+    firsts = cut_into_stages(counts, n_warps, *how, blocks, stages, places, groups)
     groups, blocks = groups[: firsts[-1] + 1], blocks[: firsts[-1] + 1]
 
-    steps: np.ndarray = -(-blocks // strip.BLOCKS_A_STEP).reshape(-1, strip.WARPS, strip.COLUMNS)
-    of_warp = steps.sum(2)
-    taken, before = of_warp.sum(1), of_warp.cumsum(axis=1) - of_warp
-    begins = np.append(0, np.cumsum(-(-taken // ALIGNED) * ALIGNED))
-    in_columns: np.ndarray = steps << COUNT_BITS * np.arange(strip.COLUMNS)
-    heads = begins[:-1] + strip.HEAD * np.arange(taken.size)
+    of_blocks, at = blocks.reshape(-1, strip.WARPS * strip.COLUMNS), np.empty_like(blocks)
+    n, head = len(of_blocks), np.arange(strip.HEAD)
+    begins, heads = np.zeros(n + 1, np.int64), np.zeros((n, strip.HEAD), np.uint32)
+    _begin(of_blocks, strip.COLUMNS, strip.BLOCKS_A_STEP - 1, begins, heads, at.reshape(n, -1))
     nowhere = strip.GROUPS * strip.GROUP_BYTES
-    words = np.full(begins[-1] + strip.HEAD * taken.size, nowhere << 16 | nowhere, np.uint32)
-    words[heads[:, None] + np.arange(strip.HEAD)] = 0
-    words[heads[:, None] + np.arange(strip.WARPS)] = in_columns.sum(2) + (before << 4 * COUNT_BITS)
+    words = np.full(begins[-1] + heads.size, nowhere << 16 | nowhere, np.uint32)
+    words[(begins[:-1] + strip.HEAD * np.arange(n))[:, None] + head] = heads
     codes = np.zeros((begins[-1], strip.BLOCKS_A_STEP), np.int32)
-    at = steps.cumsum(axis=2) - steps + (before + begins[:-1, None])[..., None]
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     if offsets is not None:
         groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
     places *= strip.GROUP_BYTES
-    _write(*walk, lines, stages, places, at.reshape(blocks.shape), column, sizes, words, codes)
+    _write(*walk, lines, stages, places, at, column, sizes, words, codes)
     return (
         Lengths(firsts),
         np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
@@ -332,58 +328,20 @@ def plan_strips(
     )
 
 
-def _lines_of_strips(indptr: np.ndarray, strip: Strip) -> np.ndarray:
-    """(strips, columns): the lines of the warps of each strip, with more blocks first.
-
-    The longest are dealt to the warps in turn, there and back. What is beyond the last is none.
-    """
-    per_block = strip.WARPS * strip.COLUMNS
-    width = per_block * strip.CLUSTER
-    kept = np.zeros((-(-(indptr.size - 1) // width), width), np.int64)
-    kept.reshape(-1)[: indptr.size - 1] = np.diff(indptr)
-    order = np.argsort(-kept.sum(1), kind="stable")
-    longest = np.argsort(-kept.reshape(-1, per_block), axis=1, kind="stable")
-    slot, warp = np.divmod(np.arange(per_block), strip.WARPS)
-    warp = np.where(slot % 2 == 0, warp, strip.WARPS - 1 - warp)
-    in_block = np.empty_like(longest)
-    in_block[:, warp * strip.COLUMNS + slot] = longest
-    in_block += np.arange(len(in_block))[:, None] * per_block
-    return in_block.reshape(kept.shape)[order]
-
-
 @compiled()
-def _cut(counts, warps, most, room, blocks_a_step, cluster, blocks, stages, places, groups):
-    """Where the stages of each strip begin: they take groups while there is room for their steps.
-
-    blocks : of each column of a stage; stages, places : of each group of a strip; groups : of each
-        stage
-    """
-    n_strips, n_groups, width = counts.shape
-    order, each, stage = np.empty(n_groups, np.int64), width // cluster, -1
-    firsts = np.zeros(n_strips + 1, np.int64)
-    for strip in range(n_strips):
-        place, shift = most, blocks_a_step - 1  # of one or two
-        for k in range(in_step(counts[strip], warps, order)):
-            group = order[k]
-            own = counts[strip, group]
-            for new in range(2):
-                if new or place == most:
-                    stage, place = stage + 1, 0
-                longest, now = 0, blocks[stage]
-                for part in range(cluster):
-                    steps = 0
-                    for column in range(part * each, (part + 1) * each):
-                        steps += now[column] + own[column] + shift >> shift
-                    longest = max(longest, steps)
-                if place == 0 or longest <= room:
-                    break
-            for column in range(width):
-                now[column] += own[column]
-            stages[strip, group], places[strip, group] = stage, place
-            groups[stage, place] = group
-            place += 1
-        firsts[strip + 1] = stage + 1
-    return firsts
+def _begin(blocks, columns, shift, begins, heads, at):
+    """Where the steps of each stage begin and those of each of its columns, and what heads say."""
+    for stage in range(len(blocks)):
+        before = 0
+        for column in range(blocks.shape[1]):
+            warp, own = column // columns, column % columns
+            if own == 0:
+                heads[stage, warp] = before << 4 * COUNT_BITS
+            steps = blocks[stage, column] + shift >> shift
+            heads[stage, warp] |= steps << COUNT_BITS * own
+            at[stage, column] = begins[stage] + before
+            before += steps
+        begins[stage + 1] = begins[stage] + -(-before // ALIGNED) * ALIGNED
 
 
 @compiled()

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint8, uint32, uint64
 
-from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
@@ -31,13 +30,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
-from numbsparse.kernels.parts.aligned import (
-    aligned_either_way,
-    aligned_values,
-    batch_is_contiguous,
-    is_aligned,
-    of_bits,
-)
+from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
@@ -49,9 +42,8 @@ from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
-from numbsparse.kernels.parts.stored_blocks import Gated
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
-from numbsparse.kernels.parts.transpose import transposed_copy
+from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -114,15 +106,14 @@ def along_strips(
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
 
         w, words, begins = packed_by_gates(values, codes, words, begins, gates, strip, transposed)
-    elif gates is not None:
-        codes = Gated(codes, gates)
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed, INSIDE_BITS)
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops)
+    all_gates = () if gates is None else gates
+    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates)
     dense: Any = ()
     if arithmetic == "highest":  # for sums that a split made NaN
         own = x.T if x_order == FEATURES else x
-        dense = dense_of(own, values, index, transposed, () if gates is None else gates)
+        dense = dense_of(own, values, index, transposed, all_gates)
     together = strip.CLUSTER * strip.SPLIT
     launch(
         strip_kernel(strip, arithmetic, x_order, order, transposed),
@@ -133,14 +124,6 @@ def along_strips(
         cluster=(together,) if together > 1 else None,
         overlap=True,
     )
-
-
-def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x, or a copy, as the copy engine reads it: (..., whether it is feature-major)."""
-    x = of_bits(x)
-    if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
-        x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
-    return aligned_either_way(x)
 
 
 class Plan(NamedTuple):
@@ -155,6 +138,7 @@ class Plan(NamedTuple):
     tile_starts: Any
     rows: int  # of each tile of the batch: see `even_rows`
     tops: Any  # of tiles of images: see `pixels`
+    gates: Any  # of blocks that lanes copy, if any
 
 
 @cache

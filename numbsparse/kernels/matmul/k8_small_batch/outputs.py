@@ -17,6 +17,9 @@ from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
 
+# Of a tile whose x is the second operand: an mma takes 16 lines of the first, and 8 of the second.
+SECOND_ROWS = 24
+
 
 class Sums(NamedTuple):
     """The sums of a line of y: which operand is first, and how they are stored.
@@ -32,7 +35,7 @@ class Sums(NamedTuple):
 
     @property
     def x_first(self) -> bool:
-        return self.y != FEATURES
+        return self.y != FEATURES and 8 * self.x.groups != SECOND_ROWS
 
     @property
     def operands(self) -> tuple[Operand, Operand]:

@@ -8,27 +8,35 @@ keeps no block is left out.
 An infinity in x that meets a zero of no block makes NaN: such sums are computed again.
 """
 
-from functools import cache, lru_cache
-from itertools import product as every
+from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
-from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import multiprocessors, registers, shared_memory
-from numbsparse.kernels.matmul import as_dense_from
-from numbsparse.kernels.matmul.k7_small_blocks.strips import readable
+from numbsparse.kernels.card import multiprocessors, registers
+from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
+    COLUMNS,
+    COUNT,
+    FETCHERS,
+    INSIDE_BITS,
+    SQUARE,
+    Tile,
+    depth_of,
+    plan_tiles,
+    shape_of,
+)
 from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import add_parts, meet, part_bytes
+from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for, map_of
+from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -58,97 +66,15 @@ from numbsparse.kernels.ptx import (
 )
 from numbsparse.layout import Index
 
-SQUARE, COLUMNS = 64, 128  # of w, whose rows have 128 bytes; of y
-COUNT = COLUMNS // 2  # sums of a thread
-FETCHERS, INSIDE_BITS = 4, 5  # warps; of a code
-MOST_STAGES = 3 if SIMULATED else 8
-ROOM = {1: float("inf"), 2: 1.0, 4: 0.76}  # of the multiprocessors, for clusters of that size
-# Microseconds, fitted to an H200: of 64 features, and more for each 64 rows; of a tile beside them,
-# and for each 64 rows where its sum is shared. Of 47 products it chose the fastest tile.
-OF_STEP, OF_ROWS, OF_TILE, OF_SUMS = 0.24, 0.114, 4.0, 1.23
-
-
-class Tile(NamedTuple):
-    """What a kernel is made for."""
-
-    B: int
-    kind: str  # "f16" or "bf16"
-    WARPGROUPS: int  # of 64 rows each
-    SPLIT: int  # blocks of threads of a cluster that have a part of the sum each
-    DEPTH: int  # features of a step, 64 or 128
-    transposed: bool  # y = x @ w.T
-    x_transposed: bool  # x is feature-major
-    order: str  # of y, see `parts.store`
-
-    @property
-    def ROWS(self) -> int:
-        return SQUARE * self.WARPGROUPS
-
-    @property
-    def W_START(self) -> int:
-        return 2 * self.DEPTH * self.ROWS
-
-    @property
-    def STAGE_BYTES(self) -> int:
-        return self.W_START + 2 * self.DEPTH * COLUMNS
-
-    @property
-    def RECORD(self) -> int:
-        return record_of(self.B, self.DEPTH)
-
-    @property
-    def STAGES(self) -> int:
-        """Of the ring; with two records for each."""
-        limit = (shared_memory() or 228 * 1024) - PERIOD - 1024
-        return min(limit // (self.STAGE_BYTES + 8 * self.RECORD), MOST_STAGES)
-
-    @property
-    def SHARED_BYTES(self) -> int:
-        """The parts of a sum that is split are where the ring was."""
-        parts = part_bytes(4 * self.WARPGROUPS, COUNT) if self.SPLIT > 1 else 0
-        return max(self.STAGES * (self.STAGE_BYTES + 8 * self.RECORD), parts) + PERIOD
-
-    @property
-    def WIDTH(self) -> int:
-        """Columns that a block stores of a sum that is split."""
-        return COLUMNS // self.SPLIT
-
-
-def record_of(B: int, depth: int) -> int:
-    """Numbers of a step: a code for each block of a tile of w, its first feature, and zeros."""
-    return COLUMNS * depth // B**2 + 4
-
-
-def depth_of(warpgroups: int) -> int:
-    """Features of a step: with many rows the ring has no room for more.
-
-    With 64 two of 64 rows took 1.06 times as long in blocks of 8 (8,192 features, 128 rows), one up
-    to 1.15 times in blocks of 16 (H200).
-    """
-    return 2 * SQUARE if warpgroups <= 2 else SQUARE
-
-
-class Plan(NamedTuple):
-    """What each block of threads does: see `plan_tiles`."""
-
-    starts: Any
-    records: Any
-    rows: int  # of each tile of the batch: see `even_rows`
-
-
-def is_as_dense(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> bool:
-    """Whether so much of the tiles is kept that this is faster than strips."""
-    n_blocks, B, _ = values.shape
-    least = as_dense_from(B, x.shape[0])
-    if x.itemsize != 2 or least > 1 or n_blocks == 0 or y.size == 0:
-        return False
-    (kept,) = planned(index, kept_of_tiles, transposed, B)
-    return kept >= least
-
 
 def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> None:
     """y[:] = x @ w, or with w transposed, of 16 bits."""
     (batch, features), B = x.shape, values.shape[1]
+    if y.size == 0:
+        return
+    if values.shape[0] == 0:
+        fill(y, 0)
+        return
     values, order = aligned_values(values), order_of(y)
     x, x_transposed = readable(x)
     strips = -(-y.shape[1] // COLUMNS)
@@ -174,60 +100,12 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     )
 
 
-@lru_cache(1024)
-def shape_of(batch: int, strips: int, steps: float, units: int) -> tuple[int, int]:
-    """(warpgroups of a tile, blocks of threads that share its sum), for the least time."""
+class Plan(NamedTuple):
+    """What each block of threads does: see `plan_tiles`."""
 
-    def cost(warpgroups: int, split: int) -> float:
-        blocks = strips * -(-batch // (SQUARE * warpgroups)) * split
-        if blocks > units * ROOM[split]:
-            return float("inf")
-        of_tile = steps / split * (OF_STEP + OF_ROWS * warpgroups) + OF_TILE
-        return -(-blocks // units) * of_tile + OF_SUMS * warpgroups * (split > 1)
-
-    return min(every((1, 2, 3, 4), ROOM), key=lambda shape: cost(*shape))
-
-
-def kept_of_tiles(index: Index, transposed: bool, B: int) -> tuple[float]:
-    """Which part of the blocks of tiles is kept, of those tiles that keep any."""
-    tiles = tiles_of(index, transposed, B, SQUARE)[0]
-    there = np.bincount(tiles, minlength=1)
-    return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * COLUMNS),)
-
-
-def tiles_of(index: Index, transposed: bool, B: int, depth: int) -> tuple[np.ndarray, int]:
-    """In which tile each block is, in the order of the walk over lines of y; tiles of a strip."""
-    walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
-    line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
-    of_strip = -(-(others.indptr.size - 1) * B // depth)
-    return line // (COLUMNS // B) * of_strip + walk.indices // (depth // B), of_strip
-
-
-def plan_tiles(
-    index: Index, transposed: bool, features: int, B: int, depth: int
-) -> tuple[Any, ...]:
-    """(starts, records) of the steps of each strip of 128 columns of y.
-
-    starts (strips + 1,) : where those of each begin
-    records (steps, numbers) : of squares of 64 rows and columns of w the block in each cell, above
-        how many of its features there are, in INSIDE_BITS, or 0; then the first feature. Squares
-        below each other follow each other.
-    """
-    walk, along = index.rows if transposed else index.columns, SQUARE // B
-    lines = walk.indptr.size - 1
-    line, other = np.repeat(np.arange(lines), np.diff(walk.indptr)), walk.indices
-    tiles, of_strip = tiles_of(index, transposed, B, depth)
-    steps, step = np.unique(tiles, return_inverse=True)
-    records = np.zeros((steps.size, record_of(B, depth)), np.int32)
-    (row, down), (column, across) = (other, depth), (line, COLUMNS)
-    if transposed:
-        (row, down), (column, across) = (line, COLUMNS), (other, depth)
-    cell = column % (across // B) // along * (down // B) + row % (down // B)
-    cell = cell * along + column % along
-    records[step, cell] = walk.blocks << INSIDE_BITS | np.clip(features - other * B, 0, B)
-    records[:, -4] = steps % of_strip * depth
-    starts = np.searchsorted(steps, np.arange(-(-lines * B // COLUMNS) + 1) * of_strip)
-    return starts.astype(np.int32), records.reshape(-1)
+    starts: Any
+    records: Any
+    rows: int  # of each tile of the batch: see `even_rows`
 
 
 @cache
