@@ -39,7 +39,6 @@ class DeviceArray:
         "is_contiguous",
         "owner",
         "packed",
-        "rows",
         "shape",
     )
 
@@ -59,7 +58,6 @@ class DeviceArray:
         self.dtype = dtype = np.dtype(dtype)
         self.owner = owner
         self.packed: Any = None  # how kernels take it, worked out once: see device/launch.py
-        self.rows: Any = None  # the same for its rows: see kernels/parts/aligned.py
         self._strides = strides
         self._views: dict[Any, DeviceArray] | None = None  # those asked for before
         # Whether the values are in C order without gaps; an axis of one item may have any stride.

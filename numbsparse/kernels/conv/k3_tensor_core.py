@@ -31,7 +31,7 @@ from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts import fragments
-from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import aligned, aligned_values
 from numbsparse.kernels.parts.copies import copying
 from numbsparse.kernels.parts.fragments import PIECE
 from numbsparse.kernels.parts.pieces import clear
@@ -43,6 +43,14 @@ BLOCK_SIZES = (16, 32, 64)
 DTYPES = ("float16", "bfloat16")
 STAGES = 2
 ENOUGH = 512  # blocks of threads: fewer take smaller tiles
+
+
+class Rows(NamedTuple):
+    """Rows of features, as one argument of a kernel."""
+
+    values: Any  # along one axis
+    stride: int  # from row to row
+    features: int
 
 
 class Shape(NamedTuple):
@@ -73,8 +81,9 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     if not batch:
         return
     x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    x = aligned_rows(x.reshape(-1, x.shape[2]))
-    values = aligned_rows(values.reshape(-1, size)).values
+    x = aligned(x.reshape(-1, x.shape[2]))
+    x = Rows(x.span, x.strides[0] // x.itemsize, x.shape[1])
+    values = aligned_values(values).span
     y, _, wide = stored(y)
     lines = -(-features // size)
     of = window.seeing(product)

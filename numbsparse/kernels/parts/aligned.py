@@ -1,7 +1,7 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
@@ -14,25 +14,6 @@ from numbsparse.kernels.ptx import let_next_kernel_start, shfl_idx, wait_for_ear
 BYTES = 16  # of one copy
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
 MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
-
-
-class Rows(NamedTuple):
-    """Rows of features, as one argument of a kernel."""
-
-    values: Any  # along one axis
-    stride: int  # from row to row
-    features: int
-
-
-def aligned_rows(x: DeviceArray) -> Rows:
-    """x (rows, features); copied unless it is aligned."""
-    if x.rows is None:
-        whole = aligned(x)
-        rows = Rows(whole.span, whole.strides[0] // whole.itemsize, x.shape[1])
-        if whole is not x:
-            return rows
-        x.rows = rows
-    return x.rows  # type: ignore[no-any-return]
 
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:

@@ -31,7 +31,7 @@ from numbsparse.kernels.conv.k4_wgmma import lines
 from numbsparse.kernels.conv.k4_wgmma import weight_grad as gradient
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import aligned_values
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
@@ -74,17 +74,12 @@ unsupported = reach(
 )
 
 
-def aligned_images(x):
-    """Contiguous images (batch, pixels, features), or blocks, or an aligned copy."""
-    return aligned_rows(x.reshape(-1, x.shape[2])).values.reshape(x.shape)
-
-
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     if not x.size or not values.size:
         fill(y, 0.0)
         return
-    x, values = map(aligned_images, (x, values))
+    x, values = map(aligned_values, (x, values))
     lines.multiply_lines(product, x, values, index, window, y, precision)
     if x.itemsize == 4 and precision == "highest":
         repair_lines(product, x, values, index, window, y)
@@ -98,7 +93,7 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     if not x.size or not dvalues.size:
         fill(dvalues, 0.0)
         return
-    x, dy = map(aligned_images, (x, dy))
+    x, dy = map(aligned_values, (x, dy))
     even = gradient.weight_grad(x, dy, index, window, dvalues, precision)
     if not even or (x.itemsize == 4 and precision == "highest"):
         repair_blocks(x, dy, index, window, dvalues)

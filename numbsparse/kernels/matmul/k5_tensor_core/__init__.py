@@ -27,7 +27,7 @@ import numpy as np
 from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines
 from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import multiply_blocks
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned_rows
+from numbsparse.kernels.parts.aligned import aligned_values
 from numbsparse.kernels.parts.fragments import MMA, arithmetic_of
 
 BLOCK_SIZES = (16, 32, 64, 128)
@@ -61,7 +61,7 @@ def _along_lines(product, x, values, index, y, precision, number):
     arithmetic = arithmetic_of(x, precision)
     if x.itemsize == 2:
         x, values, y = (a.view(np.uint16) for a in (x, values, y))
-    values = aligned_rows(values.reshape(-1, size)).values.reshape(-1, size)
+    values = aligned_values(values).reshape(-1, size)
     tile = line_tiles(size, x.shape[0], arithmetic)[number]
     multiply_lines(product, x, values, index, y, arithmetic, tile)
 
