@@ -150,7 +150,7 @@ REFUSED = {
     "ops, order": (
         lambda: ops.average_step(np.ones((3, 2)).T, np.ones((2, 3)), np.ones(1)),
         ValueError,
-        "average takes a C-contiguous",
+        "average takes a C-contiguous array, got one of strides",
     ),
 }
 

@@ -51,7 +51,7 @@ def test_its_index_is_that_of_the_pattern(shape, dtype, rng, put, place):
         np.testing.assert_array_equal(own.rows.blocks.numpy(), np.arange(n + 2))
 
 
-@pytest.mark.parametrize("capacity", [None, 2])
+@pytest.mark.parametrize("capacity", [None, 0, 2])
 def test_no_block_at_all(capacity, put, place):
     none = put(np.zeros(0, np.int32))
     layout = Layout.on_device(none, none, (2, 3), capacity=capacity)

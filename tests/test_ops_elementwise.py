@@ -166,6 +166,19 @@ def test_gelu_keeps_its_digits_where_it_is_small(dtype):
     np.testing.assert_allclose(ops.gelu(x), expected, rtol=200 * np.finfo(dtype).eps)
 
 
+def test_gelu_of_float32_is_as_accurate_far_out(rng):
+    x = rng.uniform(-13, 13, 10_000).astype(np.float32)
+    expected = x.astype(np.float64) * ndtr(x.astype(np.float64))
+    np.testing.assert_allclose(ops.gelu(x), expected, rtol=5 * np.finfo(np.float32).eps)
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    unaligned = memory[1:].view(np.float32)
+    unaligned[:] = x
+    every = x.reshape(20, 500)
+    for view in (unaligned, x[::-1], every.T, every[:, ::3], np.broadcast_to(x[:1], 5), x[:0]):
+        one_by_one = [ops.gelu(np.array(number)) for number in view.flat]
+        np.testing.assert_array_equal(ops.gelu(view).reshape(-1), one_by_one)
+
+
 @in_all_homes
 def test_relu_stops_infinite_gradients(home):
     x, dy = home.send([-1.0, 0.0, 2.0]), home.send([np.inf, np.inf, -np.inf])

@@ -256,7 +256,7 @@ def test_refused(tmp_path, content, says):
         ({"w": STATE["model"]["weight"], "w_pattern": np.zeros(2)}, "calls 'w_pattern'"),
         ({"w_pattern": np.zeros(2), "w": STATE["model"]["weight"]}, "calls 'w_pattern'"),
         ({"a": [np.complex64(1)]}, r"state\['a/0'\].*no complex64"),
-        ({"a": object()}, r"state\['a'\] cannot be saved"),
+        ({"a": object()}, r"state\['a'\] cannot be saved: its type is object"),
     ],
 )
 def test_what_a_file_does_not_take(tmp_path, state, says):

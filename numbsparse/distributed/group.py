@@ -266,7 +266,7 @@ def _checked_out(out: Any, x: Any, shape: tuple[int, ...]) -> Any:
     if target.shape != shape or target.dtype != x.dtype:
         raise ValueError(f"out takes {shape} of {x.dtype}, got {target.shape} of {target.dtype}")
     if gapless(target) is not target:
-        raise ValueError("out takes a C-contiguous array")
+        raise ValueError(f"out takes a C-contiguous array, got one of strides {target.strides}")
     if isinstance(target, np.ndarray) and not target.flags.writeable:
         raise ValueError("out is written, and this array is read-only")
     return target

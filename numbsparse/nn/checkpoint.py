@@ -116,7 +116,7 @@ def _flatten(value: Any, name: str, members: dict[str, Any]) -> None:
         members[name] = value
     else:
         hint = ": give it .numpy()" if hasattr(value, "numpy") else ""
-        raise TypeError(f"state[{name!r}] cannot be saved: it is a {type_name(value)}{hint}")
+        raise TypeError(f"state[{name!r}] cannot be saved: its type is {type_name(value)}{hint}")
 
 
 def _joined(name: str, key: Any) -> str:

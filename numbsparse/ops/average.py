@@ -42,5 +42,6 @@ def check_average(average: Any, p: Any) -> bool:
     check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
     for name, array in (("average", average), ("p", p)):
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
-            raise ValueError(f"{name} takes a C-contiguous array")
+            got = f"got one of strides {array.strides}"
+            raise ValueError(f"{name} takes a C-contiguous array, {got}")
     return gpu

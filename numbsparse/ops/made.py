@@ -205,7 +205,7 @@ def on_device(
         check_integers(array, argument, "rows", gpu)
     if rows.shape != columns.shape:
         raise ValueError(f"columns takes the shape of rows, {rows.shape}, got {columns.shape}")
-    capacity = rows.size if capacity is None else integer("capacity", capacity, most=MOST)
+    capacity = rows.size if capacity is None else integer("capacity", capacity, least=0, most=MOST)
     rows, columns = (reshape(a, (a.size,)) for a in (rows, columns))
     if not gpu:
         return MadeLayout(shape, capacity, _of_host(rows, columns, shape, capacity))

@@ -320,7 +320,7 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
         raise ValueError(f"out takes {shape} of {w.dtype}, got {array.shape} of {array.dtype}")
     on_cpu = isinstance(array, np.ndarray)
     if not (array.flags.c_contiguous if on_cpu else array.is_contiguous):
-        raise ValueError("out takes a C-contiguous array")
+        raise ValueError(f"out takes a C-contiguous array, got one of strides {array.strides}")
     # A second view of a torch tensor shares its memory; a second copy of a list does not.
     if on_cpu and not (
         array.flags.writeable

@@ -203,7 +203,8 @@ def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> bool:
         if name != "p":
             _check_dtype(array, name, p)
         if not (array.is_contiguous if gpu else array.flags.c_contiguous):
-            raise ValueError(f"{name} is written in place and takes a C-contiguous array")
+            got = f"got one of strides {array.strides}"
+            raise ValueError(f"{name} is written in place and takes a C-contiguous array, {got}")
         if not (gpu or array.flags.writeable):
             raise ValueError(f"{name} is written in place, and this array is read-only")
     return gpu

@@ -265,7 +265,8 @@ class Optimizer:
 
         The steps done and skipped, `lr`, and by the number of each parameter the steps that it
         took, "0.steps", and what is kept for it, "0.m": as a BlockSparse for a BlockSparse. Of
-        several groups `lr` is a list, and "groups" says how many parameters each has.
+        several groups `lr` is a list, and "groups" says how many parameters each has. Momentum,
+        betas, weight decay and the like are not in it: make the optimizer with the same ones.
         """
         skipped = kept.on_cpu(self._skipped).tolist()
         state: dict[str, Any] = {"steps": self.steps, "skipped": skipped[0]}
