@@ -12,8 +12,8 @@ At a stride a row of the input-gradient's result is a square of pixels of dx, on
 few taps reach each, so v has lines for each, and rows are unfolded once for all of them. Pixels
 that no tap reaches have no lines; they are zeros as the others are copied into their places.
 
-Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, squares are
-copied from there, and for the weight-gradient some taps are unfolded at a time.
+Memory is bounded: rows that together would outgrow the L2 cache are unfolded in parts, and for the
+weight-gradient some taps at a time.
 
 Reads per output: those of the product, and what it reads of x is written once before. That limits
 many outputs: unfolded images are `taps` times as large as images. Few outputs lie in the L2 cache,
@@ -21,7 +21,6 @@ and their sums, which rungs that cut images into tiles give to a few blocks of t
 by all multiprocessors.
 """
 
-from collections.abc import Iterator
 from functools import cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -71,15 +70,15 @@ def _lines(product, x, values, index, window, y, precision="highest", by=None):
     lines = index
     if product == "input_grad":
         lines, *_ = planned(index, taps_in_lines, window.taps, product, of)
-    for some, rows in parts_of(y, of, B):
-        how = unfolding(x[some], sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
-        together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
-        for first in range(0, rows.shape[0], together):
-            part = rows[first : first + together]
-            u = unfolded(how, first, part.shape[0], x.dtype)
-            multiply = multiplier(by, product, values, lines, precision, *u.shape, rows.shape[1])
-            getattr(multiply, product)(u, values, lines, part, precision)
-        interleave(rows, index, of, y[some])
+    rows = rows_of(y, of, B)
+    how = unfolding(x, sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
+    together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
+    for first in range(0, rows.shape[0], together):
+        part = rows[first : first + together]
+        u = unfolded(how, first, part.shape[0], x.dtype)
+        multiply = multiplier(by, product, values, lines, precision, *u.shape, rows.shape[1])
+        getattr(multiply, product)(u, values, lines, part, precision)
+    interleave(rows, index, of, y)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -127,26 +126,17 @@ def without_edge(
     return whole
 
 
-def parts_of(y: DeviceArray, of: Pass, B: int) -> Iterator[tuple[slice, DeviceArray]]:
-    """Images in turn, and the matrix that has y's features of these in rows.
-
-    It is one to `interleave` where residues have lines: the same memory for all, in the L2 cache.
-    """
-    (batch, _, features), outputs = y.shape, prod(of.view.counts)
+def rows_of(y: DeviceArray, of: Pass, B: int) -> DeviceArray:
+    """The matrix that has y's features in rows; one to `interleave` where residues have lines."""
+    batch, _, features = y.shape
     if prod(of.view.residues) == 1:
-        yield slice(batch), y.reshape(-1, features)
-        return
+        return y.reshape(-1, features)
     width = len(of.reached[0]) * -(-features // B) * B
-    parts = max(-(-batch * outputs * width * y.itemsize // IN_CACHE), 1)
-    together = max(-(-batch // parts), 1)
-    rows = empty((min(together, batch) * outputs, width), y.dtype)
-    for first in range(0, batch, together):
-        end = min(first + together, batch)
-        yield slice(first, end), rows[: (end - first) * outputs]
+    return empty((batch * prod(of.view.counts), width), y.dtype)
 
 
 def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> None:
-    """y (batch, pixels, features) from the matrix of `parts_of`, if it is not y itself."""
+    """y (batch, pixels, features) from the matrix of `rows_of`, if it is not y itself."""
     (batch, _, features), run = y.shape, 16 // y.itemsize
     if prod(of.view.residues) == 1 or not y.size:
         return

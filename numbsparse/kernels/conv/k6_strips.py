@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.conv.k2_unfolded import interleave, parts_of, taps_in_lines
+from numbsparse.kernels.conv.k2_unfolded import interleave, rows_of, taps_in_lines
 from numbsparse.kernels.conv.window import Pass, Three
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
@@ -59,10 +59,9 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     if not x.size or not lines.block_rows.size:
         fill(y, 0.0)
         return
-    for some, rows in parts_of(y, of, B):
-        images = images_of(x[some], of.view.sizes, of.view.counts, of, WIDTH)
-        along_strips(images, values, lines, rows, product == "input_grad", precision)
-        interleave(rows, index, of, y[some])
+    rows, images = rows_of(y, of, B), images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
+    along_strips(images, values, lines, rows, product == "input_grad", precision)
+    interleave(rows, index, of, y)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
