@@ -92,7 +92,7 @@ def test_a_wrong_product_is_not_timed(few, once, monkeypatch, fault):
 
 
 def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
-    monkeypatch.setattr(contestants, "choose", lambda *_: "k1_naive")
+    monkeypatch.setattr(contestants, "choose", lambda *_, **how: "k1_naive")
     rows = list(sections.rows("feature_major", Options(quick=True)))
     assert [row["product"] for row in rows] == 2 * list(PRODUCTS)
     for row in rows:

@@ -84,7 +84,7 @@ def test_rungs(rung, product):
     """One layout, and so one plan, for both GPUs in turn: the same bits, each with its own."""
     if device.SIMULATED and RUNGS_HERE.index(rung) % 3 != PRODUCTS.index(product):
         pytest.skip("simulated threads are slow: of each rung one product")
-    w = OF_8 if rung == "k7_small_blocks" else W
+    w = OF_8 if rung in ("k7_small_blocks", "k9_dense_tiles") else W
     x = np.arange(8 * w.shape[0]).reshape(8, -1).astype("f2") % 5
     results = []
     for where in GPUS[::-1]:
