@@ -62,6 +62,9 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("k7_small_blocks", "float16", 16, 1, "x @ w.T"),
         ("k7_small_blocks", "bfloat16", 8, 5, "x @ w.T"),
         ("k7_small_blocks", "float32", 8, 3, "x @ w"),
+        ("k7_small_blocks", "float32", 16, 1, "x @ w.T"),
+        ("k7_small_blocks", "float32", 16, 5, "x @ w"),
+        ("k7_small_blocks of a long batch", "float32", 16, 1, "x @ w"),
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
         ("k6_hopper", "float32", 32, 0, "x @ w"),
@@ -82,6 +85,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     if is_long:
         monkeypatch.setattr(k6_hopper, "FEW", dict.fromkeys(k6_hopper.BLOCK_SIZES, 0))
         monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
     shape = 2 * size - edge, 3 * size - edge

@@ -201,7 +201,7 @@ def strip_of(
 def is_packed(batch: int, item: int, gated: bool, of_images: bool) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     if item == 4:
-        return gated or batch > PACK_FLOAT32_FROM
+        return batch > PACK_FLOAT32_FROM
     return batch > (FEW if gated else PACK_FROM[of_images])
 
 
