@@ -122,6 +122,11 @@ class DeviceArray:
         return fresh
 
     @property
+    def batch_is_contiguous(self) -> bool:
+        """Of (batch, features): whether it is feature-major."""
+        return self.strides[0] == self.itemsize != self.strides[1]
+
+    @property
     def T(self) -> DeviceArray:
         """The transposed view."""
         if self._views is not None and (known := self._views.get("T")) is not None:

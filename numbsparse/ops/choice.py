@@ -72,9 +72,8 @@ def choose(
 
 def lies_across(x: Any) -> bool:
     """Whether x (batch, features) is feature-major on a GPU: the batch is contiguous."""
-    if not isinstance(x, DeviceArray) or len(x.shape) != 2 or x.shape[0] == 1:
-        return False
-    return x.strides[0] == x.itemsize != x.strides[1]
+    rows = isinstance(x, DeviceArray) and len(x.shape) == 2 and x.shape[0] > 1
+    return rows and x.batch_is_contiguous
 
 
 def checked_kernel(kernel: str) -> str:

@@ -98,7 +98,7 @@ def expected(
     found = {name: 2**log for name, log in logs.items() if log == log}
     itemsize = 4 if str(dtype) == "float32" else 2
     if product != "weight_grad":
-        _add_lines(found, block_size, itemsize, batch, layout, product == "forward")
+        _add_lines(found, product, block_size, itemsize, batch, layout)
     if feature_major:
         copied = COPIED[product] + A_MEGABYTE * batch * (n_in + n_out) * itemsize / 1e6
         _add_order(found, block_size, itemsize, batch, copied)
@@ -107,24 +107,22 @@ def expected(
 
 def _add_lines(
     found: dict[str, float],
+    product: str,
     block_size: int,
     itemsize: int,
     batch: int,
     layout: Layout,
-    across: bool,
 ) -> None:
     """What the longest line takes: k5 and before, k6 and k7 leave it to a multiprocessor."""
-    late = lateness("forward" if across else "input_grad", batch, layout)
-    longest = layout.longest[across]
+    late, longest = lateness(product, batch, layout), layout.longest[product == "forward"]
     for name in found:
         found[name] *= late if name in WHOLE else 1.0
         of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
         if block_size in of_blocks:
             alone = of_blocks[block_size] * longest * max(batch / rows, 1.0)
             found[name] = max(found[name], LAUNCH + alone)
-    mean = layout.n_blocks / layout.shape[across]
     share = layout.n_blocks * -(-batch // ROWS) / MULTIPROCESSORS + TOGETHER
-    if "k8_small_batch" in found and longest > share > mean + 3 * mean**0.5:
+    if "k8_small_batch" in found and longest > share > usual(product, layout):
         found["k8_small_batch"] += ADDED  # lines of a random layout would not be cut
 
 
@@ -156,18 +154,23 @@ def _dense() -> Any:
 
 
 def lateness(product: str, batch: int, layout: Layout) -> float:
-    """How many times as long the longest line takes as one of a random layout, or as all others.
+    """How many times as long the longest line of a result of rows takes as all others.
+
+    Or as the longest of a random layout, if that takes longer.
 
     >>> from numbsparse import Layout, patterns
     >>> round(lateness("forward", 64, Layout(patterns.random(64, 64, 0.2, seed=0))), 1)
     1.0
     """
-    if product == "weight_grad":
-        return 1.0
     longest = layout.longest[product == "forward"]
-    mean = layout.n_blocks / layout.shape[product == "forward"]
     others = layout.n_blocks * -(-batch // ROWS) / PLACES
-    return max(longest / max(mean + 3 * mean**0.5, others, 1), 1.0)
+    return max(longest / max(usual(product, layout), others, 1), 1.0)
+
+
+def usual(product: str, layout: Layout) -> float:
+    """Blocks of the longest line of a random layout with as many."""
+    mean = layout.n_blocks / layout.shape[product == "forward"]
+    return float(mean + 3 * mean**0.5)
 
 
 def case_of(product: str, block_size: int, dtype: Any, precision: str) -> str:

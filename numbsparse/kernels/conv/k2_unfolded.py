@@ -109,8 +109,8 @@ def multiplier(
     if by:
         return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
-    names = [name for _, name in multipliers(*of, *rows, values.shape[0], 0)]
-    name = names[0] if names else "k3_registers"
+    by_time = multipliers(*of, *rows, values.shape[0], 0)
+    name = next((name for _, name in by_time), "k3_registers")
     if name == "k7_small_blocks" and matmul.rung(DENSE).suits(*of[:3], rows[0], index):
         name = DENSE
     return matmul.rung(name)

@@ -18,12 +18,8 @@ MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a bl
 
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or x.T where the batch is contiguous, or an aligned copy of it; whether it is x.T."""
-    transposed = batch_is_contiguous(x)
+    transposed = x.batch_is_contiguous
     return aligned(x.T if transposed else x), transposed
-
-
-def batch_is_contiguous(x: DeviceArray) -> bool:
-    return x.strides[0] == x.itemsize != x.strides[1]
 
 
 def aligned(x: DeviceArray) -> DeviceArray:
@@ -143,7 +139,7 @@ def aligned_in_place(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it or x.T is aligned."""
     if is_aligned(x) or is_aligned(x.T):
         return x
-    return aligned(x.T).T if batch_is_contiguous(x) else aligned(x)
+    return aligned(x.T).T if x.batch_is_contiguous else aligned(x)
 
 
 def is_gapless(x: DeviceArray) -> bool:

@@ -10,7 +10,6 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.parts.aligned import (
     aligned_either_way,
-    batch_is_contiguous,
     is_aligned,
     of_bits,
 )
@@ -24,7 +23,7 @@ RUN = 8  # values in 16 bytes
 def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or a copy, as the copy engine reads it: (..., whether it is feature-major)."""
     x = of_bits(x)
-    if x.itemsize == 2 and batch_is_contiguous(x) and not is_aligned(x.T):
+    if x.itemsize == 2 and x.batch_is_contiguous and not is_aligned(x.T):
         x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
     return aligned_either_way(x)
 
