@@ -88,34 +88,48 @@ class Groups:
         for i, group in enumerate(self.groups):
             self._check_one(i, group)
 
-    def _check_one(self, i: int, group: Mapping[str, Any]) -> None:
+    def _check_one(self, i: int, group: Mapping[str, Any], argument: str = "") -> None:
         try:
             self._check(**{key: value for key, value in group.items() if key not in OTHERS})
         except (TypeError, ValueError) as error:
-            if i:
-                error.args = (f"param_groups[{i}]: {error.args[0]}",)
+            if i or argument:
+                error.args = (f"{argument or 'param_groups'}[{i}]: {error.args[0]}",)
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Learning rates; of several groups, with how many parameters each has."""
-        rates = [group["lr"] for group in self.groups]
-        return {"lr": rates[0]} if len(rates) == 1 else {"lr": rates, "groups": self._sizes()}
+        """The settings of each group, and how many parameters it has."""
+        return {
+            "param_groups": [_settings_of(g) | {"params": len(g["params"])} for g in self.groups]
+        }
 
-    def checked_rates(self, state: Mapping[str, Any]) -> list[float]:
-        """The learning rates in what `state_dict` gave."""
-        sizes, rates = state.get("groups"), state["lr"]
-        if (sizes or [len(self.parameters)]) != self._sizes():
-            got = sizes or "one group"
-            raise ValueError(f"state is of other groups: it has {got}, here are {self._sizes()}")
-        if sizes is None:
-            return [number("state['lr']", rates)]
-        if not isinstance(rates, list) or len(rates) != len(sizes):
-            raise ValueError(f"state['lr'] takes {len(sizes)} numbers, got {rates!r}")
-        return [number(f"state['lr'][{i}]", rate) for i, rate in enumerate(rates)]
+    def checked_state(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The settings of each group in what `state_dict` gave."""
+        given = state["param_groups"]
+        if not isinstance(given, list) or not all(isinstance(own, Mapping) for own in given):
+            raise TypeError(f"state['param_groups'] takes a list of dicts, got {given!r}")
+        sizes, own_sizes = (
+            [g.get("params") for g in given],
+            [len(g["params"]) for g in self.groups],
+        )
+        if sizes != own_sizes:
+            raise ValueError(f"state is of other groups: it has {sizes}, here are {own_sizes}")
+        settings = [{k: v for k, v in own.items() if k != "params"} for own in given]
+        for i, (group, own) in enumerate(zip(self.groups, settings, strict=True)):
+            if own.keys() != _settings_of(group).keys():
+                takes, got = sorted(_settings_of(group)), sorted(own)
+                raise ValueError(
+                    f"state is of another optimizer: its groups have {got}, here is {takes}"
+                )
+            self._check_one(i, own, "state['param_groups']")
+            number(f"state['param_groups'][{i}]['initial_lr']", own["initial_lr"])
+        return settings
 
-    def set_rates(self, rates: list[float]) -> None:
-        for group, rate in zip(self.groups, rates, strict=True):
-            group["lr"] = rate
+    def take(self, settings: list[dict[str, Any]]) -> None:
+        """What `checked_state` gave."""
+        for group, own in zip(self.groups, settings, strict=True):
+            group.update(own)
 
-    def _sizes(self) -> list[int]:
-        return [len(group["params"]) for group in self.groups]
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state has of a group besides its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "name")}
