@@ -79,6 +79,7 @@ def as_model(model: Any) -> Any:
 def weights_of(model: Any) -> list[Weight]:
     """The block-sparse parameters, each once."""
     if isinstance(model, Module):
+        _check_gates(model)
         found = [_in_module(module, name, p) for module, name, p in model._found()]
         found = [w for w in found if not _is_gate(w)]
     else:
@@ -109,6 +110,21 @@ def weights_of(model: Any) -> list[Weight]:
 def _in_module(module: Module, name: str, parameter: Tensor) -> Weight:
     gate = vars(module).get("gate") if vars(module).get("weight") is parameter else None
     return Weight(name, parameter, module.tap_features, gate)
+
+
+def _check_gates(model: Module) -> None:
+    """Refuse a weight that layers share, one of them with a gate: what it drops another needs."""
+    owners: dict[int, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        weight, gate = (vars(module).get(key) for key in ("weight", "gate"))
+        if not isinstance(weight, Tensor) or not isinstance(weight.data, BlockSparse):
+            continue
+        other, its = owners.setdefault(id(weight), (name, gate))
+        if gate is not its:
+            raise ValueError(
+                f"{other} and {name} share a weight but not a gate, which decides on its blocks: "
+                "put one layer in both places"
+            )
 
 
 def _is_gate(weight: Weight) -> bool:
