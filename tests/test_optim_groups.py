@@ -124,13 +124,13 @@ def test_states_of_other_groups_are_refused(rng):
 
     before = settings_of(several)
     for optimizer, state, says in (
-        (one, states[0], r"of other groups: it has \[2, 1, 1\], here are \[4\]"),
-        (several, states[1], r"of other groups: it has \[4\], here are \[2, 1, 1\]"),
+        (one, states[0], r"of other groups: it has \[2, 1, 1\] parameters, here are \[4\]"),
+        (several, states[1], r"of other groups: it has \[4\] parameters, here are \[2, 1, 1\]"),
         (several, second(params=2), r"of other groups: it has \[2, 2, 1\]"),
         (several, states[0] | {"param_groups": 0.1}, r"'param_groups'\] takes a list of dicts"),
         (several, states[0] | {"param_groups": [0.1] * 3}, r"'param_groups'\] takes a list of"),
-        (one, sgd, r"of another optimizer: its groups have .*'momentum'.*, here is .*'betas'"),
-        (several, second(more=1), r"of another optimizer: its groups have .*'more'"),
+        (one, sgd, r"'param_groups'\]\[0\] takes lr, betas, .*, got .*'momentum'"),
+        (several, second(more=1), r"'param_groups'\]\[1\] takes lr, betas, .*, got .*'more'"),
         (several, second(lr="x"), r"^state\['param_groups'\]\[1\]: lr takes"),
         (several, second(betas=(0.5, 1.5)), r"^state\['param_groups'\]\[1\]: betas\[1\] takes"),
         (several, second(initial_lr=-1), r"^state\['param_groups'\]\[1\]\['initial_lr'\] takes"),

@@ -1,5 +1,6 @@
 """Arrays kept with parameters (moments, masters, averages), and the layout they belong to."""
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,6 +86,13 @@ def saved(array: Any, form: Form) -> Any:
     """For a state dict: an array, or a BlockSparse, which says its layout."""
     host = on_cpu(array)
     return host if form.layout is None else form.matrix(host)
+
+
+def check_keys(argument: str, state: Any, names: Collection[str]) -> None:
+    """Refuse all but a dict of these keys."""
+    if not isinstance(state, Mapping) or set(names) != set(state):
+        got = list(state) if isinstance(state, Mapping) else type_name(state)
+        raise ValueError(f"{argument} takes {', '.join(names)}, got {got}")
 
 
 def as_array(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:

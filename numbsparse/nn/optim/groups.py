@@ -5,6 +5,7 @@ from typing import Any
 
 from numbsparse.autograd import Tensor, listed, tensors_of
 from numbsparse.dtypes import type_name
+from numbsparse.nn.kept import check_keys
 from numbsparse.patterns.checks import number
 
 OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
@@ -98,36 +99,33 @@ class Groups:
 
     def state_dict(self) -> dict[str, Any]:
         """The settings of each group, and how many parameters it has."""
-        return {
-            "param_groups": [_settings_of(g) | {"params": len(g["params"])} for g in self.groups]
-        }
+        sizes = zip(self.groups, self._sizes(), strict=True)
+        return {"param_groups": [_settings_of(group) | {"params": n} for group, n in sizes]}
 
     def checked_state(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The settings of each group in what `state_dict` gave."""
-        given = state["param_groups"]
+        argument, given = "state['param_groups']", state["param_groups"]
         if not isinstance(given, list) or not all(isinstance(own, Mapping) for own in given):
-            raise TypeError(f"state['param_groups'] takes a list of dicts, got {given!r}")
-        sizes, own_sizes = (
-            [g.get("params") for g in given],
-            [len(g["params"]) for g in self.groups],
-        )
+            raise TypeError(f"{argument} takes a list of dicts, got {given!r}")
+        sizes, own_sizes = [own.get("params") for own in given], self._sizes()
         if sizes != own_sizes:
-            raise ValueError(f"state is of other groups: it has {sizes}, here are {own_sizes}")
+            raise ValueError(
+                f"{argument} is of other groups: it has {sizes} parameters, here are {own_sizes}"
+            )
         settings = [{k: v for k, v in own.items() if k != "params"} for own in given]
         for i, (group, own) in enumerate(zip(self.groups, settings, strict=True)):
-            if own.keys() != _settings_of(group).keys():
-                takes, got = sorted(_settings_of(group)), sorted(own)
-                raise ValueError(
-                    f"state is of another optimizer: its groups have {got}, here is {takes}"
-                )
-            self._check_one(i, own, "state['param_groups']")
-            number(f"state['param_groups'][{i}]['initial_lr']", own["initial_lr"])
+            check_keys(f"{argument}[{i}]", own, _settings_of(group))
+            self._check_one(i, own, argument)
+            number(f"{argument}[{i}]['initial_lr']", own["initial_lr"])
         return settings
 
     def take(self, settings: list[dict[str, Any]]) -> None:
         """What `checked_state` gave."""
         for group, own in zip(self.groups, settings, strict=True):
             group.update(own)
+
+    def _sizes(self) -> list[int]:
+        return [len(group["params"]) for group in self.groups]
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
