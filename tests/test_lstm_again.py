@@ -190,9 +190,7 @@ def test_a_third_time(rng):
 
 def test_what_cannot_be_differentiated_again_says_its_name(rng):
     p = nn.Parameter(rng.standard_normal((3, 4)))
-    for function in (F.gelu, F.elu, F.softmax):
-        y = function(p).sum()
-        p.grad = None
-        with pytest.raises(NotImplementedError, match=f"gradient of {function.__name__} cannot"):
-            (y + (p * p).sum()).backward(create_graph=True)
-        assert p.grad is None
+    y = nn.recompute(F.gelu, p).sum()
+    with pytest.raises(NotImplementedError, match="gradient of recompute cannot"):
+        (y + (p * p).sum()).backward(create_graph=True)
+    assert p.grad is None

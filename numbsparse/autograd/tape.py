@@ -90,12 +90,11 @@ def record(
     return result
 
 
-def once(vjp: Callable[..., Any]) -> Vjp:
-    """A vjp given on arrays, `vjp(dy, y)`, for an operation without gradients of gradients."""
+def fused(vjp: Callable[..., Any], again: Vjp) -> Vjp:
+    """A vjp of arrays, `vjp(dy, y)`, in one kernel; where it is recorded `again`, of Tensors."""
 
     def on_tensors(dy: Tensor, y: Tensor) -> Tensor:
-        refuse_again()
-        return Tensor(vjp(dy.data, y.data))
+        return again(dy, y) if RECORDING.get() else Tensor(vjp(dy.data, y.data))
 
     on_tensors.__qualname__ = vjp.__qualname__
     return on_tensors
