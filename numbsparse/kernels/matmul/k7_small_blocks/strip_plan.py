@@ -42,7 +42,7 @@ NARROW = 8  # warps of a strip that leave registers for more than ROWS
 COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
 # Of float32 those of a group for 64 rows, whoever reads it, and more for each block of a warp; how
 # many times as long a block takes where a scheduler has one warp; and of a warp to add up sums.
-COSTS |= {(4, 8): (0.085, 0.0195, 1.15, 0.2), (4, 16): (0.05, 0.068, 1.15, 0.2)}
+COSTS |= {(4, 8): (0.06, 0.037, 1.0, 0.125), (4, 16): (0.008, 0.067, 1.31, 0.43)}
 COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
 # Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
 # at once.
@@ -53,8 +53,10 @@ OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, 
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
 FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
 # Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
-# as they are stored; of 256 in blocks of 8, a fiftieth of them kept, 53 instead of 39 (H200).
-PACK_FLOAT32_FROM = 128
+# as they are stored; of 512, 325 instead of 358 if packed. Where less is kept, packing pays from
+# so many rows times features on, for each row of a block: 28 us instead of 33 at 192 rows (H200).
+PACK_FLOAT32_FROM = 256
+SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
@@ -175,7 +177,7 @@ def strip_of(
     warps, split, rows = shared_out(sizes, B, item, *how)
     width, group = warps * WARP_COLUMNS, WIDTH
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
-    packed = is_packed(sizes[0], item, gated != "", of_images)
+    packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
     if item == 2 and x_order == BY_ROWS:
         of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
         if kept < WORTH * of_wide[0]:
@@ -198,10 +200,19 @@ def strip_of(
     return strip if warps == widest and split == 1 else filled(strip, limit)
 
 
-def is_packed(batch: int, item: int, gated: bool, of_images: bool) -> bool:
+def is_packed(
+    sizes: tuple[int, int, int],
+    B: int,
+    item: int,
+    n_blocks: int,
+    gated: bool = False,
+    of_images: bool = False,
+) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
+    batch, features, columns = sizes
     if item == 4:
-        return batch > PACK_FLOAT32_FROM
+        sparse = n_blocks * B**2 <= SPARSE * features * columns
+        return batch > PACK_FLOAT32_FROM or (sparse and batch * features >= PACK_SPARSE_FROM * B)
     return batch > (FEW if gated else PACK_FROM[of_images])
 
 
@@ -255,7 +266,7 @@ def shared_out(
     if whole >= (16 if even and item == 4 else 2) * units:
         return widest, 1, ROWS
     heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
-    narrow = item == 4 and batch <= PACK_FLOAT32_FROM  # then lanes copy w, and take registers
+    narrow = item == 4 and not is_packed(sizes, B, item, n_blocks)  # lanes that copy take registers
     ways = [
         (rows, warps, split)
         for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))

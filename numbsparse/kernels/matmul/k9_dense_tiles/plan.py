@@ -131,6 +131,7 @@ def plan_tiles(
     return starts.astype(np.int32), records.reshape(-1)
 
 
+@lru_cache(1024)  # asked at each product
 def least_kept(product: str, block_size: int, dtype: Any, batch: int) -> float:
     """The part of `WORTH`; more than all where there is none.
 
