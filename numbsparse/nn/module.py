@@ -420,7 +420,9 @@ def _moved(data: Any, place: str) -> Any:
 def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
     own: Any = own_tensor.data
     if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
-        raise ValueError(f"state[{name!r}] takes a {type(own).__name__}, got {value!r}")
+        raise ValueError(
+            f"state[{name!r}] takes a {type(own).__name__} here, got {type_name(value)}"
+        )
     refuse_masked(value, f"state[{name!r}]")
     if not isinstance(value, np.ndarray | BlockSparse):
         raise ValueError(f"state[{name!r}] takes an array, got {type(value).__name__}")
