@@ -13,7 +13,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/compat": 400,
     "numbsparse/device": 4_130,
     "numbsparse/distributed": 2_030,
-    "numbsparse/jax": 714,
+    "numbsparse/jax": 718,
     "numbsparse/kernels": 3_325,
     "numbsparse/kernels/conv": 3_205,
     "numbsparse/kernels/ladder": 1_940,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 980,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_860,
+    "numbsparse/torch": 1_876,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
