@@ -15,8 +15,31 @@ pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU o
 def test_the_clock_runs_from_idle_to_idle(monkeypatch):
     order = []
     monkeypatch.setattr(timing, "synchronize", lambda: order.append("idle"))
-    timing._time(lambda: order.append("call"), 2)
+    timing._time(timing.Graph(lambda: order.append("call"), 1, None), 2)
     assert order == ["idle", "call", "call", "idle"]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_recorded_graph_is_timed_by_the_gpu(recorded, monkeypatch):
+    """Two replays took it 6 ms, whatever the host's clock says."""
+    order = []
+
+    class Driver:
+        def cuEventRecord(self, event, stream):
+            order.append((event, stream))
+
+        def cuEventElapsedTime(self, begin, end):
+            return 0, 6.0
+
+    monkeypatch.setattr(timing, "SIMULATED", False)
+    monkeypatch.setattr(timing, "synchronize", lambda: order.append("idle"))
+    monkeypatch.setattr(timing, "_events", lambda: ("begin", "end"))
+    monkeypatch.setattr(timing.runtime, "driver", Driver)
+    graph = timing.Graph(lambda: order.append("call"), 1, None, recorded)
+    seconds = timing._time(graph, 2)
+    begin, end = ([(of, timing.LEGACY)] if recorded else [] for of in ("begin", "end"))
+    assert order == ["idle", *begin, "call", "call", *end, "idle"]
+    assert (seconds == 3e-3) == recorded
 
 
 def test_replays_take_turns():
@@ -29,7 +52,7 @@ def test_replays_take_turns():
 
 @pytest.mark.parametrize(("call", "calls"), [(2e-3, 1), (1e-4, 10), (1e-7, timing.MOST)])
 def test_a_graph_holds_about_a_millisecond(monkeypatch, call, calls):
-    monkeypatch.setattr(timing, "_time", lambda work, count: work())
+    monkeypatch.setattr(timing, "_time", lambda graph, count: graph.replay())
     slow_host = 1.0  # which says nothing of a replay
     recorded = timing.graph_of(lambda _, count: lambda: count * call, lambda: slow_host)
     assert recorded.calls == pytest.approx(calls, abs=1)

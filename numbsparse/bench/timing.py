@@ -2,15 +2,18 @@
 
 On the GPU calls are recorded in a CUDA graph and replayed, which takes the host's share of a launch
 out of our times and of the peers'. Replays follow one another: what fits in the L2 cache is found
-there by the next one, and larger operands are read from memory each time.
+there by the next one, and larger operands are read from memory each time. They are timed by the
+GPU's own clock: a host that other processes keep waiting would make some look twice as long.
 """
 
 import time
 from collections.abc import Callable
+from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
 
-from numbsparse.device import SIMULATED, Capture, is_available, require, synchronize
+from numbsparse.device import SIMULATED, Capture, is_available, require, runtime, synchronize
+from numbsparse.device.streams import LEGACY
 from numbsparse.device.waits import no_collection
 
 Call = Callable[[], Any]
@@ -32,25 +35,29 @@ def require_times() -> None:
 
 
 class Graph(NamedTuple):
-    """`replay()` runs `call` `calls` times; what that reads and writes lives as long."""
+    """`replay()` runs `call` `calls` times; what that reads and writes lives as long.
+
+    `recorded` : the host only starts it, and the GPU's clock tells how long it takes.
+    """
 
     replay: Call
     calls: int
     call: Call
+    recorded: bool = False
 
 
 def graph_of(recorder: Recorder, call: Call) -> Graph:
     """A graph of about GRAPH seconds. The call has run before, and compiled what it needs."""
     # The host may take longer to call than the GPU to compute: only a replay tells. A graph of one
     # short call would count its launch too, some 4 us of an H200.
-    replay = recorder(call, 1)
-    replay()
-    if min(_time(replay, 1) for _ in range(2)) > GRAPH:
-        return Graph(replay, 1, call)
-    replay = recorder(call, FEW)
-    replay()
-    calls = max(1, min(MOST, int(GRAPH / _time(replay, FEW) * FEW)))
-    return Graph(recorder(call, calls), calls, call)
+    one = Graph(recorder(call, 1), 1, call, recorded=True)
+    one.replay()
+    if min(_time(one, 1) for _ in range(2)) > GRAPH:
+        return one
+    few = one._replace(replay=recorder(call, FEW), calls=FEW)
+    few.replay()
+    calls = max(1, min(MOST, int(GRAPH / _time(few, FEW) * FEW)))
+    return few._replace(replay=recorder(call, calls), calls=calls)
 
 
 def seconds_of(
@@ -66,21 +73,21 @@ def seconds_of(
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     warm = time.perf_counter() + (WARM if seconds and not pause else 0.0)
     while graphs and time.perf_counter() < warm:
-        _time(next(iter(graphs.values())).replay, 1)
-    took = {name: min(_time(graph.replay, 1) for _ in range(2)) for name, graph in graphs.items()}
+        _time(next(iter(graphs.values())), 1)
+    took = {name: min(_time(graph, 1) for _ in range(2)) for name, graph in graphs.items()}
     for turn in range(MOST_TURNS if seconds else TURNS):
         if turn >= TURNS and all(map(_settled, samples.values())):
             break
-        for name, (replay, calls, _) in graphs.items():
+        for name, graph in graphs.items():
             time.sleep(pause)
             repeats = 1 if pause else max(1, int(SAMPLE / took[name]))
             if took[name] < seconds:
-                replay()  # brings the caches and the clock to its own state
+                graph.replay()  # brings the caches and the clock to its own state
             end = time.perf_counter() + seconds / TURNS
-            taken = [_time(replay, repeats)]
+            taken = [_time(graph, repeats)]
             while time.perf_counter() < end and len(taken) < SAMPLES:
-                taken.append(_time(replay, repeats))
-            samples[name].append(median(taken) / calls)
+                taken.append(_time(graph, repeats))
+            samples[name].append(median(taken) / graph.calls)
     return {name: min(of_turns) for name, of_turns in samples.items()}
 
 
@@ -126,12 +133,28 @@ def repeated(call: Call, count: int) -> Call:
     return repeat
 
 
-def _time(call: Call, count: int) -> float:
-    """Seconds a call, of `count` calls from an idle GPU, if there is one, to an idle GPU."""
+def _time(graph: Graph, count: int) -> float:
+    """Seconds a replay, of `count` replays from an idle GPU, if there is one, to an idle GPU."""
     wait = synchronize if is_available() else lambda: None
     wait()
+    events = _events() if graph.recorded and not SIMULATED else ()
     began = time.perf_counter()
+    for event in events[:1]:
+        runtime.driver().cuEventRecord(event, LEGACY)  # a stream that waits for all others
     for _ in range(count):
-        call()
+        graph.replay()
+    for event in events[1:]:
+        runtime.driver().cuEventRecord(event, LEGACY)
     wait()
+    if events:
+        error, milliseconds = runtime.driver().cuEventElapsedTime(*events)
+        if error:
+            raise RuntimeError(f"the GPU's clock failed: {error}")
+        return float(milliseconds) / 1e3 / count
     return (time.perf_counter() - began) / count
+
+
+@cache
+def _events() -> tuple[Any, ...]:
+    """Where the GPU notes the time, before and behind."""
+    return tuple(runtime.driver().cuEventCreate(0)[1] for _ in range(2))
