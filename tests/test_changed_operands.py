@@ -96,7 +96,7 @@ def copied(data):
     return data.copy() if isinstance(data, ns.BlockSparse) else ops.copy(data)
 
 
-ONCE = ["relu", "recompute"]  # without gradients of gradients, or with such as are zero
+ONCE = ["relu"]  # whose gradient's gradient is zero
 CASES = [
     (name, change, of)
     for name in (*DENSE, *SPARSE)

@@ -111,13 +111,13 @@ def refuse_again() -> None:
 
 
 def grads_at(
-    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]
+    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], create_graph: bool
 ) -> list[Tensor | None]:
     """The gradients of `inputs` from (output, its gradient) pairs, and of nothing behind them."""
     with recording():
         joined = record(np.zeros(()), *((y, lambda _, z, dy=dy: dy) for y, dy in outputs))  # type: ignore[misc]
     ends = {id(tensor) for tensor in inputs}
-    return _found(inputs, gradients_of(joined, Tensor(np.ones(())), False, ends))
+    return _found(inputs, gradients_of(joined, Tensor(np.ones(())), create_graph, ends))
 
 
 def seed_of(output: Tensor, gradient: Any, argument: str = "grad") -> Tensor:
