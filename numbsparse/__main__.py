@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(run=lambda _: parser.print_help())
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def add(name: str, run: Run, short: str, more: str, example: str) -> argparse.ArgumentParser:
         command = commands.add_parser(

@@ -10,7 +10,7 @@ from numbsparse import device, edits, ops
 from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, DeviceArray
-from numbsparse.dtypes import refuse_masked
+from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.ops.precision import checked_precision
 from numbsparse.trees import mapped
 
@@ -73,6 +73,8 @@ class Graph:
     """What `graph` gives. `captures` counts the graphs that it holds."""
 
     def __init__(self, step: Callable[..., Any]):
+        if not callable(step):
+            raise TypeError(f"step takes a function, got {type_name(step)}")
         update_wrapper(self, step)
         self._step = step
         self._recordings: dict[Hashable, Recording] = {}

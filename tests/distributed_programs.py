@@ -112,7 +112,8 @@ def train(first, last, *, sharded=False, bucket=1 << 12, parts=1, load=None, pat
     with init() as group:
         model = model_of(0 if load else group.rank)
         parallel = dist.DataParallel(model, group, bucket=bucket)
-        optimizer = nn.optim.Adam(model.parameters(), lr=lr)
+        others = {"betas": (0.1, 0.2), "weight_decay": 0.5} if load else {}  # the state's count
+        optimizer = nn.optim.Adam(model.parameters(), lr=lr, **others)
         optimizer = dist.ShardedOptimizer(optimizer, group) if sharded else optimizer
         if load:
             state = ns.load(load)
@@ -149,6 +150,8 @@ def flat(state):
     """All arrays of a state dict, one after the other."""
     if isinstance(state, dict):
         return np.concatenate([flat(state[key]) for key in sorted(state)])
+    if isinstance(state, list | tuple):
+        return np.concatenate([flat(each) for each in state])
     return np.ravel(state.values if isinstance(state, ns.BlockSparse) else state).astype(float)
 
 

@@ -5,11 +5,12 @@ import weakref
 
 import numpy as np
 import pytest
-from conftest import host
+from conftest import HALVES, host
 
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.autograd import Tensor, record
+from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.nn import functional as F
 from numbsparse.nn.functional.joint import jointly
 from numbsparse.testing import check_grads
@@ -22,7 +23,7 @@ LAYOUT = ns.Layout([[1, 0, 1], [0, 1, 1]])
 W = ns.BlockSparse(RNG.standard_normal((4, 4, 4)), LAYOUT, shape=(8, 11))
 X, DY = RNG.standard_normal((3, 8)), RNG.standard_normal((3, 11))
 
-ONCE = {  # functions whose gradient cannot be differentiated again
+TWICE = {
     "gelu": (F.gelu, A),
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), A),
     "elu": (F.elu, A),
@@ -33,8 +34,7 @@ ONCE = {  # functions whose gradient cannot be differentiated again
     "cross_entropy": (lambda x: F.cross_entropy(x, TARGETS), A),
     "cross_entropy, three axes": (lambda x: F.cross_entropy(x, np.ones((2, 3), int)), CUBE),
     "embedding": (lambda table: F.embedding(table, np.array([[0, 2], [2, 2]])), A),
-}
-TWICE = {
+    "embedding, squared": (lambda t: F.embedding(t * t, np.array([[0, 2], [2, 2]])), A),
     "layer_norm": (F.layer_norm, A, ROW, B[0]),
     "add": (F.add, A, B),
     "add a row": (F.add, A, ROW),
@@ -83,9 +83,9 @@ TWICE = {
 }
 
 
-@pytest.mark.parametrize("name", ONCE | TWICE)
+@pytest.mark.parametrize("name", TWICE)
 def test_gradient(name):
-    check_grads(*(ONCE | TWICE)[name])
+    check_grads(*TWICE[name])
 
 
 @pytest.mark.parametrize("name", TWICE)
@@ -93,10 +93,57 @@ def test_gradient_of_the_gradient(name):
     check_grads(*TWICE[name], order=2)
 
 
-@pytest.mark.parametrize("name", ONCE)
-def test_a_gradient_that_cannot_be_differentiated_again_says_so(name):
-    with pytest.raises(NotImplementedError, match="create_graph"):
-        check_grads(*ONCE[name], order=2)
+THRICE = [name for name in TWICE if name.startswith(("gelu", "elu", "glu", "softmax", "cross"))]
+
+
+@pytest.mark.parametrize("name", THRICE)
+def test_a_gradient_deeper_still(name):
+    """Where the first gradient is one kernel, and the others are not."""
+    check_grads(*TWICE[name], order=3)
+
+
+AGAIN = {
+    "gelu": F.gelu,
+    "gelu, tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "elu": F.elu,
+    "concat_elu": F.concat_elu,
+    "glu": F.glu,
+    "softmax": F.softmax,
+    "log_softmax": F.log_softmax,
+    "cross_entropy": lambda x: F.cross_entropy(x, beside(x, TARGETS)),
+    "embedding": lambda x: F.embedding(x * x, beside(x, np.array([2, 0, 2]))),
+}
+
+
+def beside(x, array):
+    return array if x.device == "cpu" else ns.to_device(array)
+
+
+def penalised(function, x, weights):
+    """A gradient, recorded and not, and that of its squared length."""
+    x = ns.Tensor(x, requires_grad=True)
+    y = function(x)
+    dy = weights[: y.size].reshape(y.shape).astype(y.dtype)
+    dy = ns.Tensor(beside(x, dy))
+    (first,) = ns.grad(y, [x], grad_output=dy, create_graph=True)
+    (plain,) = ns.grad(y, [x], grad_output=dy)
+    (second,) = ns.grad((first * first).sum(), [x])
+    assert {each.dtype for each in (first, plain, second)} == {x.dtype}
+    return [host(each.data).astype(float) for each in (first, plain, second)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("name", AGAIN)
+def test_a_gradient_penalty_in_every_dtype(rng, put, place, name, dtype):
+    """And the gradient that is recorded is the one that is not, within rounding."""
+    if dtype != "float32" and place == "cpu":
+        pytest.skip("16 bits are for the GPU")
+    dtype, function = as_dtype(dtype), AGAIN[name]
+    x, weights = (2 * rng.standard_normal((3, 4))).astype(dtype), rng.standard_normal(24)
+    right = penalised(function, x.astype(float), weights)
+    for got, expected in zip(penalised(function, put(x), weights), right, strict=True):
+        off = 64 * float(finfo(dtype).eps) * (1 + abs(expected).max())
+        assert abs(got - expected).max() <= off
 
 
 @pytest.mark.parametrize(

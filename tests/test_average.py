@@ -72,8 +72,9 @@ def test_what_changes_a_layout_meanwhile_is_undone(put, rng):
         np.testing.assert_array_equal(p.data.toarray(), right.toarray())
 
 
-def test_average_resumes(rng, put):
-    values = [rng.standard_normal(4, dtype=np.float32) for _ in range(6)]
+@pytest.mark.parametrize("shape", [(), (4,)], ids=str)
+def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
+    values = [np.array(rng.standard_normal(shape), np.float32) for _ in range(6)]
     parameter = nn.Parameter(put(values[0]))
     whole, first = (optim.ExponentialMovingAverage([parameter], 0.5) for _ in range(2))
     for value in values[:3]:
@@ -81,7 +82,8 @@ def test_average_resumes(rng, put):
         whole.step()
         first.step()
     second = optim.ExponentialMovingAverage([parameter], 0.5)
-    second.load_state_dict(first.state_dict())
+    ns.save(tmp_path / "average.npz", first.state_dict())
+    second.load_state_dict(ns.load(tmp_path / "average.npz"))
     for value in values[3:]:
         ops.copy_into(parameter.data, put(value))
         whole.step()

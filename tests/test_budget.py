@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_030,
+    "numbsparse": 3_033,
     "numbsparse/autograd": 749,
     "numbsparse/bench": 2_925,
     "numbsparse/compat": 400,
     "numbsparse/device": 4_130,
     "numbsparse/distributed": 2_030,
-    "numbsparse/jax": 710,
+    "numbsparse/jax": 718,
     "numbsparse/kernels": 3_325,
     "numbsparse/kernels/conv": 3_205,
     "numbsparse/kernels/ladder": 1_940,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 4_960,
     "numbsparse/kernels/ptx": 2_445,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_635,
-    "numbsparse/ops": 5_225,
+    "numbsparse/nn": 7_735,
+    "numbsparse/ops": 5_228,
     "numbsparse/pages": 1_914,
     "numbsparse/patterns": 980,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_860,
+    "numbsparse/torch": 1_876,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -96,7 +96,7 @@ def copied(data):
     return data.copy() if isinstance(data, ns.BlockSparse) else ops.copy(data)
 
 
-ONCE = ["relu", "gelu", "recompute"]  # without gradients of gradients
+ONCE = ["relu"]  # whose gradient's gradient is zero
 CASES = [
     (name, change, of)
     for name in (*DENSE, *SPARSE)

@@ -145,6 +145,28 @@ def test_slabs_of_a_product_are_added_up(rng, monkeypatch, size):
         np.testing.assert_allclose(dw.toarray(), kept, rtol=0, atol=1e-4)
 
 
+def test_where_no_thread_starts_the_caller_does_all(monkeypatch):
+    """As in Python 3.12 while it ends."""
+
+    def refused(self):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    x = np.ones((512, 512), np.float32)
+    w, lstm = (
+        ns.nn.init.uniform(np.ones((16, 16)), 32, seed=0),
+        ns.nn.LSTM(512, 512, block_size=32, seed=0),
+    )
+    steps = x[:256].reshape(16, 16, 512)
+    right = x @ w, ns.sddmm(x.T, x, w.layout).data, lstm(steps)[0].numpy()
+    monkeypatch.setattr(Thread, "start", refused)
+    cores._helper.cache_clear()
+    for _ in range(cores.WAITING + 1):
+        got = x @ w, ns.sddmm(x.T, x, w.layout).data, lstm(steps)[0].numpy()
+        for ours, expected in zip(got, right, strict=True):
+            np.testing.assert_array_equal(ours, expected)
+    cores._helper.cache_clear()
+
+
 def test_a_function_is_called_at_its_address():
     """Of two of one signature the one that is there; what it raises arrives."""
     signature = types.int64(types.float64[:], types.int64)

@@ -2,6 +2,8 @@
 
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -140,12 +142,11 @@ def check(place, case, seed=0):
         Trained(rng, *LAST, dtype, place),
     ]
     kind, options = options_of(case)
-    make = partial(getattr(optim, kind), [t.p for t in trained], **options)
-    optimizer = make(lr=0.1)
+    optimizer = getattr(optim, kind)([t.p for t in trained], lr=0.1, **options)
     scaler = None if case["scale"] is None else optim.LossScaler(case["scale"], interval=2)
     for step in range(case["steps"]):
         if step == 1:
-            optimizer = altered(case["between"], optimizer, make, trained, rng)
+            optimizer = altered(case["between"], optimizer, trained, rng)
         optimizer.lr = lr = 0.1 / (1 + step) if case["lr"] == "falling" else 0.1
         one_step(case, step, trained, optimizer, scaler, partial(step_of, kind, lr, options))
     state = optimizer.state_dict()
@@ -169,6 +170,13 @@ def kept(t, dense):
 def mask_of(t):
     rows, columns = SHAPE
     return np.kron(t.pattern, np.ones((B, B)))[:rows, :columns]
+
+
+def filed(state):
+    """As it comes from a file."""
+    with TemporaryDirectory() as folder:
+        ns.save(Path(folder) / "state.npz", state)
+        return ns.load(Path(folder) / "state.npz")
 
 
 def step_of(kind, lr, options, exact, g, g_off):
@@ -216,12 +224,12 @@ def clipped(given, most, norm, scale):
     return {t: share * g for t, g in given.items()}, offs
 
 
-def altered(between, optimizer, make, trained, rng):
+def altered(between, optimizer, trained, rng):
     """What a training may meet after its first step; the optimizer that goes on."""
     if between in ("checkpoint", "file"):
         state = optimizer.state_dict()
-        optimizer = make(lr=1.0)
-        optimizer.load_state_dict(state)
+        optimizer = type(optimizer)(optimizer.parameters, lr=1.0)  # the settings are the state's
+        optimizer.load_state_dict(filed(state) if between == "file" else state)
     if between in ("weights", "layout"):
         t, before = trained[0], trained[0].pattern
         if between == "layout":

@@ -210,6 +210,11 @@ def test_state_that_the_step_replaces_is_refused():
         twice(ns.graph(descend), ns.Tensor(np.ones(2, np.float32)))
 
 
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match="step takes a function, got int"):
+        ns.graph(3)
+
+
 @pytest.mark.parametrize("result", [3, 2.0, "x", np.ones(2)], ids=lambda r: type(r).__name__)
 def test_results_that_replays_cannot_give_are_refused(result):
     with pytest.raises(TypeError, match=f"returns arrays on the GPU.* got {type(result).__name__}"):

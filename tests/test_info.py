@@ -185,6 +185,13 @@ def test_help_explains_each_option_and_shows_an_example_that_parses(name, capsys
     assert max(map(len, said.splitlines())) <= 100
 
 
+def test_without_a_command_it_says_which_there_are(capsys):
+    command_line.main([])
+    said = capsys.readouterr().out.split("positional arguments:")[1].splitlines()
+    first = [line.split()[0] for line in said if line.startswith("    ") and line[4] != " "]
+    assert first == COMMANDS
+
+
 @pytest.mark.parametrize(
     "words",
     ["plane --jobs 0", "plane --minutes nan", "plane --cards 0", "times --points -1",

@@ -69,6 +69,9 @@ def assert_same_states(got, expected):
         assert got[name].keys() == expected[name].keys()
         for key, value in got[name].items():
             right = expected[name][key]
+            if key == "param_groups":
+                assert value == right
+                continue
             values = value.values if isinstance(value, ns.BlockSparse) else value
             right = right.values if isinstance(right, ns.BlockSparse) else right
             assert np.asarray(values).tobytes() == np.asarray(right).tobytes(), (name, key)
@@ -276,11 +279,11 @@ def test_block_sparse_and_dense_gradients_have_one_norm(rng, put):
             "good_steps.* takes an integer of at least 0",
         ),
         (lambda p: LossScaler().step(optim.SGD([p], 0.1)), "call backward before"),
-        (lambda p: LossScaler().load_state_dict({"scale": 1.0}), "state takes scale and good"),
+        (lambda p: LossScaler().load_state_dict({"scale": 1.0}), "state takes scale, good"),
         (lambda p: clip_grad_norm([p], 0.0), "max_norm takes a number above 0"),
         (
             lambda p: optim.Adam([p]).load_state_dict(
-                {"steps": 1, "skipped": 0, "lr": 0.1, "0.m": np.ones(3, np.float32)}
+                optim.Adam([p]).state_dict() | {"0.m": np.ones(3, np.float32)}
             ),
             "state lacks '0.v'",
         ),
@@ -295,7 +298,8 @@ def test_refuses(call, says):
 @needs_a_gpu
 def test_a_checkpoint_without_masters_is_refused():
     parameter = parameter_of(np.ones(3), "float16")
-    state = {"steps": 1, "skipped": 0, "lr": 0.1, "0.velocity": np.ones(3, np.float32)}
+    state = optim.SGD([parameter], 0.1, momentum=0.9).state_dict()
+    state["0.velocity"] = np.ones(3, np.float32)
     with pytest.raises(ValueError, match=r"state lacks '0\.master'"):
         optim.SGD([parameter], 0.1, momentum=0.9).load_state_dict(state)
     state["0.velocity"] = np.ones(3, np.float16)

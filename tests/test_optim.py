@@ -119,7 +119,8 @@ def test_schedules():
 
 
 def state(key, array):
-    return {"steps": 1, "skipped": 0, "lr": 0.1, key: array}
+    groups = optim.Adam([ns.nn.Parameter(np.ones(3))], 0.1).state_dict()["param_groups"]
+    return {"steps": 1, "skipped": 0, "param_groups": groups, key: array}
 
 
 @pytest.mark.parametrize(

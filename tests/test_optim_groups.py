@@ -88,7 +88,7 @@ def test_groups_go_on_from_a_file(rng, put, tmp_path, name):
     state = {"optimizer": made.state_dict(), "schedule": schedule.state_dict()}
     nn.save(tmp_path / "state", state)
     loaded = nn.load(tmp_path / "state")
-    assert loaded["optimizer"]["groups"] == [2, 1, 1]
+    assert [g["params"] for g in loaded["optimizer"]["param_groups"]] == [2, 1, 1]
     for p, q in zip(flat(groups), flat(others), strict=True):
         q.data = p.data.copy() if p.place == "cpu" else put(
             p.data.to("cpu") if isinstance(p.data, ns.BlockSparse) else p.data.numpy())  # fmt: skip
@@ -108,22 +108,40 @@ def test_groups_go_on_from_a_file(rng, put, tmp_path, name):
 def test_states_of_other_groups_are_refused(rng):
     groups = tensors(rng, lambda a: a)
     several, one = grouped("Adam", groups), optim.Adam(flat(groups))
+    sgd = optim.SGD(flat(groups), 0.1).state_dict()
     states = several.state_dict(), one.state_dict()
     for optimizer, state in zip((several, one), states, strict=True):
-        before = [g["lr"] for g in optimizer.param_groups]
-        optimizer.param_groups[0]["lr"] = 0.7
+        before = settings_of(optimizer)
+        optimizer.param_groups[0].update(lr=0.7, betas=(0.1, 0.2), eps=1.0)
         optimizer.load_state_dict(state)
-        assert [g["lr"] for g in optimizer.param_groups] == before
+        assert settings_of(optimizer) == before
+
+    def second(**odd):
+        """The state of several groups, the second with odd values."""
+        groups = [dict(group) for group in states[0]["param_groups"]]
+        groups[1] |= odd
+        return states[0] | {"param_groups": groups}
+
+    before = settings_of(several)
     for optimizer, state, says in (
-        (one, states[0], r"it has \[2, 1, 1\], here are \[4\]"),
-        (several, states[1], r"it has one group, here are \[2, 1, 1\]"),
-        (several, states[0] | {"groups": [1, 2, 1]}, r"other groups: it has \[1, 2, 1\]"),
-        (several, states[0] | {"lr": 0.1}, r"'lr'\] takes 3 numbers, got 0\.1"),
-        (several, states[0] | {"lr": [0.1, 0.2, "x"]}, r"'lr'\]\[2\]"),
+        (one, states[0], r"of other groups: it has \[2, 1, 1\] parameters, here are \[4\]"),
+        (several, states[1], r"of other groups: it has \[4\] parameters, here are \[2, 1, 1\]"),
+        (several, second(params=2), r"of other groups: it has \[2, 2, 1\]"),
+        (several, states[0] | {"param_groups": 0.1}, r"'param_groups'\] takes a list of dicts"),
+        (several, states[0] | {"param_groups": [0.1] * 3}, r"'param_groups'\] takes a list of"),
+        (one, sgd, r"'param_groups'\]\[0\] takes lr, betas, .*, got .*'momentum'"),
+        (several, second(more=1), r"'param_groups'\]\[1\] takes lr, betas, .*, got .*'more'"),
+        (several, second(lr="x"), r"^state\['param_groups'\]\[1\]: lr takes"),
+        (several, second(betas=(0.5, 1.5)), r"^state\['param_groups'\]\[1\]: betas\[1\] takes"),
+        (several, second(initial_lr=-1), r"^state\['param_groups'\]\[1\]\['initial_lr'\] takes"),
     ):
         with pytest.raises((TypeError, ValueError), match=says):
             optimizer.load_state_dict(state)
-    assert [g["lr"] for g in several.param_groups] == [0.1, 0.3, 0.1]
+    assert settings_of(several) == before
+
+
+def settings_of(optimizer):
+    return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 
 
 def test_a_setting_of_all_groups_is_an_attribute():

@@ -126,6 +126,24 @@ def test_a_shared_weight_is_pruned_once():
         prune(nn.Sequential(first, other), 0.1)
 
 
+@pytest.mark.parametrize("gates", [(True, False), (False, True), (True, True)])
+def test_a_shared_weight_has_one_gate(gates):
+    """Blocks that the gate of one layer drops the other would lack."""
+    first, second = (
+        nn.Linear(16, 16, block_size=4, gate=gate, seed=i) for i, gate in enumerate(gates)
+    )
+    second.weight = first.weight
+    model, data = nn.Sequential(first, nn.ReLU(), second), first.weight.data
+    for change in (lambda: prune(model, 0.5), lambda: nn.utils.compact(model),
+                   lambda: GradualPruning(model, 0.5, stop=2)):  # fmt: skip
+        with pytest.raises(ValueError, match="0 and 2 share a weight but not a gate"):
+            change()
+    assert first.weight.data is data
+    second.gate = first.gate
+    assert set(prune(model, 0.5)) == {"0.weight"}
+    assert model(np.ones((2, 16), np.float32)).shape == (2, 16)
+
+
 @pytest.mark.parametrize(
     "make",
     [

@@ -134,14 +134,15 @@ def test_a_bad_optimizer_state_changes_nothing(put, key, number):
     for ps, o in ((other, loaded), (parameters, optimizer), (parameters, optimizer)):
         give_gradients(ps)
         o.step()
-    state = loaded.state_dict() | {key: WRONG[key][number]}
+    state, wrong = loaded.state_dict(), WRONG[key][number]
+    (state if key != "lr" else state["param_groups"][0])[key] = wrong
     before = state_of([optimizer, *parameters])
     with pytest.raises((TypeError, ValueError), match="state"):
         optimizer.load_state_dict(state)
     assert_unchanged([optimizer, *parameters], before)
 
 
-@pytest.mark.parametrize("missing", ["steps", "lr", "0.steps", "1.v"])
+@pytest.mark.parametrize("missing", ["steps", "param_groups", "0.steps", "1.v"])
 def test_a_state_that_lacks_something_changes_nothing(put, missing):
     parameters = two(put)
     optimizer = MAKERS["Adam"](parameters)

@@ -22,6 +22,12 @@ def driver(monkeypatch):
     return install(monkeypatch)
 
 
+def test_without_a_gpu_there_is_nothing_to_wait_for(monkeypatch):
+    monkeypatch.setattr(runtime, "SIMULATED", False)
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: "there is none")
+    ns.synchronize()
+
+
 class CuPy:
     def __init__(self, handle):
         self.ptr = handle

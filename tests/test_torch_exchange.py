@@ -21,6 +21,7 @@ def theirs(dtype=torch.float64, layouts=(LINEAR, CONV, LSTM)):
         "conv": nst.Conv2d(10, 8, 3, bias=False, layout=conv, **SAME),
         "lstm": nst.LSTM(6, 7, 2, layout=lstm, **SAME),
         "twice": torch.nn.ModuleList([tied, tied]),
+        "head": torch.nn.Linear(13, 35),
     }
     return torch.nn.ModuleDict(parts).to(dtype)
 
@@ -35,6 +36,7 @@ class Ours(ns.nn.Module):
         self.conv = ns.nn.Conv2d(10, 8, 3, bias=False, layout=CONV, **options)
         self.lstm = ns.nn.LSTM(6, 7, 2, layout=LSTM, **options)
         self.twice = [tied, tied]
+        self.head = ns.nn.Linear(13, 35, dtype=dtype)  # dense, in blocks of 32
 
 
 def through(state, way, folder):
@@ -55,6 +57,7 @@ def assert_alike(one, other):
         (one["conv"](images).movedim(1, -1), other.conv(images.detach().movedim(1, -1).numpy())),
         (one["lstm"](steps)[0], other.lstm(steps.detach().numpy())[0]),
         (one["twice"][1](x[:, :8]), other.twice[0](x[:, :8].detach().numpy())),
+        (one["head"](one["fc"](x)), other.head(other.fc(x.detach().numpy()))),
     ]
     for a, b in pairs:
         np.testing.assert_allclose(a.detach().numpy(), b.numpy(), rtol=0, atol=1e-12)
@@ -169,6 +172,23 @@ def test_refused(state, error, says):
         layer.load_state_dict(nst.from_nn_state_dict(layer, state))
 
 
-def test_a_dense_layer_of_torch_s_takes_no_matrix():
+def test_a_layer_of_torch_s_without_a_matrix_takes_none():
     with pytest.raises(TypeError, match=r"state\['weight'\] takes an array"):
-        nst.from_nn_state_dict(torch.nn.Linear(8, 8), ns.nn.Linear(8, 8, **SAME).state_dict())
+        nst.from_nn_state_dict(torch.nn.LayerNorm(8), ns.nn.Linear(8, 8, **SAME).state_dict())
+
+
+def test_a_dense_layer_of_torch_s_takes_any_layout():
+    """Blocks that are not there are zeros; a weight that an embedding shares stays an array."""
+    ours = ns.nn.Linear(10, 13, layout=LINEAR, **SAME)
+    dense = torch.nn.Linear(10, 13)
+    dense.load_state_dict(nst.from_nn_state_dict(dense, ours.state_dict()))
+    np.testing.assert_array_equal(dense.weight.detach().numpy(), ours.weight.data.toarray().T)
+    state = nst.to_nn_state_dict(dense, block_size=8)
+    assert state["weight"].block_size == 8
+    with pytest.raises(ValueError, match=r"takes 13 x 10 features .* got BlockSparse.10 x 13"):
+        nst.from_nn_state_dict(torch.nn.Linear(13, 10), state)
+    tied = torch.nn.Sequential(torch.nn.Embedding(5, 8), torch.nn.Linear(8, 5, bias=False))
+    tied[1].weight = tied[0].weight
+    state = nst.to_nn_state_dict(tied)
+    np.testing.assert_array_equal(state.pop("0.weight"), tied[0].weight.detach().numpy())
+    assert not state

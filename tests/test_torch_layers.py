@@ -338,6 +338,11 @@ STEPS = torch.ones(2, 3, 8)
             ValueError,
             "least one of the 2 blocks of Lin",
         ),
+        (
+            lambda: nst.sparsify_(mlp().to("meta"), density=1.0),
+            ValueError,
+            "values, got one on meta",
+        ),
         (lambda: nst.Linear.from_linear(nn.ReLU(), density=1), TypeError, "linear takes a torch.n"),
         (lambda: nst.Linear(8, 8, layout=[[1, 0]]), ValueError, "layout takes 1 x 1 blocks"),
         (lambda: nst.Linear(8, 8, block_size=5), ValueError, "block_size takes one of"),

@@ -90,12 +90,11 @@ def record(
     return result
 
 
-def once(vjp: Callable[..., Any]) -> Vjp:
-    """A vjp given on arrays, `vjp(dy, y)`, for an operation without gradients of gradients."""
+def fused(vjp: Callable[..., Any], again: Vjp) -> Vjp:
+    """A vjp of arrays, `vjp(dy, y)`, in one kernel; where it is recorded `again`, of Tensors."""
 
     def on_tensors(dy: Tensor, y: Tensor) -> Tensor:
-        refuse_again()
-        return Tensor(vjp(dy.data, y.data))
+        return again(dy, y) if RECORDING.get() else Tensor(vjp(dy.data, y.data))
 
     on_tensors.__qualname__ = vjp.__qualname__
     return on_tensors
@@ -112,13 +111,13 @@ def refuse_again() -> None:
 
 
 def grads_at(
-    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]
+    outputs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor], create_graph: bool
 ) -> list[Tensor | None]:
     """The gradients of `inputs` from (output, its gradient) pairs, and of nothing behind them."""
     with recording():
         joined = record(np.zeros(()), *((y, lambda _, z, dy=dy: dy) for y, dy in outputs))  # type: ignore[misc]
     ends = {id(tensor) for tensor in inputs}
-    return _found(inputs, gradients_of(joined, Tensor(np.ones(())), False, ends))
+    return _found(inputs, gradients_of(joined, Tensor(np.ones(())), create_graph, ends))
 
 
 def seed_of(output: Tensor, gradient: Any, argument: str = "grad") -> Tensor:

@@ -125,10 +125,11 @@ class ShardedOptimizer(Optimizer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave, or that of the optimizer without ranks."""
-        inner: dict[str, Any] = {k: v for k, v in state.items() if "." not in k and k != "lr"}
-        rates = self._groups.checked_rates(state)
+        settings = self._groups.checked_state(state)
         sizes = [len(group["params"]) for group in self._inner.param_groups]
-        inner |= {"lr": rates[0]} if len(rates) == 1 else {"lr": rates, "groups": sizes}
+        groups = [own | {"params": size} for own, size in zip(settings, sizes, strict=True)]
+        inner: dict[str, Any] = {key: value for key, value in state.items() if "." not in key}
+        inner["param_groups"] = groups
         first = 0
         for i, cut in enumerate(self._cuts):
             for name in _names_of(i, state):
@@ -140,9 +141,10 @@ class ShardedOptimizer(Optimizer):
                 inner |= {f"{first + j}.{name}": value for j, value in enumerate(values)}
             first += len(cut.parts)
         self._inner.load_state_dict(inner)
-        for group in self._inner.param_groups:
-            group.pop("lr", None)  # of the parts' own: the shared one counts
-        self._groups.set_rates(rates)
+        for group, own in zip(self._inner.param_groups, settings, strict=True):
+            for name in own:  # of the parts' own: the shared ones count
+                group.pop(name)
+        self._groups.take(settings)
 
 
 class _Cut:

@@ -152,7 +152,8 @@ def _threads(process: int) -> ThreadPoolExecutor:
 def _helper(process: int, core: int) -> SimpleQueue[Any]:
     """What one thread of this process is to run; a forked process has none of its parent's."""
     calls: SimpleQueue[Any] = SimpleQueue()
-    Thread(target=_serve, args=(calls,), name=f"numbsparse-{core}", daemon=True).start()
+    with suppress(RuntimeError):  # as Python 3.12 ends no thread can start: the caller does all
+        Thread(target=_serve, args=(calls,), name=f"numbsparse-{core}", daemon=True).start()
     return calls
 
 

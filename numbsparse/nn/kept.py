@@ -1,5 +1,6 @@
 """Arrays kept with parameters (moments, masters, averages), and the layout they belong to."""
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,13 +88,29 @@ def saved(array: Any, form: Form) -> Any:
     return host if form.layout is None else form.matrix(host)
 
 
+def check_keys(argument: str, state: Any, names: Collection[str]) -> None:
+    """Refuse all but a dict of these keys."""
+    if not isinstance(state, Mapping) or set(names) != set(state):
+        got = list(state) if isinstance(state, Mapping) else type_name(state)
+        raise ValueError(f"{argument} takes {', '.join(names)}, got {got}")
+
+
+def as_array(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
+    """An array without axes, which a file gives back as a number, is an array again."""
+    if shape or not isinstance(value, bool | int | float):
+        return value
+    array = np.asarray(value, dtype)
+    return array if array == value or value != value else np.asarray(value)
+
+
 def loaded(name: str, value: Any, data: Any) -> Any:
     """An array of a state dict as it is kept with `data`.
 
     Raises ValueError, which calls it by `name`, for another kind, layout, shape or dtype.
     """
     refuse_masked(value, name)
-    takes_matrix = isinstance(data, BlockSparse)
+    shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
+    value, takes_matrix = as_array(value, shape, dtype), isinstance(data, BlockSparse)
     if not isinstance(value, BlockSparse if takes_matrix else np.ndarray):
         takes = "a BlockSparse" if takes_matrix else "an array"
         raise ValueError(f"{name} takes {takes}, got {type_name(value)}")
@@ -102,7 +119,6 @@ def loaded(name: str, value: Any, data: Any) -> Any:
         if own.layout != got.layout and data.layout != value.layout:
             raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
         value = value.to("cpu").stored_as(data, name).values
-    shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
     if value.shape != shape or value.dtype != dtype:
         raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
     return value.copy() if data.device == "cpu" else moved(value, data.device)

@@ -12,6 +12,7 @@ from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, id_of, moved, switched
 from numbsparse.dtypes import refuse_masked, type_name
+from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
@@ -375,7 +376,7 @@ class Module:
         unknown = [name for name in state if name not in tensors and name not in numbers]
         if missing or unknown:
             raise ValueError(f"state is of another model: it lacks {missing}, and has {unknown}")
-        given = {name: _as_saved(state[name], tensor) for name, tensor in tensors.items()}
+        given = {n: kept.as_array(state[n], t.shape, t.dtype) for n, t in tensors.items()}
         for name, tensor in tensors.items():
             _check_fits(name, given[name], tensor)
         for name, (module, attribute) in numbers.items():
@@ -416,18 +417,12 @@ def _moved(data: Any, place: str) -> Any:
     return data.to(place) if isinstance(data, BlockSparse) else moved(data, place)
 
 
-def _as_saved(value: Any, own: Tensor) -> Any:
-    """An array without axes, which a file gives back as a number, is an array again."""
-    if own.shape or not isinstance(value, bool | int | float):
-        return value
-    array = np.asarray(value, own.dtype)
-    return array if array == value or value != value else np.asarray(value)
-
-
 def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
     own: Any = own_tensor.data
     if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
-        raise ValueError(f"state[{name!r}] takes a {type(own).__name__}, got {value!r}")
+        raise ValueError(
+            f"state[{name!r}] takes a {type(own).__name__} here, got {type_name(value)}"
+        )
     refuse_masked(value, f"state[{name!r}]")
     if not isinstance(value, np.ndarray | BlockSparse):
         raise ValueError(f"state[{name!r}] takes an array, got {type(value).__name__}")

@@ -43,8 +43,6 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     Raises
     ------
-    NotImplementedError
-        In a `backward` with create_graph=True.
     RuntimeError
         In `backward`, if the function does something else the second time.
 
@@ -77,15 +75,16 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     def gradients(pieces: Any, y: Tensor) -> list[Any]:
         unchanged(*leaves, *given)
+        deeper = is_recording()  # then all that is computed again is kept
         with recording(), unwatched(), ops.draws_repeated(draws):
             again = _tensors(function(*inputs, **named))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")
-        found = grads_at([(again[i], dy) for i, dy in pieces.items()], leaves)
+        found = grads_at([(again[i], dy) for i, dy in pieces.items()], leaves, deeper)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
     given = _tensors((inputs, named))
-    hidden = record(outputs[0].data, *jointly(gradients, *leaves), held=given)
+    hidden = record(outputs[0].data, *jointly(gradients, *leaves, again=gradients), held=given)
     on_tape = iter(results_of(hidden, [y.data for y in outputs], "recompute"))
     return mapped(results, lambda y: next(on_tape) if isinstance(y, Tensor) else y)
 

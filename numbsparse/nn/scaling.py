@@ -11,6 +11,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, moved, outside_capture, refill
 from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn import functional as F
+from numbsparse.nn.kept import check_keys
 from numbsparse.patterns.checks import integer, number
 
 if TYPE_CHECKING:
@@ -101,8 +102,7 @@ class LossScaler:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave; raises TypeError or ValueError where it did not."""
-        if not isinstance(state, Mapping) or set(state) != {"scale", "good_steps"}:
-            raise ValueError(f"state takes scale and good_steps, got {state!r}")
+        check_keys("state", state, ["scale", "good_steps"])
         values = _state_of("state['scale']", state["scale"])
         values[1] = integer("state['good_steps']", state["good_steps"], least=0)
         if isinstance(self._state, DeviceArray):

@@ -60,7 +60,9 @@ def relu(x: Any) -> Any:
 @_elementwise
 def relu_grad(x: Any, dy: Any) -> Any:
     """dy where x > 0, else 0: dy times the derivative of relu, taken as 0 at 0."""
-    return np.where(x > 0, dy, 0)
+    bits = np.dtype(f"i{dy.itemsize}")
+    kept = np.negative((x > 0).view(np.int8), dtype=bits)  # all bits of a value, or none
+    return (kept & dy.view(bits)).view(dy.dtype)  # np.where takes ten times as long
 
 
 @_elementwise

@@ -8,21 +8,27 @@ import torch
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_array, type_name
+from numbsparse.patterns import dense
 from numbsparse.torch.layer import SUFFIX, SparseModule
 from numbsparse.torch.lstm import LSTM
 from numbsparse.torch.operators import given_back
 
+DENSE = "dense"  # in place of the layout: a weight of torch.nn.Linear, (out_features, in_features)
 
-def to_nn_state_dict(model: torch.nn.Module) -> dict[str, Any]:
+
+def to_nn_state_dict(model: torch.nn.Module, *, block_size: int = 32) -> dict[str, Any]:
     """The state dict of a model of torch, as the same model of `numbsparse.nn` takes it.
 
-    Weights of this room's layers become matrices, with their layouts, on the CPU; all else becomes
-    arrays. Names are torch's, but an LSTM's "weight_hh_l0" is called "layers.0.weight_hh". What is
-    shared comes once, under its first name. Nothing shares memory with the model.
+    Weights of this room's layers become matrices, with their layouts, on the CPU; so do those of
+    torch.nn.Linear, with all blocks; all else becomes arrays. Names are torch's, but an LSTM's
+    "weight_hh_l0" is called "layers.0.weight_hh". What is shared comes once, under its first name.
+    Nothing shares memory with the model.
 
     Parameters
     ----------
     model : torch.nn.Module
+    block_size : int
+        Of what torch.nn.Linear becomes, as in `numbsparse.nn.Linear`.
 
     Returns
     -------
@@ -39,9 +45,14 @@ def to_nn_state_dict(model: torch.nn.Module) -> dict[str, Any]:
     True
     """
     state: dict[str, Any] = {}
-    for _, name, tensor, held in _matched(model):
+    for key, name, tensor, held in _matched(model):
         values = as_array(tensor.detach().cpu().clone())
-        state[name] = values if held is None else BlockSparse(values, held[0], shape=held[1])
+        if held is DENSE:
+            if key == name:  # a weight that comes first elsewhere is what it is there
+                grid = (-(-n // block_size) for n in reversed(values.shape))
+                state[name] = BlockSparse.from_dense(values.T, dense(*grid), block_size=block_size)
+        else:
+            state[name] = values if held is None else BlockSparse(values, held[0], shape=held[1])
     return state
 
 
@@ -85,7 +96,10 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
         if name not in state:
             continue  # load_state_dict says so
         value = state[name]
-        if held is not None:
+        if held is DENSE and isinstance(value, BlockSparse):
+            _check_fits(name, value, (own.shape[1], own.shape[0]), value.block_size)
+            value = value.to("cpu").toarray().T
+        elif held is not None and held is not DENSE:
             _check_fits(name, value, held[1], own.shape[1])
             found[key + SUFFIX] = torch.from_numpy(value.layout.pattern)
             value = value.to("cpu").data
@@ -103,17 +117,19 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
 
 
 def _matched(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor, Any]]:
-    """(key, name in numbsparse.nn, tensor, (layout, shape) of a matrix) of what is saved."""
+    """(key, name in numbsparse.nn, tensor, DENSE or a layout and shape) of what is saved."""
     held: dict[str, Any] = {}
     names: dict[str, str] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
+        if type(module) is torch.nn.Linear:
+            held[f"{prefix}weight"] = DENSE
         for name, handle in module.handles.items() if isinstance(module, SparseModule) else ():
             held[prefix + name] = handle.layout, module.shape_of(name)
         for i in range(module.num_layers) if isinstance(module, LSTM) else ():
             for part in ("weight_ih", "weight_hh", "bias"):
                 names[f"{prefix}{part}_l{i}"] = f"{prefix}layers.{i}.{part}"
-    patterns = {key + SUFFIX for key in held}
+    patterns = {key + SUFFIX for key, of in held.items() if of is not DENSE}
     first: dict[int, str] = {}
     for key, tensor in model.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and key not in patterns:

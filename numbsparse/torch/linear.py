@@ -108,6 +108,10 @@ class Linear(OneWeight):
             raise ValueError(f"exactly one of pattern and density must be given, got {got}")
         weight = linear.weight.detach()
         if pattern is None:
+            if weight.is_meta:
+                raise ValueError(
+                    "density takes a layer with values, got one on meta: give a pattern"
+                )
             values = weight.T.to("cpu", torch.float32).numpy()
             pattern = patterns.from_dense(values, block_size, density=density)
             if not pattern.any():

@@ -1,10 +1,11 @@
 """Activations, gates, softmax and dropout."""
 
 from collections.abc import Callable
+from math import pi
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, once, record
+from numbsparse.autograd import Tensor, as_tensor, fused, record
 from numbsparse.nn.functional.arithmetic import (
     add,
     exp,
@@ -14,7 +15,7 @@ from numbsparse.nn.functional.arithmetic import (
     subtract,
 )
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
-from numbsparse.nn.functional.shape import reshape
+from numbsparse.nn.functional.shape import concatenate, reshape, split, sum
 from numbsparse.ops.operands import on_gpu
 from numbsparse.patterns.checks import number, word
 
@@ -62,7 +63,13 @@ def elu(x: Any) -> Tensor:
     Tensor([-0.63212056,  2.        ])
     """
     x = as_tensor(x)
-    return record(ops.elu(x.data), (x, once(lambda dy, y: ops.elu_grad(x.data, dy))))
+    vjp = fused(lambda dy, y: ops.elu_grad(x.data, dy), lambda dy, y: multiply(dy, _elu_slope(x)))
+    return record(ops.elu(x.data), (x, vjp))
+
+
+def _elu_slope(x: Tensor) -> Tensor:
+    """1 where x > 0, else e^x."""
+    return exp(negative(relu(negative(x))))
 
 
 def concat_elu(x: Any) -> Tensor:
@@ -76,7 +83,13 @@ def concat_elu(x: Any) -> Tensor:
     Tensor([-0.63212056,  2.        ,  1.        , -0.86466472])
     """
     x = as_tensor(x)
-    return record(ops.concat_elu(x.data), (x, once(lambda dy, y: ops.concat_elu_grad(x.data, dy))))
+
+    def again(dy: Tensor, y: Tensor) -> Tensor:
+        first, second = split(dy, 2)
+        return subtract(multiply(first, _elu_slope(x)), multiply(second, _elu_slope(negative(x))))
+
+    vjp = fused(lambda dy, y: ops.concat_elu_grad(x.data, dy), again)
+    return record(ops.concat_elu(x.data), (x, vjp))
 
 
 def glu(x: Any) -> Tensor:
@@ -91,7 +104,13 @@ def glu(x: Any) -> Tensor:
     Tensor([[1., 2.]])
     """
     x = as_tensor(x)
-    return record(ops.glu(x.data), (x, once(lambda dy, y: ops.glu_grad(x.data, dy))))
+
+    def again(dy: Tensor, y: Tensor) -> Tensor:
+        gate = split(x, 2)[1]
+        by_gate = multiply(multiply(dy, y), sigmoid(negative(gate)))
+        return concatenate([multiply(dy, sigmoid(gate)), by_gate], -1)
+
+    return record(ops.glu(x.data), (x, fused(lambda dy, y: ops.glu_grad(x.data, dy), again)))
 
 
 def gelu(x: Any, approximate: str = "none") -> Tensor:
@@ -116,7 +135,30 @@ def gelu(x: Any, approximate: str = "none") -> Tensor:
     if is_block_sparse(x):
         return with_blocks(x.data, gelu(blocks_of(x), approximate))
     value, slope = (ops.gelu, ops.gelu_grad) if exact else (ops.gelu_tanh, ops.gelu_tanh_grad)
-    return record(value(x.data), (x, once(lambda dy, y: slope(x.data, dy))))
+    slopes = _gelu_slope if exact else _gelu_tanh_slope
+    vjp = fused(lambda dy, y: slope(x.data, dy), lambda dy, y: multiply(dy, slopes(x)))
+    return record(value(x.data), (x, vjp))
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    """Phi(x) + x * phi(x), whose own slope is phi(x) * (2 - x^2), with phi(x) = Phi'(x)."""
+
+    def vjp(dy: Tensor, y: Tensor) -> Tensor:
+        phi = multiply(exp(multiply(multiply(x, x), -0.5)), (2 * pi) ** -0.5)
+        # In this order nothing overflows.
+        return multiply(dy, subtract(add(phi, phi), multiply(multiply(x, phi), x)))
+
+    ones = ops.full(x.shape, 1.0, x.dtype, x.device)
+    return record(ops.gelu_grad(x.data, ones), (x, vjp))
+
+
+def _gelu_tanh_slope(x: Tensor) -> Tensor:
+    """(1 + t) / 2 + x / 2 * (1 - t^2) * u', with t = tanh(u) and u = sqrt(2 / pi) (x + c x^3)."""
+    c, scale = 0.044715, (2 / pi) ** 0.5
+    t = tanh(multiply(add(x, multiply(multiply(multiply(x, x), x), c)), scale))
+    flat = multiply(x, subtract(1.0, multiply(t, t)))
+    bent = add(flat, multiply(multiply(multiply(flat, x), x), 3 * c))
+    return multiply(add(add(t, 1.0), multiply(bent, scale)), 0.5)
 
 
 def tanh(x: Any) -> Tensor:
@@ -197,7 +239,11 @@ def softmax(x: Any) -> Tensor:
             [0.11920292, 0.88079708]])
     """
     x = as_tensor(x)
-    return record(ops.softmax(x.data), (x, once(lambda dy, y: ops.softmax_grad(y, dy))))
+
+    def again(dy: Tensor, y: Tensor) -> Tensor:
+        return multiply(y, subtract(dy, sum(multiply(dy, y), -1, True)))
+
+    return record(ops.softmax(x.data), (x, fused(lambda dy, y: ops.softmax_grad(y, dy), again)))
 
 
 def log_softmax(x: Any) -> Tensor:
@@ -209,7 +255,12 @@ def log_softmax(x: Any) -> Tensor:
     Tensor([-0.69314718, -0.69314718])
     """
     x = as_tensor(x)
-    return record(ops.log_softmax(x.data), (x, once(lambda dy, y: ops.log_softmax_grad(y, dy))))
+
+    def again(dy: Tensor, y: Tensor) -> Tensor:
+        return subtract(dy, multiply(exp(y), sum(dy, -1, True)))
+
+    vjp = fused(lambda dy, y: ops.log_softmax_grad(y, dy), again)
+    return record(ops.log_softmax(x.data), (x, vjp))
 
 
 def dropout(x: Any, rate: float, *, seed: int, call: int | Callable[[], int] = 0) -> Tensor:

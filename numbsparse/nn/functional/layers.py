@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, is_recording, once, record, unread
+from numbsparse.autograd import Tensor, as_tensor, is_recording, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
@@ -67,11 +67,12 @@ def embedding(table: Tensor, indices: Any) -> Tensor:
     """
     table, indices = as_tensor(table, "table"), ops.operand(data_of(indices), "indices")
     kept = as_tensor(indices, "indices")
-    return record(
-        ops.take_rows(table.data, indices),
-        (table, once(lambda dy, y: ops.sum_rows(dy, kept.data, table.shape[0]))),
-        held=[kept],
-    )
+
+    def gradient(dy: Tensor, y: Tensor) -> Tensor:
+        sums = ops.sum_rows(dy.data, kept.data, table.shape[0])
+        return record(sums, (dy, lambda g, z: embedding(g, kept)), held=[kept])
+
+    return record(ops.take_rows(table.data, indices), (table, gradient), held=[kept])
 
 
 def layer_norm(

@@ -4,8 +4,9 @@ from math import prod
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, once, record
-from numbsparse.nn.functional.arithmetic import data_of, subtract
+from numbsparse.autograd import Tensor, as_tensor, fused, record
+from numbsparse.nn.functional.activations import softmax
+from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply, subtract
 from numbsparse.nn.functional.shape import mean, reshape
 from numbsparse.ops.operands import on_gpu, together
 
@@ -43,12 +44,16 @@ def cross_entropy(logits: Tensor, targets: Any) -> Tensor:
     rows = reshape(logits, (prod(outer), classes))
     kept = as_tensor(ops.reshape(targets, (prod(outer),)), "targets")
     losses, probabilities = ops.cross_entropy(rows.data, kept.data)
-    per_row = record(
-        losses,
-        (rows, once(lambda dy, y: ops.cross_entropy_grad(probabilities, kept.data, dy))),
-        held=[kept],
-    )
-    return mean(per_row)
+
+    def again(dy: Tensor, y: Tensor) -> Tensor:
+        ones = ops.full(y.shape, 1.0, y.dtype, y.device)
+        nothing = ops.full(rows.shape, 0.0, rows.dtype, rows.device)
+        off = add(softmax(rows), Tensor(ops.cross_entropy_grad(nothing, kept.data, ones)))
+        by_row = multiply(cast(off, dy.dtype), reshape(dy, (*dy.shape, 1)))
+        return cast(by_row, rows.dtype)
+
+    vjp = fused(lambda dy, y: ops.cross_entropy_grad(probabilities, kept.data, dy), again)
+    return mean(record(losses, (rows, vjp), held=[kept]))
 
 
 def mse_loss(prediction: Tensor, target: Any) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from numbsparse.autograd import Tensor, listed, tensors_of
 from numbsparse.dtypes import type_name
+from numbsparse.nn.kept import check_keys
 from numbsparse.patterns.checks import number
 
 OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
@@ -88,34 +89,45 @@ class Groups:
         for i, group in enumerate(self.groups):
             self._check_one(i, group)
 
-    def _check_one(self, i: int, group: Mapping[str, Any]) -> None:
+    def _check_one(self, i: int, group: Mapping[str, Any], argument: str = "") -> None:
         try:
             self._check(**{key: value for key, value in group.items() if key not in OTHERS})
         except (TypeError, ValueError) as error:
-            if i:
-                error.args = (f"param_groups[{i}]: {error.args[0]}",)
+            if i or argument:
+                error.args = (f"{argument or 'param_groups'}[{i}]: {error.args[0]}",)
             raise
 
     def state_dict(self) -> dict[str, Any]:
-        """Learning rates; of several groups, with how many parameters each has."""
-        rates = [group["lr"] for group in self.groups]
-        return {"lr": rates[0]} if len(rates) == 1 else {"lr": rates, "groups": self._sizes()}
+        """The settings of each group, and how many parameters it has."""
+        sizes = zip(self.groups, self._sizes(), strict=True)
+        return {"param_groups": [_settings_of(group) | {"params": n} for group, n in sizes]}
 
-    def checked_rates(self, state: Mapping[str, Any]) -> list[float]:
-        """The learning rates in what `state_dict` gave."""
-        sizes, rates = state.get("groups"), state["lr"]
-        if (sizes or [len(self.parameters)]) != self._sizes():
-            got = sizes or "one group"
-            raise ValueError(f"state is of other groups: it has {got}, here are {self._sizes()}")
-        if sizes is None:
-            return [number("state['lr']", rates)]
-        if not isinstance(rates, list) or len(rates) != len(sizes):
-            raise ValueError(f"state['lr'] takes {len(sizes)} numbers, got {rates!r}")
-        return [number(f"state['lr'][{i}]", rate) for i, rate in enumerate(rates)]
+    def checked_state(self, state: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The settings of each group in what `state_dict` gave."""
+        argument, given = "state['param_groups']", state["param_groups"]
+        if not isinstance(given, list) or not all(isinstance(own, Mapping) for own in given):
+            raise TypeError(f"{argument} takes a list of dicts, got {given!r}")
+        sizes, own_sizes = [own.get("params") for own in given], self._sizes()
+        if sizes != own_sizes:
+            raise ValueError(
+                f"{argument} is of other groups: it has {sizes} parameters, here are {own_sizes}"
+            )
+        settings = [{k: v for k, v in own.items() if k != "params"} for own in given]
+        for i, (group, own) in enumerate(zip(self.groups, settings, strict=True)):
+            check_keys(f"{argument}[{i}]", own, _settings_of(group))
+            self._check_one(i, own, argument)
+            number(f"{argument}[{i}]['initial_lr']", own["initial_lr"])
+        return settings
 
-    def set_rates(self, rates: list[float]) -> None:
-        for group, rate in zip(self.groups, rates, strict=True):
-            group["lr"] = rate
+    def take(self, settings: list[dict[str, Any]]) -> None:
+        """What `checked_state` gave."""
+        for group, own in zip(self.groups, settings, strict=True):
+            group.update(own)
 
     def _sizes(self) -> list[int]:
         return [len(group["params"]) for group in self.groups]
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state has of a group besides its parameters."""
+    return {key: value for key, value in group.items() if key not in ("params", "name")}

@@ -231,7 +231,7 @@ class Optimizer:
     def _slots_of(self, i: int) -> dict[str, Any]:
         """What is kept for a parameter, where it is; zeros at first. Nothing is changed."""
         data, values = self.parameters[i].data, self.parameters[i].values
-        names, slots = self._slot_names(i), self._state.get(i)
+        names, slots = self._slot_names(i, self._groups.members[i][1]), self._state.get(i)
         with outside_capture():
             if slots is None:
                 return {name: kept.like(values) for name in names}
@@ -248,7 +248,8 @@ class Optimizer:
                 f"({kept.against(new, old)}): call remap() to carry the state over, or make a new "
                 "optimizer"
             )
-        names, dtype = self._slot_names(i), ops.state_dtype(data.dtype)
+        names = self._slot_names(i, self._groups.members[i][1])
+        dtype = ops.state_dtype(data.dtype)
         if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
             has = {name: str(a.dtype) for name, a in slots.items()}
             raise ValueError(
@@ -256,17 +257,18 @@ class Optimizer:
                 f"kept, and there is {has}: make a new optimizer"
             )
 
-    def _slot_names(self, i: int) -> tuple[str, ...]:
-        names = self.slots_of(self._groups.members[i][1])
+    def _slot_names(self, i: int, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """What is kept for a parameter in a group of these settings."""
+        names = self.slots_of(group)
         return (*names, "master") if self.parameters[i].dtype.itemsize == 2 else names
 
     def state_dict(self) -> dict[str, Any]:
         """All that training needs to resume, on the CPU, in memory of its own.
 
-        The steps done and skipped, `lr`, and by the number of each parameter the steps that it
-        took, "0.steps", and what is kept for it, "0.m": as a BlockSparse for a BlockSparse. Of
-        several groups `lr` is a list, and "groups" says how many parameters each has. Momentum,
-        betas, weight decay and the like are not in it: make the optimizer with the same ones.
+        The steps done and skipped; "param_groups", a dict for each group with its settings, its
+        "initial_lr" and, as "params", how many it has; and by the number of each parameter the
+        steps that it took, "0.steps", and what is kept for it, "0.m": as a BlockSparse for a
+        BlockSparse.
         """
         skipped = kept.on_cpu(self._skipped).tolist()
         state: dict[str, Any] = {"steps": self.steps, "skipped": skipped[0]}
@@ -278,21 +280,23 @@ class Optimizer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict()` gave.
+        """Take what `state_dict()` gave: all settings become those that it was made with.
 
-        Raises TypeError or ValueError where it is of another optimizer or another layout; nothing
-        is changed then.
+        To go on with others, such as another learning rate, set them after it. Raises TypeError or
+        ValueError where the state is of another optimizer or another layout; nothing is changed
+        then.
         """
         steps, skipped = _checked_header(state)
-        rates = self._groups.checked_rates(state)
-        found = self._loaded(state)
+        settings = self._groups.checked_state(state)
+        names = self._names_under(settings)
+        found = self._loaded(state, names)
         for i, own in found.items():
-            for name in (*self._slot_names(i), "steps"):
+            for name in names[i]:
                 if name not in own:
                     raise ValueError(f"state lacks {f'{i}.{name}'!r}")
         counts = {i: own.pop("steps") for i, own in found.items()}
         self.steps = steps
-        self._groups.set_rates(rates)
+        self._groups.take(settings)
         self._skipped = np.zeros_like(self._skips_in("cpu"))
         self._skipped[0] = skipped
         self._counts = [counts.get(i, 0) for i in range(len(self.parameters))]
@@ -300,7 +304,14 @@ class Optimizer:
         self._forms = {i: kept.form_of(self.parameters[i].data) for i in self._state}
         forget_captures()
 
-    def _loaded(self, state: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    def _names_under(self, settings: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+        """What a state of these settings has of each parameter."""
+        numbers = [nth for nth, _ in self._groups.members]
+        return [(*self._slot_names(i, settings[nth]), "steps") for i, nth in enumerate(numbers)]
+
+    def _loaded(
+        self, state: Mapping[str, Any], names: list[tuple[str, ...]]
+    ) -> dict[int, dict[str, Any]]:
         """The steps that each parameter took, and its arrays."""
         found: dict[int, dict[str, Any]] = {}
         for key, value in state.items():
@@ -309,7 +320,7 @@ class Optimizer:
             first, _, name = str(key).partition(".")
             i = int(first) if first.isdecimal() else len(self.parameters)
             data = self.parameters[i].data if i < len(self.parameters) else None
-            if data is None or name not in ("steps", *self._slot_names(i)):
+            if data is None or name not in names[i]:
                 raise ValueError(f"state is of another optimizer: it has {key!r}")
             argument = f"state[{key!r}]"
             found.setdefault(i, {})[name] = (
@@ -320,14 +331,14 @@ class Optimizer:
         return found
 
 
-_HEADER = ("steps", "skipped", "lr", "groups")
+_HEADER = ("steps", "skipped", "param_groups")
 
 
 def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     """Steps, steps skipped."""
     if not isinstance(state, Mapping):
         raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
-    for key in ("steps", "skipped", "lr"):
+    for key in _HEADER:
         if key not in state:
             raise ValueError(f"state lacks {key!r}")
     steps = integer("state['steps']", state["steps"], least=0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from math import cos, pi
 from typing import Any
 
+from numbsparse.nn.kept import check_keys
 from numbsparse.nn.optim.optimizer import Optimizer
 from numbsparse.patterns.checks import integer, number
 
@@ -114,6 +115,5 @@ class LambdaLR:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
-        if not isinstance(state, Mapping) or set(state) != {"steps"}:
-            raise ValueError(f"state takes steps, got {state!r}")
+        check_keys("state", state, ["steps"])
         self._set(integer("state['steps']", state["steps"], least=0))

@@ -82,7 +82,7 @@ def prune(
     else:
         least = number("threshold", threshold)
         kept = [norms >= least for norms in norms_of(weights, by)]
-    limit = f"threshold {threshold}" if density is None else f"density {density} of the {scope}"
+    limit = f"threshold {threshold}" if density is None else f"density {density:.4g} of the {scope}"
     return keep(weights, kept, followers, limit)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.layout import Layout
+from numbsparse.nn.kept import check_keys
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.drawn import absent_blocks, changed, swapped
 from numbsparse.nn.utils.weights import (
@@ -18,7 +19,6 @@ from numbsparse.nn.utils.weights import (
     Weight,
     as_model,
     check_density,
-    check_names,
     followers_of,
     largest,
     loaded,
@@ -245,7 +245,7 @@ class Rewiring(Changing):
             state = {"kept": {}, **state}  # a file keeps no empty dict
             without = state.pop("kept")
             if "first" in state:
-                check_names("state['first']", state["first"], weights)
+                check_keys("state['first']", state["first"], [weight.name for weight in weights])
             kept = {} if without == {} else loaded(weights, without, "kept")
         super().load_state_dict(state, remap=remap)
         self._kept = kept

@@ -12,6 +12,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
+from numbsparse.nn.kept import check_keys
 from numbsparse.nn.module import Module
 from numbsparse.patterns.checks import integer, number
 
@@ -38,9 +39,7 @@ class Changing:
         `remap` as in `prune`, besides what was given before. Raises TypeError or ValueError where
         the state is of other weights; nothing is changed then.
         """
-        names = {*dict(self.numbers), "layouts"}
-        if not isinstance(state, Mapping) or set(state) != names:
-            raise ValueError(f"state takes {', '.join(sorted(names))}, got {state!r}")
+        check_keys("state", state, sorted({*dict(self.numbers), "layouts"}))
         numbers = {n: check(f"state[{n!r}]", state[n]) for n, check in self.numbers}
         weights, followers = weights_of(self.model), [*self.remap, *followers_of(remap)]
         set_layouts(weights, followers, list(loaded(weights, state["layouts"]).values()))
@@ -79,6 +78,7 @@ def as_model(model: Any) -> Any:
 def weights_of(model: Any) -> list[Weight]:
     """The block-sparse parameters, each once."""
     if isinstance(model, Module):
+        _check_gates(model)
         found = [_in_module(module, name, p) for module, name, p in model._found()]
         found = [w for w in found if not _is_gate(w)]
     else:
@@ -109,6 +109,21 @@ def weights_of(model: Any) -> list[Weight]:
 def _in_module(module: Module, name: str, parameter: Tensor) -> Weight:
     gate = vars(module).get("gate") if vars(module).get("weight") is parameter else None
     return Weight(name, parameter, module.tap_features, gate)
+
+
+def _check_gates(model: Module) -> None:
+    """Refuse a weight that layers share, one of them with a gate: what it drops another needs."""
+    owners: dict[int, tuple[str, Any]] = {}
+    for name, module in model.named_modules():
+        weight, gate = (vars(module).get(key) for key in ("weight", "gate"))
+        if not isinstance(weight, Tensor) or not isinstance(weight.data, BlockSparse):
+            continue
+        other, its = owners.setdefault(id(weight), (name, gate))
+        if gate is not its:
+            raise ValueError(
+                f"{other} and {name} share a weight but not a gate, which decides on its blocks: "
+                "put one layer in both places"
+            )
 
 
 def _is_gate(weight: Weight) -> bool:
@@ -266,16 +281,8 @@ def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
 def loaded(weights: list[Weight], state: Any, argument: str = "layouts") -> dict[str, Layout]:
     """The layouts of `saved`, in the order of the weights."""
     argument = f"state[{argument!r}]"
-    check_names(argument, state, weights)
+    check_keys(argument, state, [weight.name for weight in weights])
     return {w.name: _loaded(f"{argument}[{w.name!r}]", state[w.name], w) for w in weights}
-
-
-def check_names(argument: str, state: Any, weights: list[Weight]) -> None:
-    """Refuse all but a dict with a value for each weight."""
-    names = [weight.name for weight in weights]
-    if not isinstance(state, Mapping) or set(names) != set(state):
-        got = list(state) if isinstance(state, Mapping) else type_name(state)
-        raise ValueError(f"{argument} takes those of {names}, got {got}")
 
 
 def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
