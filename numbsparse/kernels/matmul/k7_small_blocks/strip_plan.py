@@ -26,7 +26,7 @@ from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
-PIECE = 8  # features in 16 bytes
+PIECE, SECTOR = 8, 32  # features in 16 bytes; bytes that memory writes at once
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
@@ -90,6 +90,11 @@ class Strip(NamedTuple):
     def COLUMNS(self) -> int:
         """Block columns of a warp."""
         return WARP_COLUMNS // self.B
+
+    @property
+    def TOGETHER(self) -> int:
+        """Neighbouring block columns of a warp, which write whole sectors of 32 bytes."""
+        return max(SECTOR // (self.B * self.ITEM), 1)
 
     @property
     def BLOCKS_A_STEP(self) -> int:
@@ -305,7 +310,7 @@ def plan_strips(
         features there are, 0 where there is no block.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
-    lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER)
+    lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER, strip.TOGETHER)
     shift = (strip.WIDTH // strip.B).bit_length() - 1
     counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
