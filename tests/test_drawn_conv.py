@@ -155,7 +155,6 @@ def serves_call(call, case):
     """Whether a rung for GPUs serves this call, for all that is known of it."""
     of = case.get
     strided = of("stride", "1") != "1" and call in ("conv", "conv_weight_grad")
-    strided |= of("stride", "1") != "1" and of("kernel") == "k6_strips"
     if of("kernel") in ("k4_wgmma", "k6_strips") and strided:
         return False
     if not case.keys() >= {"call", "numbers", "size", "batch", "features", *OF_WINDOW}:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from numbsparse.kernels.parts.deal import dealt, in_turn
+from numbsparse.kernels.parts.deal import dealt, in_turn, lines_of_strips
 
 
 def test_pieces_go_where_it_is_free_first():
@@ -43,3 +43,17 @@ def test_equal_times_go_to_the_first_place(places, rng):
     found, end = dealt(costs, places)
     assert found.tolist() == owners
     assert end == max(free)[0]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_warps_of_a_strip_get_neighbours_and_much_the_same(together, rng):
+    lengths, warps, columns = rng.integers(0, 9, 100), 4, 4
+    indptr = np.append(0, np.cumsum(lengths))
+    lines = lines_of_strips(indptr, warps, columns, 1, together)
+    assert sorted(lines.ravel()) == list(range(112))  # 7 strips, the last one not full
+    hands = lines.reshape(-1, together)
+    assert (hands == hands[:, :1] + np.arange(together)).all()
+    assert (hands[:, 0] % together == 0).all()
+    of_warp = np.append(lengths, np.zeros(12, int))[lines].reshape(7, warps, columns).sum(2)
+    assert (np.ptp(of_warp, axis=1) <= 8 * together).all()
+    assert (np.diff(of_warp.sum(1)) <= 0).all()

@@ -21,7 +21,6 @@ FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
-COPYING = (UNFOLDED, "k6_strips")  # pixels of such outputs into their places, by a launch
 STRIPS = ("k6_strips", f"{UNFOLDED}/k7_small_blocks")  # whose tiles, where few, are shared
 TILE, SHARES, PLACES = (64, 512), 8, 132  # outputs and features; at most; multiprocessors
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
@@ -57,12 +56,12 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
     """What takes time, of what `sizes_of` gives."""
     outputs, seen, features, n_blocks, square = sizes
     kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
-    terms, copies = float(outputs), square > 0 and rung.partition("/")[0] in COPYING
+    terms, copies = float(outputs), square > 0 and rung.partition("/")[0] == UNFOLDED
     if product != "weight_grad":
         terms = kept / max(features, 1) / shares(rung, outputs, features)
     written = features + square if copies else max(features, square)
     return (
-        1 + copies / 2,  # which begins early
+        1 + copies / 2,  # of pixels into their places, which begins early
         outputs * kept / 1e9,
         terms / 1e3,
         itemsize * outputs * seen / 1e6,

@@ -249,19 +249,22 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
 
 
 def taps_in_lines(
-    index: Index, n_taps: int, product: str, of: Pass, together: int = 1
+    index: Index, n_taps: int, product: str, of: Pass, together: int = 1, whole: bool = False
 ) -> tuple[Index, int, int]:
     """(index of the blocks of a pass in the product of what its taps see, begin, end).
 
     They are in rows (offset, in_block), for the input-gradient in columns (offset, out_block), of
-    each offset a multiple of `together`, and rows (residue, in_block). In a weight-gradient taps
-    are neighbours: its blocks, `begin` to `end`, are counted from the first one.
+    each offset a multiple of `together`, and rows (residue, in_block), of residues that taps reach;
+    `whole`, of all. In a weight-gradient taps are neighbours: its blocks, `begin` to `end`, are
+    counted from the first one.
     """
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
     tap, rows = np.divmod(index.block_rows, counts[0])
     kept = np.flatnonzero(np.isin(tap, of.taps))
     sides, tap = [rows[kept], index.block_columns[kept]], np.searchsorted(of.taps, tap[kept])
     (offsets, which), (residues, reached) = of.seen, of.reached
+    if whole:
+        residues, reached = tuple(range(prod(of.view.residues))), np.array(of.residues, int)
     seen, begin = int(product == "input_grad"), 0
     if product == "weight_grad" and kept.size:
         begin = int(kept[0])

@@ -3,7 +3,8 @@
 A block of 8 fills half of the 16 products that a tensor core sums, and merged with neighbours it is
 mostly zeros. `matmul.k7_small_blocks` sums two blocks at once, wherever they are, and reads a
 feature of 64 rows once for up to 512 columns of y. Its rows are those that rung 2 unfolds; here the
-copy engine finds them in the images, tap by tap: see `parts.pixels`.
+copy engine finds them in the images, tap by tap, and a table has the places of their sums: see
+`parts.pixels`.
 
 Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet.
 """
@@ -12,24 +13,40 @@ from functools import partial
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.conv.k2_unfolded import interleave, rows_of, taps_in_lines
+from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
+from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import Pass, Three
 from numbsparse.kernels.elementwise import fill
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WIDTH
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDTH
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, of_bits
-from numbsparse.kernels.parts.pixels import Images, fits, tile_that_fits
+from numbsparse.kernels.parts.pixels import (
+    Four,
+    Images,
+    PixelRows,
+    fits,
+    has_room,
+    tile_that_fits,
+    tops_of,
+)
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.layout import Index
 
 BLOCK_SIZES = (8, 16)
-DTYPES = ("float16", "bfloat16")
-FEATURES, DEPTH = 64, 32  # of a group of a region, and rows of a stage
+DTYPES = ("float16", "bfloat16", "float32")
+# Pixels that are loaded while a tile's columns are multiplied, for each: by block size. At 56 x 56
+# pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
+A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
+PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
-def refused(product: str, size: int, _: str, batch: int, *call: Any) -> str | None:
+def refused(product: str, size: int, _dtype: str, _batch: int, *call: Any) -> str | None:
     """What the copy engine does not serve."""
     if not call:
         return None
@@ -38,14 +55,13 @@ def refused(product: str, size: int, _: str, batch: int, *call: Any) -> str | No
     step, along = max(window.stride), zip(window.stride, window.small, strict=True)
     if step > 2 or (product != "input_grad" and any(s < step and n > 1 for s, n in along)):
         return f"takes a stride of 1 or 2, along all axes, got {window.stride}"
-    if read % size:
-        return f"takes multiples of {size} features in {product}, got {read}"
+    whole = (read,) if product == "weight_grad" else (in_features, out_features)
+    if any(n % size for n in whole):
+        return f"takes multiples of {size} features in {product}, got {whole}"
+    if not has_room(window.big, in_features, size):
+        return f"takes fewer pixels, got {window.big}"
     if not fits(window.seeing(product).offsets, -(-max(in_features, out_features) // WIDTH)):
         return f"takes fewer features, and taps less far apart, got {window}"
-    if product == "weight_grad" and batch:
-        tile = tile_that_fits(batch, window.small, DEPTH)
-        if 2 * prod(tile) < min(DEPTH, batch * prod(window.small)):
-            return f"takes images made of boxes of {DEPTH} pixels, got {window.small}"
     return None
 
 
@@ -55,13 +71,18 @@ unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     of, B = window.seeing(product), values.shape[1]
-    lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B)
+    lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B, True)
     if not x.size or not lines.block_rows.size:
         fill(y, 0.0)
         return
-    rows, images = rows_of(y, of, B), images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
-    along_strips(images, values, lines, rows, product == "input_grad", precision)
-    interleave(rows, index, of, y)
+    images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
+    columns = min(y.shape[2] * prod(of.view.residues), MOST_COLUMNS)
+    tile = tile_that_fits(x.shape[0], of.view.counts, ROWS, A_COLUMN[B] * columns)
+    places, offsets = planned(index, places_of, of, x.shape[0], tile)
+    out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
+    along_strips(images, values, lines, out, product == "input_grad", precision)
+    if precision == "highest" and y.itemsize == 4:
+        repair_lines(product, x, values, index, window, y)
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
@@ -70,11 +91,27 @@ forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     of, B = window.whole("weight_grad"), dvalues.shape[1]
-    how = taps_in_lines, window.taps, "weight_grad", of, FEATURES // B
+    features = LINE // x.itemsize
+    how = taps_in_lines, window.taps, "weight_grad", of, features // B
     lines, *_ = planned(index, *how)
-    x = images_of(x, window.big, window.small, of, FEATURES)
-    dy = images_of(dy, window.small, window.small, None, 1)
-    in_regions(x, dy, lines, dvalues, precision)
+    x_images = images_of(x, window.big, window.small, of, features)
+    dy_images = images_of(dy, window.small, window.small, None, 1)
+    whole = in_regions(x_images, dy_images, lines, dvalues, precision)
+    if not whole or (precision == "highest" and x.itemsize == 4):
+        repair_blocks(x, dy, index, window, dvalues)
+
+
+def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]:
+    """(`PixelRows.places`, its offsets): of all pixels of an output, reached by taps or zeros."""
+    view = of.view
+    tops, within = tops_of(index, batch, view.counts, tile)[0][:, ::-1], np.indices(tile)
+    at = (tops[:, None] + within.reshape(4, -1).T).reshape(-1, 4) * (1, *view.step)
+    residues = np.indices(view.residues).reshape(3, -1).T
+    strides = [prod(view.out_sizes[axis:]) for axis in range(4)]
+    inside = (at[:, None, 1:] + residues < view.out_sizes).all(2) & (at[:, :1] < batch)
+    bits = inside @ (1 << np.arange(len(residues)))
+    places = np.stack([np.where(bits, at @ strides, 0), bits], 1).astype(np.int32)
+    return places, tuple((residues @ strides[1:]).tolist())
 
 
 def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int) -> Images:

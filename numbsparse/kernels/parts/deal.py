@@ -177,22 +177,26 @@ def in_step(counts, warps, order):
     return n
 
 
-def lines_of_strips(indptr: np.ndarray, warps: int, columns: int, cluster: int) -> np.ndarray:
+def lines_of_strips(
+    indptr: np.ndarray, warps: int, columns: int, cluster: int, together: int = 1
+) -> np.ndarray:
     """(strips, columns): the lines of the warps of each strip, those with more blocks first.
 
     A strip is that of a cluster, whose blocks of threads have so many warps with so many columns.
-    The longest are dealt to the warps in turn, there and back. What is beyond the last is none.
+    The longest are dealt to the warps in turn, there and back; neighbours stay `together`. What is
+    beyond the last is none.
     """
-    per_block = warps * columns
+    per_block, hands = warps * columns, warps * columns // together
     width = per_block * cluster
     kept = np.zeros((-(-(indptr.size - 1) // width), width), np.int64)
     kept.reshape(-1)[: indptr.size - 1] = np.diff(indptr)
     order = np.argsort(-kept.sum(1), kind="stable")
-    longest = np.argsort(-kept.reshape(-1, per_block), axis=1, kind="stable")
-    slot, warp = np.divmod(np.arange(per_block), warps)
+    longest = np.argsort(-kept.reshape(-1, hands, together).sum(2), axis=1, kind="stable")
+    slot, warp = np.divmod(np.arange(hands), warps)
     warp = np.where(slot % 2 == 0, warp, warps - 1 - warp)
     in_block = np.empty_like(longest)
-    in_block[:, warp * columns + slot] = longest
+    in_block[:, warp * (columns // together) + slot] = longest
+    in_block = (in_block[:, :, None] * together + np.arange(together)).reshape(-1, per_block)
     in_block += np.arange(len(in_block))[:, None] * per_block
     return in_block.reshape(kept.shape)[order]
 

@@ -7,7 +7,6 @@ matrix, with zeros beyond the images.
 """
 
 from functools import cache, lru_cache
-from itertools import product
 from math import prod
 from typing import Any, NamedTuple
 
@@ -15,8 +14,9 @@ import numpy as np
 from numba import cuda, int32
 
 from numbsparse.device import DeviceArray
+from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.store import FEATURES
+from numbsparse.kernels.parts.store import FEATURES, RESIDUE_AT, Output
 from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
@@ -24,6 +24,10 @@ from numbsparse.layout import Index
 IMAGES = "images"  # beside the orders of a matrix: see `store`
 BITS, WIDTHS = 7, 512  # of an offset along an axis, and at most so many groups of a tap
 MIDDLE, MOST = 1 << BITS - 1, (1 << BITS) - 1
+# How many pixels take as long to load as a line of a box begins (H200: of 256 features and 56 x 56
+# images, in blocks of 16, tiles of 8 x 8 took 65 us, of 1 x 56, an eighth more of them, 57).
+A_LINE = 1.2
+UNEVEN = 1.1  # what is saved, at least, where sums may have to be repaired: see `k6_strips`
 
 Three = tuple[int, int, int]
 Four = tuple[int, int, int, int]
@@ -58,40 +62,87 @@ class Images(NamedTuple):
         return whole, (*tile, features), x.itemsize * features, steps
 
 
-def tile_in_a_row(batch: int, outputs: Three, rows: int) -> Four:
-    """The largest box of up to `rows` outputs that follow each other: whole axes, from the last.
+class PixelRows(NamedTuple):
+    """Pixels of a result as a matrix, tile after tile: a row is a pixel, or a square of them."""
 
-    >>> tile_in_a_row(2, (1, 14, 14), 64), tile_in_a_row(8, (1, 4, 4), 64)
-    ((1, 1, 4, 14), (4, 1, 4, 4))
-    """
-    tile, whole = [1, 1, 1, 1], True
-    for axis, count in reversed(list(enumerate((batch, *outputs)))):
-        tile[axis] = min(count, rows // prod(tile)) if whole else 1
-        whole = whole and tile[axis] == count
-    return tile[0], tile[1], tile[2], tile[3]
+    pixels: DeviceArray  # (batch * pixels, features), whole blocks, which are written
+    tile: Four
+    places: Any  # (rows, 2): of each its first pixel; which of the square are in the image
+    offsets: tuple[int, ...]  # of the pixels of a square, from the first one
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.places.shape[0], len(self.offsets) * self.pixels.shape[1]
+
+    @property
+    def dtype(self) -> Any:
+        return self.pixels.dtype
+
+    @property
+    def itemsize(self) -> int:
+        return self.pixels.itemsize
+
+    def output(self) -> Output:
+        (rows, width), features = self.shape, self.pixels.shape[1]
+        return Output(of_bits(self.pixels.span), features, self.places, rows, width)
+
+
+def has_room(sizes: Three, features: int, B: int) -> bool:
+    """Whether `places_in_squares` has, of such images; features are whole blocks."""
+    return features % B == 0 and 2 * prod(sizes) * features // B < 1 << RESIDUE_AT
+
+
+def places_in_squares(lines: np.ndarray, offsets: tuple[int, ...], n_lines: int) -> np.ndarray:
+    """Of block columns (pixel of a square, block), n_lines of all, what `store` takes."""
+    residue, block = np.divmod(lines, n_lines // len(offsets))
+    of_pixel = np.array(offsets)[np.minimum(residue, len(offsets) - 1)] * (n_lines // len(offsets))
+    return residue << RESIDUE_AT | of_pixel + block
 
 
 @lru_cache
-def tile_that_fits(batch: int, outputs: Three, rows: int) -> Four:
-    """The largest box of up to `rows` outputs of which images are made.
+def tile_that_fits(
+    batch: int, outputs: Three, rows: int, a_tile: float, uneven: float = 1.0
+) -> Four:
+    """The box of up to `rows` outputs of which images take least.
 
-    >>> tile_that_fits(8, (1, 7, 7), 32), tile_that_fits(1, (1, 12, 12), 32)
-    ((4, 1, 1, 7), (1, 1, 2, 12))
+    A tile costs as much as loading `a_tile` of its pixels, and each line of them A_LINE; images
+    that are not made of whole tiles cost `uneven` times as much.
+
+    >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 32)
+    ((1, 1, 8, 8), (1, 1, 1, 56))
     """
-    sides = ([k for k in range(1, min(n, rows) + 1) if n % k == 0] for n in outputs)
-    boxes = (box for box in product(*sides) if prod(box) <= rows)
-    tiles = [(min(batch, rows // prod(box)), box[0], box[1], box[2]) for box in boxes]
-    return max(tiles, key=lambda tile: (prod(tile), tile[::-1]))
+    depth, height, width = outputs
+    boxes = [
+        (z, y, x)
+        for z in range(1, min(depth, rows) + 1)
+        for y in range(1, min(height, rows // z) + 1)
+        for x in range(1, min(width, rows // (z * y)) + 1)
+    ]
+    tiles = [(min(batch, rows // prod(box)), *box) for box in boxes]
+
+    def cost(tile: Four) -> Any:
+        whole = is_whole(tile, outputs)
+        counts = (-(-n // t) for n, t in zip((batch, *outputs), tile, strict=True))
+        of_tile = a_tile + prod(tile) + A_LINE * prod(tile[:3])
+        return (
+            prod(counts) * of_tile * (1 if whole else uneven),
+            not whole,
+            [-n for n in tile[::-1]],
+        )
+
+    return min(tiles, key=cost)
+
+
+def is_whole(tile: Four, outputs: Three) -> bool:
+    """Whether images are made of such boxes."""
+    return all(n % t == 0 for n, t in zip(outputs, tile[1:], strict=True))
 
 
 def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.ndarray]:
-    """((tiles, 6),): of each that is a row the first output and the one after; x, y, z, image."""
+    """((tiles, 4): x, y, z, image of the first output of each,)."""
     counts = batch, *outputs
     tops = np.indices([-(-n // t) for n, t in zip(counts, tile, strict=True)]).reshape(4, -1).T
-    tops = tops * tile
-    sizes = np.minimum(np.subtract(counts, tops), tile).prod(1)
-    first = np.ravel_multi_index(tuple(tops.T), counts)
-    return (np.column_stack([first, first + sizes, tops[:, ::-1]]).astype(np.int32),)
+    return ((tops * tile)[:, ::-1].astype(np.int32),)
 
 
 def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:
@@ -112,36 +163,20 @@ def fits(offsets: tuple[Three, ...], a_tap: int) -> bool:
     return a_tap <= WIDTHS and next(far, None) is None
 
 
-class Finding(NamedTuple):
-    """Where tiles are: of a matrix by their number, of `rows` each; of images by `tops_of`.
-
-    bounds(tops, rows, tile) -> (first, end) : rows of y
-    top(tops, rows, tile) -> what loads them
-    """
-
-    bounds: Any
-    top: Any
-
-
 @cache
-def finding(of_images: bool) -> Finding:
-    @cuda.jit(device=True)
-    def bounds(tops, rows, tile):
-        return tile * rows, tile * rows + rows
+def finding(of_images: bool) -> Any:
+    """top(tops, rows, tile) -> what loads a tile: of a matrix its first row, of `rows` each; of
+    images see `tops_of`."""
 
     @cuda.jit(device=True)
     def top(tops, rows, tile):
         return int32(tile * rows)
 
     @cuda.jit(device=True)
-    def bounds_of_pixels(tops, rows, tile):
-        return tops[tile, 0], tops[tile, 1]
-
-    @cuda.jit(device=True)
     def top_of_pixels(tops, rows, tile):
-        return tops[tile, 2], tops[tile, 3], tops[tile, 4], tops[tile, 5]
+        return tops[tile, 0], tops[tile, 1], tops[tile, 2], tops[tile, 3]
 
-    return Finding(bounds_of_pixels, top_of_pixels) if of_images else Finding(bounds, top)
+    return top_of_pixels if of_images else top
 
 
 @cache

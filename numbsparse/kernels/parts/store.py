@@ -34,6 +34,7 @@ from numbsparse.kernels.ptx import (
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
+PIXELS, RESIDUE_AT = "pixels", 28  # of images: see `_tile_by_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
@@ -108,7 +109,8 @@ def storer(of: Sums, order: str) -> Any:
     y : `Output`
     """
     TILES, APART = of.TILES, of.APART
-    store_tile = {ROWS: _tile_by_rows, FEATURES: _tile_by_features, ANY: _tile_by_items}[order](of)
+    by_order = {ROWS: _tile_by_rows, FEATURES: _tile_by_features, PIXELS: _tile_by_pixels}
+    store_tile = by_order.get(order, _tile_by_items)(of)
 
     @cuda.jit(device=True)
     def store(sums, columns, row, y):
@@ -149,6 +151,58 @@ def _tile_by_rows(of: Sums) -> Any:
                 k, n = column(columns, s + lane % 4), row + 8 * half + lane // 4
                 if n < batch and k >= 0 and k < features:
                     store_4xu32(values, n * stride + k, a, b, c, d)
+
+    return store
+
+
+@cuda.jit(device=True)
+def square_of(places, n, batch):
+    """Of a row of y, which is a pixel of images or a square of them: the first one, and a bit for
+    each that is inside of its image. `places` (rows, 2) has them."""
+    if n < batch:
+        return int64(places[n, 0]), places[n, 1]
+    return int64(0), int32(0)
+
+
+@cache
+def place_in_square(B: int) -> Any:
+    """(a block column, what is inside) -> whether it is, and where it begins in the square.
+
+    A block column is the number of its pixel among those of a square, from bit RESIDUE_AT on, and
+    how many blocks it is behind the first pixel; negative where there is none.
+    """
+    BLOCKS = (1 << RESIDUE_AT) - 1
+
+    @cuda.jit(device=True)
+    def place(column, inside):
+        there = column >= 0 and inside >> (column >> RESIDUE_AT) & 1 == 1
+        return there, int64(column & BLOCKS) * B
+
+    return place
+
+
+def _tile_by_pixels(of: Sums) -> Any:
+    """As by rows; y has `places` for its second stride, and features of a pixel for the first."""
+    STRIPS, pair, place, A_COLUMN = of.STRIPS, packed(of), place_in_square(of.B), of.B // 8
+
+    @cuda.jit(device=True)
+    def store(sums, tile, columns, row, y):
+        values, features, places, batch, _ = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for half in range(2):
+            pixel, inside = square_of(places, row + 8 * half + lane // 4, batch)
+            for s in range(0, STRIPS, 4):
+                a, b, c, d = transposed(
+                    pair(sums, tile, s, half),
+                    pair(sums, tile, s + 1, half),
+                    pair(sums, tile, s + 2, half),
+                    pair(sums, tile, s + 3, half),
+                )
+                strip = s + lane % 4
+                there, k = place(columns[strip // A_COLUMN], inside)
+                if there:
+                    at = pixel * features + k + strip % A_COLUMN * 8
+                    store_4xu32(values, at, a, b, c, d)
 
     return store
 

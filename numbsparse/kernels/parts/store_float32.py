@@ -11,7 +11,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.parts.repair import any_nan, repairing_lines
-from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
+from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums, place_in_square, square_of
 from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32
 
 
@@ -47,6 +47,29 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
                             elif e % 2 == 0:
                                 low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
                                 store_2xu32(values, at, low, high)
+
+    return store
+
+
+@cache
+def storer_by_pixels(of: Sums, row_of: Any) -> Any:
+    """As `storer_of_pairs`, into pixels of images: see `store.place_in_square`."""
+    COLUMNS, TILES, STRIPS, place = of.COLUMNS, of.TILES, of.B // 8, place_in_square(of.B)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, y):
+        values, features, places, batch, _ = y
+        own = uint32(cuda.threadIdx.x) % 4 * 2
+        for m in range(TILES):
+            for half in range(2):
+                pixel, inside = square_of(places, row + row_of(m, half), batch)
+                for c in range(COLUMNS):
+                    there, k = place(columns[c], inside)
+                    for s in range(STRIPS):
+                        i = ((c * TILES + m) * STRIPS + s) * 4 + 2 * half
+                        low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
+                        if there:
+                            store_2xu32(values, pixel * features + k + s * 8 + own, low, high)
 
     return store
 

@@ -107,7 +107,7 @@ def store_slot(sums: Sums) -> Any:
     RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
     repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
-    exact = sums.arithmetic == "highest"
+    exact = sums.arithmetic == "highest" and not sums.of_images
 
     @cuda.jit(device=True)
     def store(words, at, stored, slot, into, dense):

@@ -47,7 +47,14 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.pixels import Images, finding, load_pixels, tile_that_fits
+from numbsparse.kernels.parts.pixels import (
+    UNEVEN,
+    Images,
+    finding,
+    is_whole,
+    load_pixels,
+    tile_that_fits,
+)
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following
@@ -106,25 +113,27 @@ A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
 # Rows from which on a weight-gradient leaves out blocks, by bytes of a value. To find them takes
 # some 15 us with 8,192 features at density 0.1 (H200): from there on a twentieth of the product.
 LEAVES_FROM = {2: 4096, 4: 1024}
+A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends on its pixels
 
 
 def in_regions(
     x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None
-) -> None:
+) -> bool:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`.
 
-    Anything where gates[b] is 0.
+    Anything where gates[b] is 0. Of images sums that a split made NaN stay so; returns whether
+    images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN.
     """
     n_blocks, B, _ = dvalues.shape
     batch, widths = x.shape[0], (x.shape[1], dy.shape[1])
     if n_blocks == 0 or batch == 0:
         fill(dvalues, 0)
-        return
+        return True
     if dvalues.address % BYTES:
         whole = empty(dvalues.shape, dvalues.dtype)
-        in_regions(x, dy, index, whole, precision, gates)
+        whole_tiles = in_regions(x, dy, index, whole, precision, gates)
         copy(dvalues, whole)
-        return
+        return whole_tiles
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
     gates = gates if batch >= LEAVES_FROM[item] else None
     width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)
@@ -140,9 +149,10 @@ def in_regions(
     regions = large, *((large,) if SIMULATED else map(fitted, SMALLER[item, B]))
     wider = WIDER.get(large)
     region, pieces = region_for(index, B, widths, batch, regions, places, *times, wider)
-    rows, tops, offsets = region.DEPTH, (), None
+    rows, tops, offsets, whole_tiles = region.DEPTH, (), None, True
     if type(x) is Images:
-        tile, offsets = tile_that_fits(x.batch, x.outputs, rows), x.taps
+        tile, offsets = tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN), x.taps
+        whole_tiles = is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
@@ -162,7 +172,7 @@ def in_regions(
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, blocks, out)
     dense: Any = ()
-    if arithmetic == "highest":  # for sums that a split made NaN
+    if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
         dense = factors_of(x, dy, orders, index)
     plan = Plan(cuts, boxes, codes, used, rows, tops)
     launch(
@@ -177,6 +187,7 @@ def in_regions(
     add = -(-slots // ADDERS), 32 * ADDERS
     uncut = cuts.whole * region.WARPS * region.SLOTS
     launch(total_kernel(sums), *add, uncut, slots, pieces, into, dense, overlap=True)
+    return whole_tiles
 
 
 class Plan(NamedTuple):
@@ -325,7 +336,7 @@ def supplier(sums: Sums) -> Any:
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
     FEWER, *_ = handed_over(region.WARPS, region.FETCHERS)
-    OF_IMAGES, top = sums.of_images, finding(True).top if sums.of_images else as_it_is
+    OF_IMAGES, top = sums.of_images, finding(True) if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 

@@ -20,13 +20,14 @@ from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
-from numbsparse.kernels.parts.pixels import IMAGES, boxes_of
+from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
-PIECE = 8  # features in 16 bytes
+PIECE, SECTOR = 8, 32  # features in 16 bytes; bytes that memory writes at once
 WARP_COLUMNS = 32
 COUNT_BITS = 6
 MOST_STEPS = 256  # of a stage
@@ -90,6 +91,11 @@ class Strip(NamedTuple):
     def COLUMNS(self) -> int:
         """Block columns of a warp."""
         return WARP_COLUMNS // self.B
+
+    @property
+    def TOGETHER(self) -> int:
+        """Neighbouring block columns of a warp, which write whole sectors of 32 bytes."""
+        return max(SECTOR // (self.B * self.ITEM), 1)
 
     @property
     def BLOCKS_A_STEP(self) -> int:
@@ -160,8 +166,10 @@ def strip_of(
     gated: str = "",
     even: bool = False,
     x_order: str = BY_ROWS,
+    tap: int = WIDE,
 ) -> Strip:
-    """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`.
+    """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
+    `tap` is the features of one.
 
     As wide as y is, up to 512 columns, of float32 384; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -178,7 +186,7 @@ def strip_of(
     width, group = warps * WARP_COLUMNS, WIDTH
     kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
     packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
-    if item == 2 and x_order == BY_ROWS:
+    if item == 2 and x_order != FEATURES and tap % WIDE == 0:
         of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
         if kept < WORTH * of_wide[0]:
             group, (kept, mean, most) = WIDE, of_wide
@@ -244,6 +252,7 @@ def shared_out(
     even may have other heights: what counts is how many tiles each multiprocessor has in turn.
     """
     batch, features, columns = sizes
+    of_images = of_images and item == 2
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
@@ -288,12 +297,18 @@ def warps_for(columns: int, item: int) -> int:
 
 
 def plan_strips(
-    index: Index, transposed: bool, features: int, strip: Strip, offsets: Any = None
+    index: Index,
+    transposed: bool,
+    features: int,
+    strip: Strip,
+    offsets: Any = None,
+    squares: Any = None,
 ) -> tuple[Any, ...]:
     """What `strips` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
-    lines (strips, columns): the block columns that each warp takes, or -1.
+    lines (strips, columns): the block columns that each warp takes, or -1; where y has `squares`
+        of pixels, at these offsets, what `pixels.places_in_squares` makes of them.
     groups (stages + 1, groups of a stage): the groups of features, or -1; of images, where taps
         see by these offsets, what `pixels.boxes_of` makes of them.
     begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
@@ -305,7 +320,7 @@ def plan_strips(
         features there are, 0 where there is no block.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
-    lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER)
+    lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER, strip.TOGETHER)
     shift = (strip.WIDTH // strip.B).bit_length() - 1
     counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
@@ -327,11 +342,12 @@ def plan_strips(
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     if offsets is not None:
         groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
+    own = lines if squares is None else places_in_squares(lines, squares, walk.indptr.size - 1)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at, column, sizes, words, codes)
     return (
         Lengths(firsts),
-        np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32),
+        np.where(lines < walk.indptr.size - 1, own, -1).astype(np.int32),
         groups.reshape(-1),
         begins.astype(np.int32),
         words,

@@ -38,7 +38,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know
     look_up, weigh, CODES = blocks.look_up, blocks.weigh, 1 if PACKED else blocks.codes
     turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
-    top = finding(x_order == IMAGES).top
+    top = finding(x_order == IMAGES)
     FEWER, *_ = registers_of(strip)
 
     @cuda.jit(device=True)

@@ -24,6 +24,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
     INSIDE_BITS,
     ROWS,
+    WIDE,
     Strip,
     plan_strips,
     registers_of,
@@ -35,13 +36,25 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
 from numbsparse.kernels.parts.packed import packed, products
-from numbsparse.kernels.parts.pixels import IMAGES, Images, finding, tile_in_a_row
+from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following
-from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.store import (
+    FEATURES,
+    KINDS,
+    PIXELS,
+    Sums,
+    order_of,
+    output_of,
+    storer,
+)
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
-from numbsparse.kernels.parts.store_float32 import repairing_pairs, storer_of_pairs
+from numbsparse.kernels.parts.store_float32 import (
+    repairing_pairs,
+    storer_by_pixels,
+    storer_of_pairs,
+)
 from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
@@ -67,7 +80,8 @@ def along_strips(
 ) -> None:
     """y[:] = x @ w, or with w transposed; with a gate for each block, if any.
 
-    x is a matrix, or `pixels.Images` of 16 bits.
+    x and y are matrices, or `pixels.Images` and `PixelRows`: there sums that a split made NaN stay
+    so.
     """
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     if batch == 0 or columns == 0:
@@ -75,22 +89,23 @@ def along_strips(
     if values.shape[0] == 0:
         fill(y, 0)
         return
-    arithmetic = precision if y.dtype == "float32" else y.dtype.name
-    values, order, tops, offsets = aligned_values(values), order_of(y), (), None
+    arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
+    values, tops, offsets, squares = aligned_values(values), (), None, None
+    order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))
     x_order, even = IMAGES, False
-    if type(x) is Images:
-        tile, offsets = tile_in_a_row(x.batch, x.outputs, ROWS), x.taps
-        tops = x.tops(index, tile)
+    if of_images:
+        offsets, squares, tops = x.taps, y.offsets, x.tops(index, y.tile)
         batch = tops.shape[0] * ROWS
     else:
         x, x_transposed = readable(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = not x_transposed and (x.itemsize == 4 or order != FEATURES)
     sizes, gated = (batch, features, columns), "" if gates is None else values.dtype.name
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order)
+    tap = x.width if of_images else WIDE
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap)
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
-    how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets
+    how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets, squares
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
@@ -98,7 +113,7 @@ def along_strips(
         units = multiprocessors() // strip.CLUSTER
         tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
     if offsets:
-        rows, x_map = prod(tile), tensor_map(*x.boxes(tile, strip.WIDTH))
+        rows, x_map = prod(y.tile), tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
     w = of_bits(values.span)
@@ -111,7 +126,7 @@ def along_strips(
     all_gates = () if gates is None else gates
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates)
     dense: Any = ()
-    if arithmetic == "highest":  # for sums that a split made NaN
+    if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
         own = x.T if x_order == FEATURES else x
         dense = dense_of(own, values, index, transposed, all_gates)
     together = strip.CLUSTER * strip.SPLIT
@@ -119,7 +134,7 @@ def along_strips(
         strip_kernel(strip, arithmetic, x_order, order, transposed),
         (tile_starts.size - 1) * strip.CLUSTER,
         32 * (strip.WARPS + strip.FETCHERS),
-        *(x_map, unannounced(x_map), w, work, output_of(y), dense),
+        *(x_map, unannounced(x_map), w, work, out, dense),
         shared_bytes=strip.SHARED_BYTES,
         cluster=(together,) if together > 1 else None,
         overlap=True,
@@ -198,11 +213,10 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
-    bounds = finding(x_order == IMAGES).bounds
     add_stage = products(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     store, repair = storing(strip, arithmetic, x_transposed, y_order)
-    EXACT = arithmetic == "highest"
+    EXACT = arithmetic == "highest" and x_order != IMAGES
 
     @cuda.jit(device=True)
     def finish(acc, columns, row, y, dense):
@@ -236,8 +250,8 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
             place = (rank * WARPS + warp) * COLUMNS
-            row, end = bounds(plan.tops, plan.rows, tiles[i, 1])
-            own_y = y[0], y[1], y[2], min(y[3], end), y[4]
+            row = tiles[i, 1] * plan.rows
+            own_y = y[0], y[1], y[2], min(y[3], row + plan.rows), y[4]
             columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
             if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
                 own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
@@ -259,5 +273,7 @@ def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> 
     if strip.ITEM == 2:
         return storer(of, y_order), None
     row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
+    if y_order == PIXELS:
+        return storer_by_pixels(of, row_of), None
     repair = repairing_pairs(of, row_of, bool(strip.GATED))
     return storer_of_pairs(of, y_order, row_of, x_transposed), repair
