@@ -6,15 +6,18 @@ import numpy as np
 import pytest
 from conftest import host
 from gate_helpers import close, pattern, spread
+from numba import cuda
 
 import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import Capture
+from numbsparse.device.launch import launch as launch_kernel
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import blocks
+from numbsparse.kernels.parts.walk_on_gpu import highest
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
 pytestmark = [
@@ -64,6 +67,9 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("k7_small_blocks", "float32", 8, 3, "x @ w"),
         ("k7_small_blocks", "float32", 16, 1, "x @ w.T"),
         ("k7_small_blocks", "float32", 16, 5, "x @ w"),
+        ("k7_small_blocks", "float16", 8, 0, "x @ w"),
+        ("k7_small_blocks", "float32", 8, 0, "x @ w.T"),
+        ("k7_small_blocks", "float32", 16, 0, "w @ x"),
         ("k7_small_blocks of a long batch", "float32", 16, 1, "x @ w"),
         ("k6_hopper", "float16", 32, 3, "x @ w"),
         ("k6_hopper", "bfloat16", 64, 8, "w.T @ x"),
@@ -110,17 +116,46 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
         assert np.isfinite(got.astype(np.float32)).all() == (dtype != "float32")
 
 
-def test_gates_are_read_again_after_a_strip_without_blocks(rng):
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("float16", 8), ("bfloat16", 16), ("float32", 8), ("float32", 16)]
+)
+def test_gates_are_read_again_after_a_strip_without_blocks(dtype, size, rng):
     """What was known ahead was of that strip, and the next one is of other rows of the batch."""
-    size, kept = 8, np.repeat([[1, 1, 0], [1, 1, 0]], 16, axis=1)  # strips of 128 columns
-    values = rng.standard_normal((int(kept.sum()), size, size)).astype(np.float16)
-    w = ns.BlockSparse(values, kept).to("cuda")
-    gates = ns.to_device(rng.choice(np.float32([0, 0.5, 1, -2]), len(values)))
-    x = ns.to_device(rng.standard_normal((128, 2 * size)).astype(np.float16))
+    kept = np.repeat([[1, 1, 0]] * 5, 128 // size, axis=1)  # strips of 128 columns
+    values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
+    numbers = rng.choice(np.float32([0, 0.5, 1, -2]), len(values))
+    values[numbers == 0] = np.nan
+    w, gates = ns.BlockSparse(values, kept).to("cuda"), ns.to_device(numbers)
+    x = ns.to_device(rng.standard_normal((128, 5 * size)).astype(as_dtype(dtype)))
     unknown = ops.all_blocks(w, gates)
     got = host(ops.matmul(x, w, gate=unknown, kernel="k7_small_blocks"))
-    right = host(ops.matmul(x, ops.gated(w, gates, unknown), kernel="k7_small_blocks"))
-    np.testing.assert_array_equal(got, right)
+    dense, wide = ops.gated(w, gates, unknown).toarray().astype(np.float64), host(x).astype(float)
+    close(got, wide @ dense, abs(wide) @ abs(dense), dtype, x.shape[1])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge"),
+    [("float16", 8, 0), ("bfloat16", 8, 3), ("float16", 16, 1), ("float32", 8, 2)],
+)
+def test_an_infinite_gate_multiplies_what_is_there_alone(
+    dtype, size, edge, packed, rng, monkeypatch
+):
+    """Neither the zeros beyond the last feature nor those where a step has one block of two."""
+    if packed:
+        monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
+    kept = np.bool_([[1, 1, 0], [1, 0, 0], [0, 1, 1]])
+    values = 1 + rng.random((int(kept.sum()), size, size)).astype(as_dtype(dtype))
+    w = ns.BlockSparse(values, kept, shape=(3 * size - edge, 3 * size)).to("cuda")
+    x = ns.to_device(1 + rng.random((5, 3 * size - edge)).astype(as_dtype(dtype)))
+    for block, column in enumerate(w.layout.index.block_columns):
+        gates = np.float32(np.where(np.arange(w.n_blocks) == block, np.inf, 1))
+        how = {"kernel": "k7_small_blocks", "precision": "high"}
+        y = host(ops.matmul(x, w, gate=ops.all_blocks(w, ns.to_device(gates)), **how))
+        of_column = np.repeat(np.arange(3) == column, size)
+        assert (np.isinf(y.astype(np.float32)) == of_column).all()
+        assert not np.isnan(y.astype(np.float32)).any()
 
 
 @pytest.mark.parametrize(("dtype", "call"), [("float16", "x @ w"), ("float32", "x @ w.T")])
@@ -251,6 +286,7 @@ def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("split", "pieces"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge", "across", "density"),
     [
@@ -263,9 +299,18 @@ def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
     ],
 )
 def test_regions_are_put_together_anew_of_what_gates_leave(
-    dtype, size, batch, edge, across, density, rng, monkeypatch
+    dtype, size, batch, edge, across, density, split, pieces, rng, monkeypatch
 ):
-    """Some of all gates, those of most columns, and none; NaN where no block that is left reads."""
+    """Some of all gates, those of most columns, and none; NaN where no block that is left reads.
+
+    Whole regions, some that are cut over the batch, and clusters.
+    """
+
+    def chosen(index, B, widths, batch, of, *times):
+        region = of[0]._replace(SLOTS=24) if pieces > 1 else of[0]  # as many as on some cards
+        return region._replace(SPLIT=split), pieces
+
+    monkeypatch.setattr(regions, "region_for", chosen)
     for item in regions.LEAVES_FROM:
         monkeypatch.setitem(regions.LEAVES_FROM, item, batch)
     rows, columns = (19, 21) if size == 8 and dtype != "float32" else (11, 12)  # several regions
@@ -278,6 +323,20 @@ def test_regions_are_put_together_anew_of_what_gates_leave(
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     for gates in (of_all, of_column, 0 * of_all):
         check_weight_gradient("k7_small_blocks", x, dy, across, layout, size, gates)
+
+
+@cuda.jit
+def highest_kernel(words, out):
+    out[cuda.threadIdx.x] = highest(words[cuda.threadIdx.x])
+
+
+def test_the_highest_bit_of_a_word():
+    words = np.uint32(
+        [0, 1, 1 << 31, (1 << 20) + 1, *np.uint32(1) << np.arange(28, dtype=np.uint32)]
+    )
+    out = ns.to_device(np.full(32, -1, np.int32))
+    launch_kernel(highest_kernel, 1, 32, ns.to_device(words), out)
+    np.testing.assert_array_equal(out.numpy(), [0, 0, 31, 20, *range(28)])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -51,6 +51,7 @@ EMITTED = {
         ],
     ),
     "zero_fill_kernel": ((u16[:, ::1], u16[:, ::1]), ["], 16, %r"]),
+    "word_kernel": ((u32[::1], u32[::1]), ["cp.async.ca.shared.global [%r", "], 4, %r"]),
     "wide_kernel": (
         (f32[:, ::1], u16[:, ::1], f32[:, ::1], u16[:, ::1]),
         [

@@ -34,21 +34,26 @@ UNPACK = {"float16": unpack_half2, "bfloat16": unpack_bfloat2}
 
 
 @cache
-def scaling(dtype: str, skips: bool = False) -> Any:
+def scaling(dtype: str, skips: bool = False, ragged: bool = False) -> Any:
     """scaled(word, factor): a float32, or two 16-bit values, times a float32, rounded.
 
-    If it `skips`, 0 times infinity or NaN is 0.
+    If it `skips`, 0 times infinity or NaN is 0. Where blocks are `ragged` zeros stay, whatever the
+    factor: some stand for what is not there.
     """
     FLOAT32 = dtype == "float32"
     unpack, pack = UNPACK.get(dtype, unpack_half2), PACK.get(dtype, pack_half2)
 
     @cuda.jit(device=True)
+    def times(value, factor):
+        return value if ragged and value == 0 else value * factor
+
+    @cuda.jit(device=True)
     def scaled(word, factor):
         if FLOAT32:
-            product = as_uint32(as_float32(word) * factor)
+            product = as_uint32(times(as_float32(word), factor))
         else:
             low, high = unpack(word)
-            product = pack(low * factor, high * factor)
+            product = pack(times(low, factor), times(high, factor))
         kept = uint32(0) if skips and factor == 0 else uint32(0xFFFFFFFF)  # no branch
         return uint32(product & kept)
 

@@ -1,10 +1,11 @@
-"""Gates: a number for each block of a weight, read ahead, and no work where all of a unit are 0."""
+"""Gates: a number for each block of a weight, read ahead, and no work where it is 0."""
 
 from functools import cache
 from typing import Any
 
 from numba import cuda, float32
 
+from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking
 from numbsparse.kernels.ptx import elect, mbarrier_arrive
 
@@ -56,3 +57,41 @@ def filling_wanted(fill: Any, wanted: Any, engine: bool) -> Any:
             mbarrier_arrive(bars, bar)
 
     return request
+
+
+@cache
+def adding_gated(strip: Any, add_step: Any, pass_over: Any) -> Any:
+    """add(shared, lines, place, b, gate, x, acc): add_step of b times its gate, or pass_over.
+
+    b are words of a block; where a strip's stages have no gates it is as it is.
+    """
+    scaled = scaling(strip.GATED or "float32", ragged=strip.RAGGED)
+
+    @cuda.jit(device=True)
+    def add(shared, lines, place, b, gate, x, acc):
+        add_step(shared, lines, place, b, x, acc)
+
+    @cuda.jit(device=True)
+    def add_wanted(shared, lines, place, b, gate, x, acc):
+        if gate != 0:
+            if gate != 1:
+                b = times(b, gate)
+            add_step(shared, lines, place, b, x, acc)
+        else:
+            pass_over(shared, lines, place, x)
+
+    def times_of(words: int) -> Any:
+        HALF, half = words // 2, times_of(words // 2) if words > 1 else scaled
+
+        @cuda.jit(device=True)
+        def of_word(b, gate):
+            return (scaled(b[0], gate),)
+
+        @cuda.jit(device=True)
+        def of_words(b, gate):
+            return half(b[:HALF], gate) + half(b[HALF:], gate)
+
+        return of_words if words > 1 else of_word
+
+    times = times_of(strip.STEP_BYTES // 128)
+    return add_wanted if strip.GATES else add

@@ -12,11 +12,18 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments import MMA, scaling
-from numbsparse.kernels.parts.packed_tf32 import adding_tf32, held_tf32, reading_tf32
+from numbsparse.kernels.parts.gates import adding_gated
+from numbsparse.kernels.parts.packed_tf32 import (
+    adding_tf32,
+    held_tf32,
+    passing_tf32,
+    reading_tf32,
+)
 from numbsparse.kernels.parts.stored_blocks import loading, loading_float32
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
+    as_float32,
     let_next_kernel_start,
     movmatrix_trans,
     wait_for_earlier_kernels,
@@ -203,6 +210,11 @@ def adding_16_bit(strip: Any, arithmetic: str, rows: Rows, j: int) -> Any:
     return add_step
 
 
+@cuda.jit(device=True)
+def nothing(shared, lines, place, x):
+    pass
+
+
 @cache
 def products(
     strip: Any, arithmetic: str, x_transposed: bool, transposed: bool, COUNT_BITS: int
@@ -222,21 +234,28 @@ def products(
     if strip.PACKED:
         load = words_of_lane(NEXT // 32).load
     adding = adding_tf32 if FLOAT32 else adding_16_bit
+    pass_over = passing_tf32(strip, rows) if FLOAT32 else nothing
+    GATED, OF_GATES = strip.GATES, strip.STEPS - AHEAD
+
+    @cuda.jit(device=True)
+    def gate_of(words, word):
+        """Of the step whose word is AHEAD of this one."""
+        return as_float32(words[word + OF_GATES]) if GATED else float32(1)
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = adding(strip, arithmetic, rows, j)
+        add_step = adding_gated(strip, adding(strip, arithmetic, rows, j), pass_over)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)
-        def add_columns(shared, words, lines, word, at, place, b, x, counts, acc):
+        def add_columns(shared, words, lines, word, at, place, b, gate, x, counts, acc):
             for _ in range(int32(counts >> uint32(COUNT_BITS * j) & uint32(COUNT))):
-                now, own = place, b
+                now, own, own_gate = place, b, gate
                 word, at = uint32(word + 1), uint32(at + NEXT)
-                place, b = words[word], load(words, at)
-                add_step(shared, lines, now, own, x, acc)
+                place, b, gate = words[word], load(words, at), gate_of(words, word)
+                add_step(shared, lines, now, own, own_gate, x, acc)
             if others is not None:
-                others(shared, words, lines, word, at, place, b, x, counts, acc)
+                others(shared, words, lines, word, at, place, b, gate, x, counts, acc)
 
         return add_columns
 
@@ -255,6 +274,8 @@ def products(
         if FLOAT32:
             for pair in range(x.shape[0]):
                 read_x(shared, lines, first, pair, x[pair])
-        columns(shared, words, lines, uint32(word + AHEAD), at, place, b, x, counts, acc)
+        word = uint32(word + AHEAD)
+        gate = gate_of(words, word)
+        columns(shared, words, lines, word, at, place, b, gate, x, counts, acc)
 
     return add_all

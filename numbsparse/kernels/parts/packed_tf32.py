@@ -43,6 +43,19 @@ def reading_tf32(strip: Any, rows: Rows) -> Any:
 
 
 @cache
+def passing_tf32(strip: Any, rows: Rows) -> Any:
+    """pass_over(shared, lines, place, x): a step that is left out; x becomes that of the next."""
+    PAIRS, read = held_tf32(strip)[0], reading_tf32(strip, rows)
+
+    @cuda.jit(device=True)
+    def pass_over(shared, lines, place, x):
+        for pair in range(PAIRS):
+            read(shared, lines, place, pair, x[pair])
+
+    return pass_over
+
+
+@cache
 def adding_tf32(strip: Any, precision: str, rows: Rows, j: int) -> Any:
     """add(shared, lines, place, b, x, acc): column j of acc += x times b, what a lane has of w.
 

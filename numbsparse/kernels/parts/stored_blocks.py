@@ -16,6 +16,7 @@ from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     cp_async_arrive,
+    cp_async_word,
     cp_async_zero_fill,
     ldmatrix_x2,
     ldmatrix_x2_trans,
@@ -35,7 +36,7 @@ class Copying(NamedTuple):
     codes : numbers that a lane knows of a stage
     look_up(codes, known, k, fetcher, own) : of the k-th stage that the lanes know
     weigh(gates, own) : the gates of these, once they are there
-    copy(values, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
+    copy(values, gates, own, many, shared, to, bars, stage, fetcher) : `many` steps, to byte `to`
     """
 
     codes: int
@@ -52,12 +53,14 @@ def copying(
     INSIDE_BITS: int,
     transposed: bool,
     gated: str = "",
+    beside: bool = False,
 ) -> Copying:
     """For up to STEPS steps in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0. `gated` is the dtype of
     values that are multiplied by gates, where these are not one; a block whose gate is 0 is not
-    read.
+    read. Or gates of blocks, one to a step, are copied to right before them, `beside`: who
+    multiplies reads them there.
     """
     A_STEP, RUN = 16 // B if item == 2 else 1, 16 // item  # values in 16 bytes
     INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, item * B * B, B // RUN  # of a block, of a row
@@ -83,6 +86,15 @@ def copying(
         store_4xu32(shared, at, words[0], words[1], words[2], words[3])
 
     @cuda.jit(device=True)
+    def copy_gates(gates, own, many, shared, begin, fetcher):
+        lane = uint32(cuda.threadIdx.x) % 32
+        at = int32((lane // AT_ONCE * FETCHERS + fetcher) * AT_ONCE + lane % AT_ONCE)
+        for c in range(CODES):
+            if at < many:
+                cp_async_word(shared, uint32(begin + 4 * at), gates, own[c] >> INSIDE_BITS, 4)
+            at = int32(at + 32 * FETCHERS)
+
+    @cuda.jit(device=True)
     def look_up(codes, known, k, fetcher, own):
         """A lane knows one of those that are copied at once, which all fetchers do in turn."""
         lane = uint32(cuda.threadIdx.x) % 32
@@ -93,13 +105,15 @@ def copying(
             at = int32(at + 32 * FETCHERS)
 
     @cuda.jit(device=True)
-    def copy(values, own, many, shared, to, bars, stage, fetcher):
+    def copy(values, all_gates, own, many, shared, to, bars, stage, fetcher):
         lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
         exchange, begin = row // 4 % min(PIECES, 2), int32(fetcher * AT_ONCE)
         if PIECES == 4:
             exchange += row // 2 % 2 * 2
         rounds = (many - begin + EACH - 1) // EACH
+        if beside:
+            copy_gates(all_gates, own, many, shared, uint32(to - 4 * STEPS), fetcher)
         words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
         places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
         others = cuda.local.array(TOGETHER, int32)  # sizes of other halves

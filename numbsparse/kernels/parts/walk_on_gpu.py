@@ -2,7 +2,7 @@
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.ptx import shfl_idx
+from numbsparse.kernels.ptx import redux_or, shfl_idx
 
 
 @cuda.jit(device=True)
@@ -27,6 +27,20 @@ def next_kept(kept, masks):
     """(the first of the kept inputs, its mask, the others)."""
     bit = lowest(kept)
     return bit, shfl_idx(masks, uint32(bit)), uint32(kept & uint32(kept - uint32(1)))
+
+
+@cuda.jit(device=True)
+def lanes_where(is_so):
+    """A bit for each lane of the warp in which it is so."""
+    return redux_or(uint32(uint32(1 if is_so else 0) << uint32(cuda.threadIdx.x % 32)))
+
+
+@cuda.jit(device=True)
+def highest(word):
+    """The number of the highest bit of a word that is set, or 0."""
+    for shift in (1, 2, 4, 8, 16):
+        word = uint32(word | word >> uint32(shift))
+    return max(int32(cuda.popc(word)) - 1, 0)
 
 
 @cuda.jit(device=True)

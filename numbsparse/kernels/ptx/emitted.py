@@ -19,6 +19,9 @@ from numbsparse.kernels.ptx.assembly import (
 _COPY = "cp.async.cg.shared.global [$0], [$1], 16"
 cp_async = instruction(f"{_COPY};", Item(), Item(GLOBAL))
 cp_async_zero_fill = instruction(f"{_COPY}, $2;", Item(), Item(GLOBAL), Whole(u32))
+cp_async_word = instruction(
+    "cp.async.ca.shared.global [$0], [$1], 4, $2;", Item(), Item(GLOBAL), Whole(u32)
+)
 cp_async_commit = ordering("cp.async.commit_group;")
 cp_async_wait = ordering_by("cp.async.wait_group {};", "cp_async_wait", "", lambda n: n >= 0)
 

@@ -39,11 +39,21 @@ def cp_async(shared, i, source, j):
 def cp_async_zero_fill(shared, i, source, j, n):
     if not 0 <= n <= 16:
         raise ValueError(f"cp_async_zero_fill takes n from 0 to 16 bytes, got {n}")
+    _copy(shared, i, source, j, n, 16)
+
+
+def cp_async_word(shared, i, source, j, n):
+    if n not in (0, 4):
+        raise ValueError(f"cp_async_word takes n of 0 or 4 bytes, got {n}")
+    _copy(shared, i, source, j, n, 4)
+
+
+def _copy(shared, i, source, j, n, most):
     copy = begin(COPY)
-    target = _piece(_shared(shared), i, 16, writes=True, moment=copy)
+    target = _piece(_shared(shared), i, most, most, writes=True, moment=copy)
     # Until the wait nobody may read it: 0xFF is a NaN in floating point.
     target[:] = 0xFF
-    _copies()[-1].append((target, _piece(_global(source), j, n, moment=copy), copy))
+    _copies()[-1].append((target, _piece(_global(source), j, n, most, moment=copy), copy))
 
 
 def cp_async_commit():

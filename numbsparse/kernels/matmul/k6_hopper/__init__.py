@@ -79,7 +79,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-FEW = {32: 2**31, 64: 2**30, 128: 2**29}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
+FEW = {32: 2**32, 64: 2**30, 128: 2**29}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 

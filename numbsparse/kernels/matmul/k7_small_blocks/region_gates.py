@@ -1,126 +1,89 @@
 """Regions without the blocks whose gate is zero, as only the GPU knows them.
 
-A block of threads has a region, and a thread a place for a block in a slot. Blocks that are left
-are dealt to the warps anew, and where a slot has two, those of each column are put together anew.
-What is copied stays: it is not what takes time.
+A lane has a slot of its warp. The blocks that are left go to the first slots of the warp, and where
+a slot has two, those of each column are put together anew, while the first stages are on their way.
+What is copied stays: it is what takes the time then.
 """
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
-from numbsparse.device.launch import launch
+from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import NEW_COLUMN, PLACE_BITS, Region
-from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.parts.walk_on_gpu import highest, lanes_where
+from numbsparse.kernels.ptx import shfl_idx, sync_warp
 
-THREADS = 64 if SIMULATED else 512
-
-
-def left_by_gates(
-    codes: DeviceArray,
-    used: DeviceArray,
-    blocks: DeviceArray,
-    gates: DeviceArray,
-    B: int,
-    region: Region,
-) -> tuple[DeviceArray, ...]:
-    """(codes, used, blocks) as in `plan_regions`, of the blocks whose gate is not zero."""
-    left = tuple(empty(a.shape, a.dtype) for a in (codes, used, blocks))
-    kernel = gate_kernel(16 // B, region.WARPS, region.SLOTS)
-    launch(
-        kernel, used.size // region.WARPS, THREADS, codes, used, blocks, gates, *left, overlap=True
-    )
-    return left
+NONE = 0xFFFFFFFF
 
 
 @cache
-def gate_kernel(A_SLOT: int, WARPS: int, SLOTS: int) -> Any:
-    """An entry is a place for a block, A_SLOT to a slot; slots and entries are counted in order of
-    the region's columns, before (`own_codes`, `own_blocks`) and after (`moved`).
+def thinning(A_SLOT: int, region: Region) -> Any:
+    """thin(plan, warp, own_warp, left): a lane's code of a slot, and how many are used.
 
-    ranks : how many entries are left before each; how many new slots begin before it
-    firsts : the first slot of a column, by the place of its dy
+    plan : `codes`, `used` and `blocks` as in `plan_regions`, and `gates`
+    warp, own_warp : among those of the region, and of all regions
+    left : as `blocks`, of what is left
     """
-    ALL, PLACE, NONE = WARPS * SLOTS, (1 << PLACE_BITS) - 1, 0xFFFFFFFF
-    MOST, PLACES, LAST = -(-ALL * A_SLOT // 32) * 32, 1 << PLACE_BITS, A_SLOT - 1
-    MASKS, RANKS, MOVED = (A_SLOT, MOST // 32 + 1), (A_SLOT, MOST + 1), (A_SLOT, ALL)
+    SLOTS, PLACE, DY = region.SLOTS, (1 << PLACE_BITS) - 1, 2 * PLACE_BITS
+    X = (1 << DY) - 1 if A_SLOT == 1 else PLACE  # of two pieces, or one
+    MOVED = region.WARPS * SLOTS * A_SLOT
 
     @cuda.jit(device=True)
-    def dealt(nth, slots):
-        """The warp that has the n-th of some slots, and where."""
-        warp = uint32(uint32((nth + 1) * WARPS - 1) // uint32(slots))
-        return int32(warp * SLOTS + nth - uint32(slots * warp) // uint32(WARPS))
+    def place_of(masks, lane, half):
+        """How many places of all lanes are before one of a lane's."""
+        before = int32(0)
+        for h in range(A_SLOT):
+            before += bits_below(masks[h], lane + (1 if h < half else 0))
+        return before
 
     @cuda.jit(device=True)
-    def dy_of(code):
-        return int32(code >> uint32(2 * PLACE_BITS) & uint32(PLACE))
-
-    @cuda.jit(device=True)
-    def code_of(moved, nth, slot):
-        own = moved[0, nth]
-        is_new = slot % SLOTS == 0 or dy_of(own) != dy_of(moved[0, nth - 1])
+    def thin(plan, warp, own_warp, left):
+        # Of each place for a block: its code, without where the other one's x is, and the block.
+        moved, kept = cuda.shared.array(MOVED, uint32), cuda.shared.array(MOVED, int32)
+        lane, first = int32(cuda.threadIdx.x % 32), int64(own_warp) * SLOTS
+        own, at = first + min(lane, SLOTS - 1), warp * (SLOTS * A_SLOT)
+        there, code = lane < plan.used[own_warp], uint32(plan.codes[own])
+        blocks, masks = cuda.local.array(A_SLOT, int32), cuda.local.array(A_SLOT, uint32)
+        begins = cuda.local.array(A_SLOT, uint32)
+        for h in range(A_SLOT):
+            blocks[h] = plan.blocks[2 * own + h] if there else int32(-1)
+            if blocks[h] >= 0 and plan.gates[blocks[h]] == 0:
+                blocks[h] = int32(-1)
+            masks[h] = lanes_where(blocks[h] >= 0)
+            if lane < SLOTS:
+                moved[at + lane * A_SLOT + h] = uint32(NONE)
+                kept[at + lane * A_SLOT + h] = int32(-1)
+        news = lanes_where(there and code & uint32(NEW_COLUMN) != 0)
+        column = highest(uint32(news & uint32((int64(2) << lane) - 1)))
+        of_column = place_of(masks, column, 0)
+        for h in range(A_SLOT):
+            nth = place_of(masks, lane, h) - of_column
+            begins[h] = lanes_where(blocks[h] >= 0 and nth % A_SLOT == 0)
+        sync_warp()
+        for h in range(A_SLOT):
+            if blocks[h] >= 0:
+                half = (place_of(masks, lane, h) - of_column) % A_SLOT
+                slot = place_of(begins, lane, h) - (1 if half else 0)
+                x = uint32(code >> uint32(h * PLACE_BITS) & uint32(X))
+                dy = uint32(code >> uint32(DY) & uint32(PLACE))
+                moved[at + slot * A_SLOT + half] = uint32(x | dy << uint32(DY))
+                kept[at + slot * A_SLOT + half] = blocks[h]
+        sync_warp()
+        used = place_of(begins, 32, 0)
+        at += min(lane, SLOTS - 1) * A_SLOT
+        code = moved[at]
+        dy, second = uint32(code >> uint32(DY)), code
+        left[2 * own] = kept[at]  # once: another block of the cluster may read it meanwhile
+        left[2 * own + 1] = kept[at + 1] if A_SLOT == 2 else int32(-1)
         if A_SLOT == 2:
-            second = moved[LAST, nth]
-            second = own if second == uint32(NONE) else second
-            own = uint32(own | (second & uint32(PLACE)) << uint32(PLACE_BITS))
-        return uint32(own | uint32(NEW_COLUMN)) if is_new else own
+            second = moved[at + 1]
+            second = code if second == uint32(NONE) else second
+            code = uint32(code | (second & uint32(PLACE)) << uint32(PLACE_BITS))
+        before = shfl_idx(dy, uint32(max(lane - 1, 0)))
+        if lane == 0 or before != dy:
+            code = uint32(code | uint32(NEW_COLUMN))
+        return code if lane < used else uint32(0), used
 
-    @cuda.jit
-    def kernel(codes, used, blocks, gates, left_codes, left_used, left_blocks):
-        own_codes, own_blocks = cuda.shared.array(ALL, uint32), cuda.shared.array(MOST, int32)
-        masks, ranks = cuda.shared.array(MASKS, uint32), cuda.shared.array(RANKS, int32)
-        firsts, moved = cuda.shared.array(PLACES, int32), cuda.shared.array(MOVED, uint32)
-        t, item, slots = int32(cuda.threadIdx.x), int32(cuda.blockIdx.x), int32(0)
-        for warp in range(WARPS):
-            slots += used[item * WARPS + warp]
-        for nth in range(t, slots, THREADS):
-            at = item * ALL + dealt(nth, slots)
-            own_codes[nth] = codes[at]
-            for half in range(A_SLOT):
-                own_blocks[nth * A_SLOT + half] = blocks[2 * at + half]
-        cuda.syncthreads()
-        for nth in range(t, slots, THREADS):
-            dy = dy_of(own_codes[nth])
-            if nth == 0 or dy != dy_of(own_codes[nth - 1]):
-                firsts[dy] = nth
-        wait_for_earlier_kernels()
-        let_next_kernel_start()
-        for entry in range(t, MOST, THREADS):
-            block = own_blocks[entry] if entry < slots * A_SLOT else int32(-1)
-            mark(masks[0], entry, block >= 0 and gates[block] != 0)
-        cuda.syncthreads()
-        rank(masks[0], ranks[0], MOST)
-        cuda.syncthreads()
-        if LAST:
-            for entry in range(t, MOST, THREADS):
-                dy = dy_of(own_codes[min(entry // A_SLOT, ALL - 1)])
-                mark(masks[LAST], entry, begins_group(ranks, firsts, dy, entry, A_SLOT))
-            cuda.syncthreads()
-            rank(masks[LAST], ranks[LAST], MOST)
-        for nth in range(t, ALL, THREADS):
-            left_codes[item * ALL + nth] = uint32(0)
-            left_blocks[2 * (item * ALL + nth)] = left_blocks[2 * (item * ALL + nth) + 1] = -1
-            if LAST:
-                moved[LAST, nth] = uint32(NONE)
-        cuda.syncthreads()
-        left = ranks[LAST, MOST]
-        for entry in range(t, MOST, THREADS):
-            if ranks[0, entry + 1] > ranks[0, entry]:
-                (to, half), code = group_of(ranks, entry, A_SLOT), own_codes[entry // A_SLOT]
-                left_blocks[2 * (item * ALL + dealt(to, left)) + half] = own_blocks[entry]
-                if A_SLOT == 2:
-                    x = code >> uint32(entry % 2 * PLACE_BITS) & uint32(PLACE)
-                    code = uint32(x | uint32(dy_of(code)) << uint32(2 * PLACE_BITS))
-                moved[half, to] = code & uint32(NEW_COLUMN - 1)
-        cuda.syncthreads()
-        for nth in range(t, left, THREADS):
-            slot = dealt(nth, left)
-            left_codes[item * ALL + slot] = code_of(moved, nth, slot)
-        for warp in range(t, WARPS, THREADS):
-            begin, end = uint32(warp * left), uint32((warp + 1) * left)
-            left_used[item * WARPS + warp] = int32(end // uint32(WARPS) - begin // uint32(WARPS))
-
-    return kernel
+    return thin

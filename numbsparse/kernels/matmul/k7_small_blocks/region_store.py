@@ -216,7 +216,6 @@ def total_kernel(sums: Sums) -> Any:
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
     """
-    sums = sums._replace(gated=False)
     if sums.region.ITEM == 2:
         sums = sums._replace(x_transposed=False, dy_transposed=False)
     return _total_kernel(sums)
@@ -227,7 +226,7 @@ def _total_kernel(sums: Sums) -> Any:
     SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
     ALL, clear, add = ADDERS * WORDS, pieces.clear(*ACC[:2]), pieces.add(*ACC[:2])
-    read, COMING = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC)
+    read, COMING, GATED = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC), sums.gated
 
     @cuda.jit
     def kernel(uncut, slots, count, into, dense):
@@ -237,6 +236,8 @@ def _total_kernel(sums: Sums) -> Any:
         words = cuda.shared.array(ALL, uint32, ALIGNMENT)
         if number >= slots:
             return
+        if GATED:  # then they are of the kernel before
+            wait_for_earlier_kernels()
         stored = stored_blocks(into.blocks, uncut + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
         clear(acc)

@@ -17,6 +17,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
+from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     GROUP_AT,
     IS_DY,
@@ -110,9 +111,10 @@ SMALLER = {
 # row of a group that is copied, and of a transposed one.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
 A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
-# Rows from which on a weight-gradient leaves out blocks, by bytes of a value. To find them takes
-# some 15 us with 8,192 features at density 0.1 (H200): from there on a twentieth of the product.
-LEAVES_FROM = {2: 4096, 4: 1024}
+# Rows from which on a weight-gradient leaves out blocks, by bytes of a value. Of 512 rows of 16
+# bits all gates one took 1.06 times as long, every other one zero 0.78, with blocks of 16 0.90; of
+# 1,024 rows of float32 0.99 and 0.66 (H200).
+LEAVES_FROM = {2: 512, 4: 1024}
 A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends on its pixels
 
 
@@ -162,19 +164,15 @@ def in_regions(
     n = used.size // region.WARPS
     cuts = cuts_of(n, places, pieces)
     orders, gated = (x_transposed, dy_transposed), gates is not None
-    if gated:
-        from numbsparse.kernels.matmul.k7_small_blocks.region_gates import left_by_gates
-
-        codes, used, blocks = left_by_gates(codes, used, blocks, gates, B, region)
     sums = Sums(B, arithmetic, region, *orders, bool(offsets), gated)
     slots = region.WARPS * region.SLOTS * cuts.left
     partials = empty((max(slots * pieces * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
-    into = Into(partials, blocks, out)
+    into = Into(partials, empty(blocks.shape, "int32") if gated else blocks, out)
     dense: Any = ()
     if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
         dense = factors_of(x, dy, orders, index)
-    plan = Plan(cuts, boxes, codes, used, rows, tops)
+    plan = Plan(cuts, boxes, codes, used, rows, tops, blocks, gates if gated else ())
     launch(
         region_kernel(sums),
         cuts.whole * region.SPLIT + cuts.left * pieces,
@@ -199,6 +197,8 @@ class Plan(NamedTuple):
     used: Any
     rows: int  # of a stage
     tops: Any  # of tiles of images: see `pixels`
+    blocks: Any
+    gates: Any  # of all blocks, if any
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -226,6 +226,7 @@ def fitted(region: Region) -> Region:
     limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
     if region.ITEM == 4:
         limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
+    limit -= 16 * region.WARPS * region.SLOTS  # what gates leave
     groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
     return region._replace(GROUPS=groups)
 
@@ -275,10 +276,8 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        if GATED:  # then the plan is of the kernel before
-            wait_for_earlier_kernels()
         codes, (item, piece, pieces, _) = plan.codes, own_piece(plan.cuts)
-        if tf32:
+        if tf32 and not GATED:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
                 own[4 * i], own[4 * i + 1], own[4 * i + 2], own[4 * i + 3] = four
@@ -417,6 +416,8 @@ def multiplier(sums: Sums) -> Any:
     _, MORE, _ = handed_over(region.WARPS, region.FETCHERS)
     own_piece, (place, add_products) = piece_of_block(region), products(sums)
     store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
+    thin, places, GATED = thinning(16 // sums.B, region), places_tf32(sums), sums.gated
+    tf32 = region.ITEM == 4
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
@@ -427,8 +428,15 @@ def multiplier(sums: Sums) -> Any:
         used = plan.used[own_warp]
         acc, code = cuda.local.array(ACC, float32), cuda.local.array(SLOTS, uint32)
         wait_for_earlier_kernels()
+        if GATED:
+            left, used = thin(plan, warp, own_warp, into.blocks)
+            if tf32 and lane < SLOTS:
+                four, at = places(left), 4 * (warp * SLOTS + lane)
+                own[at], own[at + 1], own[at + 2], own[at + 3] = four
+            sync_warp()
         for p in range(SLOTS):
-            code[p] = place(codes[own_warp * SLOTS + p], lane)
+            slot = shfl_idx(left, uint32(p)) if GATED else codes[own_warp * SLOTS + p]
+            code[p] = place(slot, lane)
         clear_sums(acc)
         stage = phase = uint32(0)
         for _ in range(steps):

@@ -105,7 +105,8 @@ def along_strips(
     strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap)
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
-    how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets, squares
+    bare = strip._replace(SPLIT=1, GATED="", RAGGED=False)
+    how = transposed, features, bare, offsets, squares
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
     if strip.SPLIT > 1:
         tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
