@@ -136,11 +136,10 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     how = steps > 1, split, in_step, made, len(gates) > 0
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
-    paired, length = launch.rows_of_w(size, form, engine)
-    w_view = size, launch.shift_of(length), paired
+    w_view = size, launch.shift_of(size)
     maps = units
     if engine:
-        box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues, paired, length)
+        box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
         line = WIDTH * x.itemsize
         maps = tensor_maps(
             squares if slabs[0] else (x if x_across else x.T, box, line),
