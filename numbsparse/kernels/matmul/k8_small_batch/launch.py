@@ -74,8 +74,9 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features, or 8 of float32, it is 32 bytes, which memory is read by. When the copy pays was
-    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Float32 has
-    tiles of 16 rows too, of which no copy is made, and none for one of two.
+    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Without it
+    products of 32 to 64 rows in blocks of 8 took 1.3 to 3.0 times as long. Float32 has tiles of 16
+    rows too, of which no copy is made, and none for one of two.
     """
     rows, piece = x.shape[0], size * x.itemsize
     if piece > 32 or not is_aligned(x) or (x.itemsize == 4 and (rows <= 16 or not alone)):
