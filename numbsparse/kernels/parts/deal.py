@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beyond its steps
@@ -129,6 +130,15 @@ def schedule_parts(
     ends = [first + steps * k // parts for k in (part, part + 1)]
     tiles = np.column_stack([group, row, *ends]).astype(np.int32)
     return tiles, np.arange(len(tiles) + 1, dtype=np.int32)
+
+
+def scheduled(
+    index: Index, lengths: Any, row_tiles: int, units: int, parts: int = 1, together: int = 1
+) -> tuple[Any, ...]:
+    """`schedule`, or `schedule_parts` of several parts, planned once for a layout."""
+    if parts > 1:
+        return planned(index, schedule_parts, lengths, row_tiles, parts)
+    return planned(index, schedule, lengths, row_tiles, units, together)
 
 
 @compiled(fastmath={"reassoc"})  # integers are exact in any order

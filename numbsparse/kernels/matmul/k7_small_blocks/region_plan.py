@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
 LINE = 128  # bytes of a group in a row of the batch

@@ -23,14 +23,12 @@ from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import IMAGES, boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
-PIECE = 8  # features in 16 bytes
 WARP_COLUMNS = 32
-COUNT_BITS = 6
+COUNT_BITS, INSIDE_BITS = 6, 5  # of the steps of a column, of the features of a block
 MOST_STEPS = 256  # of a stage
-INSIDE_BITS = 5
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
@@ -184,12 +182,11 @@ def strip_of(
             group, (kept, mean, most) = WIDE, of_wide
     fetchers, stages, cluster = 1 if item == 4 and packed and warps < 12 else 4, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
-        stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, blocks_a_step)
-        whole = split == 1 and warps == widest
-        alike = whole and columns >= 2 * width and in_two > 0.7 * kept
+        alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
         # In clusters of two blocks of 16 took 3 to 12 % less, blocks of 8 5 to 9 % more (H200).
-        cluster, packed = 2 if alike and B == 16 else 1, packed or alike
+        stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
+        packed = packed or alike
     base = Strip(B, rows, warps, group, 0, 0, stages, cluster, fetchers, item, split, packed, gated)
     for groups in OF_STAGE[item, group]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
@@ -358,9 +355,7 @@ def _begin(blocks, columns, shift, begins, heads, at):
 
 
 @compiled()
-def _write(
-    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes
-):  # fmt: skip
+def _write(indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes):
     """Of each block its pieces; `at` is the first step of each column of each stage.
 
     Steps of a column take its blocks in turn: `seen` counts those of the stages.

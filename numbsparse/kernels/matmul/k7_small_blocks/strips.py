@@ -33,7 +33,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
-from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
+from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pixels import IMAGES, Images, finding, tile_in_a_row
 from numbsparse.kernels.parts.plans import planned
@@ -92,11 +92,8 @@ def along_strips(
     rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
     how = transposed, features, strip._replace(SPLIT=1, GATED=""), offsets
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
-    if strip.SPLIT > 1:
-        tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
-    else:
-        units = multiprocessors() // strip.CLUSTER
-        tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
+    units = multiprocessors() // strip.CLUSTER
+    tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     if offsets:
         rows, x_map = prod(tile), tensor_map(*x.boxes(tile, strip.WIDTH))
     else:
@@ -161,8 +158,7 @@ def strip_kernel(
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        base = first_multiple(shared, PERIOD)
-        t = uint32(cuda.threadIdx.x)
+        base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups
