@@ -51,7 +51,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     sizes = case.batch, *features
     strip = strip_plan.strip_of(index, case.block_size, 2, transposed, sizes)
     assert strip.PACKED
-    assert strip.CLUSTER == (2 if case.block_size == 16 else 1)
+    assert (2 if case.block_size == 16 else 1) == strip.CLUSTER
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
 
 
