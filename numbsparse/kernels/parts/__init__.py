@@ -13,8 +13,7 @@
   equal shares; `walk_on_gpu`: from one kept block of a line to the next.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
 - `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say.
-- `packed`, `packed_tf32`: w in the order of its steps, as registers of an mma; `stored_blocks`: as
-  it is stored.
+- `packed`: w in the order of its steps, as registers of an mma; `stored_blocks`: as it is stored.
 - `gates`: a number for each block, read ahead; `ranks`: which entries they leave.
 - `pixels`: rows of images, loaded where the pixels are.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
