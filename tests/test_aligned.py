@@ -79,15 +79,3 @@ def test_products(rng, name, product, dtype, feature_major, copied):
     bound = terms * 2.0**-24 * magnitude + np.finfo(dtype).eps * abs(expected)
     assert (abs(out.numpy() - expected) <= bound).all()  # NaN is not
     assert all(stride[1] == like.itemsize for stride in copied)
-
-
-@pytest.mark.parametrize("width", [385, 513, 1027])
-@pytest.mark.parametrize("rows", [2, 9, 10])
-def test_wide_rows_of_16_bits_are_copied_by_words(width, rows, rng, copied):
-    """If they fill whole words; each second row of odd ones begins inside a word."""
-    a = rng.standard_normal((rows, width)).astype(np.float16)
-    x = to_device(a)
-    whole = aligned.aligned(x)
-    np.testing.assert_array_equal(whole.numpy(), a)
-    assert aligned.is_aligned(whole)
-    assert len(copied) == rows * width % 2

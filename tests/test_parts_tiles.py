@@ -50,7 +50,7 @@ def product_kernel(form, first, second, shape):
             shared[4096 + i] = b[i]
         cuda.syncthreads()
         clear(acc)
-        product(shared, uint32(0), uint32(0), uint32(4096), uint32(0), (), acc)
+        product(shared, uint32(0), uint32(4096), uint32(0), (), acc)
         for m in range(M):
             for n in range(N):
                 for i in range(4):

@@ -6,8 +6,7 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
 from numbsparse.kernels.parts import aligned, deal
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
@@ -190,38 +189,6 @@ def test_transposed_lines_of_a_card_are_not_short(monkeypatch, B, kept):
     assert region.DEPTH * region.ITEM >= 64
     assert region.SLOTS % region.AT_ONCE == 0
     assert region.SHARED_BYTES < 227 * 1024
-
-
-@pytest.mark.parametrize("widths", [(960, 704), (950, 700)], ids=["whole", "ragged"])
-@pytest.mark.parametrize("B", [8, 16])
-def test_boxes_bring_every_group_to_its_place(rng, B, widths):
-    sides = tuple(-(-width // B) for width in widths)
-    pattern = rng.random(sides) < 0.1
-    pattern[10:20] = False  # so that neighbours in a stage are none in x
-    index = Layout(pattern).index
-    region = Region(4, 16, 14, 16, 2, ITEM=4)
-    groups, *_ = plan_regions(index, B, sides, region)
-    boxes, *_ = region_plan.plan_boxes(index, B, widths, region)
-    found, sizes = np.full(boxes.shape, -1), set()
-    for own, row in zip(boxes, found, strict=True):
-        for box in own[own >= 0]:
-            side = int(box & region_plan.IS_DY > 0)
-            first, place = box >> region_plan.GROUP_AT, box >> region_plan.PLACE_AT & 0xFF
-            size = region_plan.WIDE if box & region_plan.IS_WIDE else 1
-            assert size == 1 or (first + size) * region.FEATURES <= widths[side]
-            assert (row[place : place + size] < 0).all()
-            row[place : place + size] = 2 * np.arange(first, first + size) + side
-            sizes.add(size)
-    np.testing.assert_array_equal(found, groups)
-    assert sizes == {1, region_plan.WIDE}
-
-
-def test_a_wide_box_has_whole_groups_alone():
-    for whole, wide in ((30, [True]), (29, [False] * 4)):
-        groups = 2 * np.array([[26, 27, 28, 29]], np.int32)
-        boxes = np.full_like(groups, -1)
-        region_plan._box(groups, np.array([whole, 99]), boxes)
-        assert (boxes[boxes >= 0] & region_plan.IS_WIDE > 0).tolist() == wide
 
 
 def test_an_even_order_keeps_warps_together(rng):

@@ -3,13 +3,13 @@
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64, uint16, uint64
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import copy
-from numbsparse.kernels.ptx import let_next_kernel_start, shfl_idx, wait_for_earlier_kernels
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES = 16  # of one copy
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
@@ -30,43 +30,23 @@ def aligned(x: DeviceArray) -> DeviceArray:
     run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
     whole = empty((rows, -(-width // run) * run), x.dtype)
     rounded = whole[:, :width]
-    if width > MOST and x.itemsize == 2 == x.strides[1] and x.address % 4 == x.span.size % 2 == 0:
-        copy_by_words(whole, x)
-    else:
-        copy_matrix(rounded, x)
+    copy_matrix(rounded, x)
     return rounded
 
 
 def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
-    """out[:] = x, where rows of `out` are gapless."""
+    """out[:] = x, where rows of `out` are gapless.
+
+    In parts of rows that are as long each, and no longer than can be awaited at once.
+    """
     out_stride, stride, step = (n // x.itemsize for n in (out.strides[0], *x.strides))
-    kernel = matrix_kernel(x.itemsize, copy_engine(), step == 1)
-    _copy(kernel, x.shape, of_bits(out.span), of_bits(x.span), out_stride, stride, step)
-
-
-def copy_by_words(out: DeviceArray, x: DeviceArray) -> None:
-    """The same of 16-bit values two at once, and what follows each row of x beside it."""
-    words = [DeviceArray(a.address, (a.span.size // 2,), "uint32", None, a.owner) for a in (out, x)]
-    shape, strides = (x.shape[0], -(-x.shape[1] // 2)), (out.strides[0] // 4, x.strides[0] // 2)
-    _copy(words_kernel(copy_engine()), shape, *words, *strides)
-
-
-def _copy(kernel: Any, shape: tuple[int, ...], *args: Any) -> None:
-    """In parts of rows that are as long each, and no longer than can be awaited at once."""
-    rows, width = shape
+    rows, width = x.shape
     if rows and width:
         parts = -(-width // MOST)
         part, grid = -(-width // (32 * parts)) * 32, (-(-rows // WARPS), parts)
-        launch(kernel, grid, (32, WARPS), shape, part, *args, overlap=copy_engine())
-
-
-@cuda.jit(device=True)
-def part_of_warp(shape, part):
-    """(row, the lane's first item, how far it is to the end): found without a division."""
-    row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
-    begin = int64(cuda.blockIdx.y) * part
-    first = begin + cuda.threadIdx.x
-    return row, first, min(begin + part, shape[1]) - first if row < shape[0] else int64(0)
+        kernel = matrix_kernel(x.itemsize, copy_engine(), step == 1)
+        args = x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, stride, step
+        launch(kernel, grid, (32, WARPS), *args, overlap=copy_engine())
 
 
 @cache
@@ -81,7 +61,10 @@ def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
     @cuda.jit
     def kernel(shape, part, out, x, out_stride, stride, step):
         own = cuda.local.array(EACH, DTYPE)
-        row, first, left = part_of_warp(shape, part)
+        row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+        begin = int64(cuda.blockIdx.y) * part
+        first = begin + cuda.threadIdx.x
+        left = min(begin + part, shape[1]) - first if row < shape[0] else int64(0)
         if contiguous:
             step = 1
         here, there = row * stride + first * step, row * out_stride + first
@@ -94,35 +77,6 @@ def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
         for k in range(EACH):
             if 32 * k < left:
                 out[uint64(there + 32 * k)] = own[k]
-
-    return kernel
-
-
-@cache
-def words_kernel(overlap: bool) -> Any:
-    """The same, where each second row may begin inside a word: then a word of the copy is in the
-    word of a lane and that of the next lane.
-
-    513 columns took 2.7 us instead of 6.7 (H200), but 33 and 129 took 1.8 times as long.
-    """
-    EACH, READ = MOST // 32, MOST // 32 + 1
-
-    @cuda.jit
-    def kernel(shape, part, out, x, out_stride, stride):
-        own, lane = cuda.local.array(READ, uint32), uint32(cuda.threadIdx.x)
-        row, first, left = part_of_warp(shape, part)
-        odd, here, there = row * stride % 2, row * stride // 2 + first, row * out_stride + first
-        if overlap:
-            let_next_kernel_start()
-            wait_for_earlier_kernels()
-        for k in range(READ):
-            own[k] = uint32(0)
-            if 32 * k <= left and here + 32 * k < x.size:
-                own[k] = x[uint64(here + 32 * k)]
-        for k in range(EACH):
-            other = shfl_idx(own[k + 1] if lane == 0 else own[k], uint32(lane + 1) % 32)
-            if 32 * k < left:
-                out[uint64(there + 32 * k)] = own[k] >> 16 | other << 16 if odd else own[k]
 
     return kernel
 

@@ -1,7 +1,9 @@
 """Blocks of w in the order of the steps that multiply them, as the registers of an mma; products.
 
 A step is what a lane holds of w at once: 16 x B values of 16 bits, for one mma for every 16 rows
-and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32.
+and 8 columns; or a block of float32, 8 features by 8 columns to an mma of tf32 (`split`). A warp of
+these has few others beside it, so what a step waits for is asked for a step before: w and where x
+is at its begin, x as soon as the registers of the last one are split.
 """
 
 from functools import cache
@@ -11,14 +13,9 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.fragments import MMA, scaling
+from numbsparse.kernels.parts.fragments import MMA, adding, scaling
 from numbsparse.kernels.parts.gates import adding_gated
-from numbsparse.kernels.parts.packed_tf32 import (
-    adding_tf32,
-    held_tf32,
-    passing_tf32,
-    reading_tf32,
-)
+from numbsparse.kernels.parts.split import round_in_one, split_in_two
 from numbsparse.kernels.parts.stored_blocks import loading, loading_float32
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
@@ -210,6 +207,98 @@ def adding_16_bit(strip: Any, arithmetic: str, rows: Rows, j: int) -> Any:
     return add_step
 
 
+def held_tf32(strip: Any) -> tuple[int, ...]:
+    """The shape of what a lane holds of x: of 32 rows, of each piece."""
+    return -(-strip.ROWS // 32), strip.B // PIECE, 2, 4
+
+
+@cache
+def reading_tf32(strip: Any, rows: Rows) -> Any:
+    """read(shared, lines, place, pair, x): x[piece, m] = what a lane has of 32 rows of x.
+
+    Behind the last step of a stage a place may be anything: then it is some place of the stage.
+    """
+    TM, PIECES, find, load = strip.ROWS // 16, strip.B // PIECE, rows.find, rows.load
+    MASK, BEHIND = 0xFFFF & -4 * PIECE, 4 * PIECE
+    LAST = (strip.GROUPS - 1) * strip.GROUP_BYTES + 4 * (strip.WIDTH - strip.B)
+
+    @cuda.jit(device=True)
+    def read(shared, lines, place, pair, x):
+        here = min(uint32(place & uint32(MASK)), uint32(LAST))
+        for piece in range(PIECES):
+            at = find(lines, uint32(here + BEHIND * piece))
+            for m in range(2):
+                if 2 * pair + m < TM:
+                    load(shared, at, 2 * pair + m, x[piece])
+
+    return read
+
+
+@cache
+def passing_tf32(strip: Any, rows: Rows) -> Any:
+    """pass_over(shared, lines, place, x): a step that is left out; x becomes that of the next."""
+    PAIRS, read = held_tf32(strip)[0], reading_tf32(strip, rows)
+
+    @cuda.jit(device=True)
+    def pass_over(shared, lines, place, x):
+        for pair in range(PAIRS):
+            read(shared, lines, place, pair, x[pair])
+
+    return pass_over
+
+
+@cache
+def adding_tf32(strip: Any, precision: str, rows: Rows, j: int) -> Any:
+    """add(shared, lines, place, b, x, acc): column j of acc += x times b, what a lane has of w.
+
+    The sum of a step begins at zero (`split`). x becomes that of the step which is at `place`.
+    """
+    SQUARES, TM, exact = strip.B // 8, strip.ROWS // 16, precision == "highest"
+    PAIRS, read_x = -(-TM // 2), reading_tf32(strip, rows)
+    W, X, SUMS = (SQUARES, 2 * SQUARES), (2, SQUARES, 4), (2, SQUARES, 4)
+    split, add = split_in_two if exact else round_in_one, adding("float32")
+
+    @cuda.jit(device=True)
+    def multiply(x, w, c):
+        for piece in range(SQUARES):
+            for n in range(SQUARES):
+                add(x[piece], w[n, 2 * piece], w[n, 2 * piece + 1], c[n])
+
+    @cuda.jit(device=True)
+    def add_step(shared, lines, place, b, x, acc):
+        wh, wl = cuda.local.array(W, uint32), cuda.local.array(W, uint32)
+        for n in range(SQUARES):
+            for i in range(2 * SQUARES):
+                wh[n, i], wl[n, i] = split(as_float32(b[2 * SQUARES * n + i]))
+        for pair in range(PAIRS):
+            xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
+            c = cuda.local.array(SUMS, float32)
+            for m in range(2):
+                if 2 * pair + m < TM:
+                    for n in range(SQUARES):
+                        for i in range(4):
+                            xh[m, n, i], xl[m, n, i] = split(as_float32(x[pair, n, m, i]))
+                            c[m, n, i] = 0
+            read_x(shared, lines, place, pair, x[pair])
+            if exact:
+                for m in range(2):
+                    if 2 * pair + m < TM:
+                        multiply(xl[m], wh, c[m])
+                for m in range(2):
+                    if 2 * pair + m < TM:
+                        multiply(xh[m], wl, c[m])
+            for m in range(2):
+                if 2 * pair + m < TM:
+                    multiply(xh[m], wh, c[m])
+            for m in range(2):
+                if 2 * pair + m < TM:
+                    for n in range(SQUARES):
+                        for i in range(4):
+                            acc[((j * TM + 2 * pair + m) * SQUARES + n) * 4 + i] += c[m, n, i]
+
+    return add_step
+
+
 @cuda.jit(device=True)
 def nothing(shared, lines, place, x):
     pass
@@ -233,7 +322,7 @@ def products(
     load = (loading_float32 if FLOAT32 else loading)(strip.B, transposed)
     if strip.PACKED:
         load = words_of_lane(NEXT // 32).load
-    adding = adding_tf32 if FLOAT32 else adding_16_bit
+    adding_step = adding_tf32 if FLOAT32 else adding_16_bit
     pass_over = passing_tf32(strip, rows) if FLOAT32 else nothing
     GATED, OF_GATES = strip.GATES, strip.STEPS - AHEAD
 
@@ -244,7 +333,7 @@ def products(
 
     def columns_from(j: int) -> Any:
         """Column j, then those after it: each with its own registers, named when compiled."""
-        add_step = adding_gated(strip, adding(strip, arithmetic, rows, j), pass_over)
+        add_step = adding_gated(strip, adding_step(strip, arithmetic, rows, j), pass_over)
         others = columns_from(j + 1) if j < LAST_COLUMN else None
 
         @cuda.jit(device=True)

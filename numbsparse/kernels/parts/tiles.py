@@ -68,22 +68,18 @@ class Operand(NamedTuple):
 
 @cache
 def take_16_bit(groups: int, across: bool) -> Any:
-    """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s.
-
-    `paired` is 16 where two rows of 64 bytes share a line of 128, whose swizzle has a bit more;
-    else 0.
-    """
+    """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s."""
     PAIRS = -(-groups // 2)
     load = ldmatrix_x4_trans if across else ldmatrix_x4
 
     @cuda.jit(device=True)
-    def read(tile, start, s, paired, raw):
+    def read(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         matrix, r = lane // 8, lane % 8
         for p in range(PAIRS):
             line, term = 16 * (p % 2) + matrix // 2 * 8, 16 * s + matrix % 2 * 8
             row, piece = (term + r, line // 8) if across else (line + r, term // 8)
-            place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
+            place = 16 * row + 4 * (piece ^ (row // 2 % 4))
             v = load(tile, start + p // 2 * (WIDTH * 16) + place)
             raw[2 * p, 0], raw[2 * p, 1] = v[0], v[1]
             raw[2 * p + 1, 0], raw[2 * p + 1, 1] = v[2], v[3]
@@ -98,7 +94,7 @@ def take_float32(operand: Operand) -> Any:
     line_of = number_of(operand.together)
 
     @cuda.jit(device=True)
-    def four_at_once(tile, start, s, paired, raw):
+    def four_at_once(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for u in range(TILES):
@@ -109,7 +105,7 @@ def take_float32(operand: Operand) -> Any:
                     raw[4 * u + j, e] = v[j]
 
     @cuda.jit(device=True)
-    def in_order(tile, start, s, paired, raw):
+    def in_order(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for e in range(2):
@@ -119,7 +115,7 @@ def take_float32(operand: Operand) -> Any:
                 raw[j, e] = tile[start + 256 * s + 32 * row + 4 * piece + g % 4]
 
     @cuda.jit(device=True)
-    def along(tile, start, s, paired, raw):
+    def along(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for j in range(GROUPS):
@@ -238,9 +234,9 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)
-    def fragment_of_step(tile, start, s, paired, gates, hi, lo):
+    def fragment_of_step(tile, start, s, pitch, gates, hi, lo):
         raw = cuda.local.array(RAW, uint32)
-        take(tile, start, s, paired, raw)
+        take(tile, start, s, pitch, raw)
         apply(gates, s, raw)
         if LACKS:
             raw[GROUPS, 0] = raw[GROUPS, 1] = uint32(0)
@@ -282,7 +278,7 @@ def products(form: Form, M: int, N: int) -> Any:
 def multiply(form: Form, first: Operand, second: Operand) -> Any:
     """acc += first second.T of a tile of each; acc as in `products`.
 
-    `gates` are those of what is gated, see `fragment`; of a slab `paired` is its pitch.
+    `gates` are those of what is gated, see `fragment`; `pitch` is that of a slab.
     Where the second has eight groups, its upper four have sums of their own, after the others'.
     Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
@@ -296,12 +292,12 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
     clear_sums, add_sums = pieces.clear(M * HALVES, N), pieces.add(M * HALVES, N)
 
     @cuda.jit(device=True)
-    def two_steps(tile, a_start, a_paired, b_start, b_paired, s, gates, acc):
+    def two_steps(tile, a_start, b_start, pitch, s, gates, acc):
         a_hi, b_hi = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
         a_lo, b_lo = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
         for k in range(2):
-            take_a(tile, a_start, uint32(s + k), a_paired, gates, a_hi[k], a_lo[k])
-            take_b(tile, b_start, uint32(s + k), b_paired, gates, b_hi[k], b_lo[k])
+            take_a(tile, a_start, uint32(s + k), pitch, gates, a_hi[k], a_lo[k])
+            take_b(tile, b_start, uint32(s + k), pitch, gates, b_hi[k], b_lo[k])
             if SPLIT:  # lo times lo is less than what a float32 holds
                 for u in range(HALVES):
                     add(a_lo[k], b_hi[k, 4 * u :], acc[M * u :])
@@ -311,17 +307,17 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
                 add(a_hi[k], b_hi[k, 4 * u :], acc[M * u :])
 
     @cuda.jit(device=True)
-    def multiply_tiles(tile, a_start, a_paired, b_start, b_paired, gates, acc):
+    def multiply_tiles(tile, a_start, b_start, pitch, gates, acc):
         # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
         # numbers are of one type; of each literal a step would be compiled again.
-        two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(0), gates, acc)
+        two_steps(tile, a_start, b_start, pitch, uint32(0), gates, acc)
         if STEPS == 4:
             if SPLIT:
                 more = cuda.local.array(SUMS, float32)
                 clear_sums(more)
-                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), gates, more)
+                two_steps(tile, a_start, b_start, pitch, uint32(2), gates, more)
                 add_sums(acc, more)
             else:
-                two_steps(tile, a_start, a_paired, b_start, b_paired, uint32(2), gates, acc)
+                two_steps(tile, a_start, b_start, pitch, uint32(2), gates, acc)
 
     return multiply_tiles

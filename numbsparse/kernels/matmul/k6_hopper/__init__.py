@@ -51,7 +51,7 @@ from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import meet
-from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
+from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
@@ -133,10 +133,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     form = form._replace(even=rows < tile.ROWS and (is_16_bit or size == 32))
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
-    if tile.SPLIT > 1:
-        tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, tile.SPLIT)
-    else:
-        tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, together)
+    tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted

@@ -80,6 +80,7 @@ def steps_on_gpu(
 
 @cache
 def lone_steps_kernel(tile: Tile) -> Any:
+    """With a warp for a group the plan took 12 to 35 us, not 2 (8,192 features, B = 128, H200)."""
     PARTS, ACROSS = tile.PARTS, tile.ACROSS
 
     @cuda.jit

@@ -14,25 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
 LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
-WIDE = 4  # groups of a wide box: of 512 and 1,024 rows 5 to 7 % less at B = 16 (H200)
-IS_WIDE, IS_DY = 1, 2  # bits of a box: the number of its map
-MOST_PIECES = 32  # of a batch
+MOST_PIECES = 32  # of a batch; with one 2,048 to 8,192 rows took 1.0 to 1.9 times as long (H200)
 # Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
 # the batch. A row takes longer in the small regions. By blocks of a cluster: the part of the places
-# that so large ones find, and microseconds until they have added their sums.
+# that so large ones find, and microseconds until they have added their sums. Without clusters 512
+# to 1,024 rows of 1,024 and 2,048 features took 1.4 to 1.8 times as long.
 A_REGION, A_SMALL_REGION, SECOND_PASS, SLOWER = 4.5, 2.2, 6.0, (1.25, 1.64)
 SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
-PLACE_AT, GROUP_AT = 2, 10  # the bits from which on it holds its place and its first group
 
 
 class Region(NamedTuple):
@@ -76,41 +73,19 @@ class Region(NamedTuple):
 def plan_boxes(
     index: Index, B: int, widths: tuple[int, int], region: Region, offsets: Any = None
 ) -> tuple[Any, ...]:
-    """As `plan_regions`, with boxes (regions, GROUPS) instead of groups: -1 after the last.
-
-    A box has a place in the stage, counted in groups. With the `offsets` of taps x are images: then
-    after the boxes of a region, what `pixels` knows of each.
-    """
+    """As `plan_regions`. With the `offsets` of taps x are images: then behind the groups of a
+    region, what `pixels` knows of each."""
     sides = -(-widths[0] // B), -(-widths[1] // B)
     groups, *rest = plan_regions(index, B, sides, region)
-    # A wide box has whole groups only, so that what is beyond the edge is 0.
-    whole, boxes = np.array([n // region.FEATURES for n in widths]), np.full_like(groups, -1)
-    _box(groups, whole if offsets is None else 0 * whole, boxes)
     if offsets is not None:
-        of_x = boxes_of(boxes >> GROUP_AT, offsets, widths[0] // len(offsets) // region.FEATURES)
-        of_dy = boxes_of(boxes >> GROUP_AT, ((0, 0, 0, 0),), WIDTHS)
-        boxes = np.hstack([boxes, np.where(boxes & IS_DY, of_dy, of_x)])
-    return boxes, *rest
-
-
-@compiled()
-def _box(groups, whole, boxes):
-    for item in range(len(groups)):
-        at = box = 0
-        while at < groups.shape[1] and groups[item, at] >= 0:
-            first, side, run = groups[item, at] >> 1, groups[item, at] & 1, 1
-            while run < WIDE and at + run < groups.shape[1]:  # neighbours of one operand
-                if groups[item, at + run] != groups[item, at] + 2 * run:
-                    break
-                run += 1
-            wide = run == WIDE and first + run <= whole[side]
-            bits = (IS_WIDE if wide else 0) | (IS_DY if side else 0)
-            boxes[item, box] = first << GROUP_AT | at << PLACE_AT | bits
-            at, box = at + (WIDE if wide else 1), box + 1
+        of_x = boxes_of(groups >> 1, offsets, widths[0] // len(offsets) // region.FEATURES)
+        of_dy = boxes_of(groups >> 1, ((0, 0, 0, 0),), WIDTHS)
+        groups = np.hstack([groups, np.where(groups & 1, of_dy, of_x)])
+    return groups, *rest
 
 
 def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -> tuple[Any, ...]:
-    """What `regions` reads, but for boxes.
+    """What `regions` reads.
 
     groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
     codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a

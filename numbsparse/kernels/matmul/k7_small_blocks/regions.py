@@ -19,12 +19,7 @@ from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
-    GROUP_AT,
-    IS_DY,
-    IS_WIDE,
     LINE,
-    PLACE_AT,
-    WIDE,
     Cuts,
     Region,
     cuts_of,
@@ -76,7 +71,6 @@ from numbsparse.kernels.ptx import (
     shfl_idx,
     store_4xu32,
     sync_warp,
-    tma_load_3d,
     wait_for_earlier_kernels,
 )
 
@@ -157,9 +151,9 @@ def in_regions(
         whole_tiles = is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
-        maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, x, dy, dy)))
+        maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, dy)))
     else:
-        maps = tensor_maps(*maps_of(x, x_transposed, region), *maps_of(dy, dy_transposed, region))
+        maps = tensor_maps(box_of(x, x_transposed, region), box_of(dy, dy_transposed, region))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
     cuts = cuts_of(n, places, pieces)
@@ -239,23 +233,10 @@ def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -
     return Region(2, 128 // B, groups, depth, 2)
 
 
-def maps_of(x: DeviceArray, transposed: bool, region: Region) -> list[tuple[Any, ...]]:
-    """What is to be mapped of x: boxes of DEPTH rows of one group, and of WIDE that are whole.
-
-    Where x is transposed, (features, batch), groups are lines below each other.
-    """
-    FEATURES, DEPTH = region.FEATURES, region.DEPTH
-    if transposed:
-        line = x.itemsize * DEPTH
-        return [(x, (groups * FEATURES, DEPTH), line) for groups in (1, WIDE)]
-    rows, width = x.shape
-    line = x.itemsize * FEATURES
-    narrow: tuple[Any, ...] = x, (DEPTH, FEATURES), line
-    if width < FEATURES:
-        return [narrow, narrow]
-    shape, strides = (width // FEATURES, rows, FEATURES), (line, x.strides[0], x.itemsize)
-    by_group = DeviceArray(x.address, shape, x.dtype, strides, x.owner)
-    return [narrow, (by_group, (WIDE, DEPTH, FEATURES), line)]
+def box_of(x: DeviceArray, transposed: bool, region: Region) -> tuple[Any, ...]:
+    """What a tensor map takes of x, for boxes of DEPTH rows of a group; transposed, of lines."""
+    box = (region.FEATURES, region.DEPTH) if transposed else (region.DEPTH, region.FEATURES)
+    return x, box, x.itemsize * box[1]
 
 
 @cache
@@ -333,7 +314,7 @@ def supplier(sums: Sums) -> Any:
     region = sums.region
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
-    SHARE, PLACES = -(-GROUPS // (32 * FETCHERS)), (1 << GROUP_AT - PLACE_AT) - 1
+    SHARE = -(-GROUPS // (32 * FETCHERS))
     FEWER, *_ = handed_over(region.WARPS, region.FETCHERS)
     OF_IMAGES, top = sums.of_images, finding(True) if sums.of_images else as_it_is
     STEP = 1 if OF_IMAGES else DEPTH
@@ -351,11 +332,10 @@ def supplier(sums: Sums) -> Any:
             mine[k] = boxes[item, at] if at < GROUPS else -1
             box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
-            box = boxes[item, at]
-            if box >= 0:
-                nbytes = uint32(nbytes + (WIDE if box & IS_WIDE else 1) * plan.rows * LINE)
+            if boxes[item, at] >= 0:
+                nbytes = uint32(nbytes + plan.rows * LINE)
         if fresh != 0:
-            for m in range(4):
+            for m in range(2):
                 fence_tensor_map(maps[m])
         wait_for_earlier_kernels()
         stage, phase = uint32(0), uint32(1)
@@ -367,14 +347,12 @@ def supplier(sums: Sums) -> Any:
             sync_warp()
             where = top(tops, DEPTH, row)
             for k in range(SHARE):
-                box, place = mine[k], mine[k] >> PLACE_AT & PLACES
+                box, place = mine[k], own + FETCHERS * (32 * k + cuda.threadIdx.x % 32)
                 to = uint32(base + stage * STAGE_BYTES + place * GROUP_BYTES)
-                if box >= 0:
-                    own_map = maps[box & (IS_DY | IS_WIDE)]
-                    if box & IS_DY:
-                        load_dy(shared, to, own_map, box, box_codes[k], where, bars, stage)
-                    else:
-                        load_x(shared, to, own_map, box, box_codes[k], where, bars, stage)
+                if box >= 0 and box & 1:
+                    load_dy(shared, to, maps[1], box, box_codes[k], where, bars, stage)
+                elif box >= 0:
+                    load_x(shared, to, maps[0], box, box_codes[k], where, bars, stage)
             row = int32(row + STEP)
             stage, phase = following(stage, phase, STAGES)
 
@@ -398,11 +376,7 @@ def load_box(sums: Sums, transposed: bool) -> Any:
 
     @cuda.jit(device=True)
     def load(shared, to, own_map, box, code, row, bars, stage):
-        group = int32(box >> GROUP_AT)
-        if transposed or box & IS_WIDE == 0:
-            load_features(shared, to, own_map, int32(group * FEATURES), row, bars, stage)
-        else:
-            tma_load_3d(shared, to, own_map, 0, row, group, bars, stage)
+        load_features(shared, to, own_map, int32((box >> 1) * FEATURES), row, bars, stage)
 
     return load_of_images if sums.of_images else load
 

@@ -24,14 +24,13 @@ from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
-from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
-PIECE, SECTOR = 8, 32  # features in 16 bytes; bytes that memory writes at once
+SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
-COUNT_BITS = 6
+COUNT_BITS, INSIDE_BITS = 6, 5  # of the steps of a column, of the features of a block
 MOST_STEPS = 256  # of a stage
-INSIDE_BITS = 5
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
@@ -202,11 +201,11 @@ def strip_of(
             group, (kept, mean, most) = WIDE, of_wide
     fetchers, stages, cluster = 1 if item == 4 and packed and warps < 12 else 4, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
-        stages = 4 if B == 16 else 3
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, blocks_a_step)
-        whole = split == 1 and warps == widest  # in clusters of two 1 to 12 % less (H200)
-        cluster = 2 if whole and columns >= 2 * width and in_two > 0.7 * kept else 1
-    packed = packed or cluster > 1
+        alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
+        # In clusters of two blocks of 16 took 3 to 12 % less, blocks of 8 5 to 9 % more (H200).
+        stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
+        packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
     ring = stages, cluster, fetchers, item, split, packed, gated, ragged
     base = Strip(B, rows, warps, group, 0, 0, *ring)
@@ -261,7 +260,8 @@ def shared_out(
 
     A narrow strip takes less time for a group of features, but as many groups. Where blocks of a
     cluster share the groups, they add what they have in shared memory. Tiles of the batch that are
-    even may have other heights: what counts is how many tiles each multiprocessor has in turn.
+    even may have other heights: what counts is how many tiles each multiprocessor has in turn. With
+    64 rows alone 48 to 160 rows took 1.12 to 1.32 times as long (H200).
     """
     batch, features, columns = sizes
     of_images = of_images and item == 2
@@ -384,9 +384,7 @@ def _begin(blocks, columns, shift, begins, heads, at):
 
 
 @compiled()
-def _write(
-    indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes
-):  # fmt: skip
+def _write(indptr, indices, stored, lines, stages, places, at, block_of, sizes, words, codes):
     """Of each block its pieces; `at` is the first step of each column of each stage.
 
     Steps of a column take its blocks in turn: `seen` counts those of the stages.

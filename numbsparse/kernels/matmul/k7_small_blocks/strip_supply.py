@@ -33,13 +33,14 @@ from numbsparse.kernels.ptx import (
 @cache
 def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
-    STAGES, GROUPS, CLUSTER = strip.STAGES, strip.GROUPS, strip.CLUSTER
+    GROUPS, CLUSTER = strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
     blocks, PACKED = copies_of(strip, transposed), strip.PACKED
-    OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know
+    OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know,
+    EACH = 2 if OF_GATES else 1  # with where the steps of each stage end
     look_up, weigh, CODES = blocks.look_up, blocks.weigh, 1 if PACKED else blocks.codes
-    turn, other_turn = (turning(strip, x_order, transposed) for _ in range(2))
+    turn, other_turn = (turning(strip, x_order, blocks) for _ in range(2))
     top = finding(x_order == IMAGES)
     FEWER, *_ = registers_of(strip)
 
@@ -47,10 +48,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def looked_up(groups, begins, at):
         """Of the stages from `at` on: the groups, and where their steps begin and end."""
         lane, rank = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % CLUSTER
-        if OF_GATES:  # with where each ends
-            i = 2 * min((at + lane) * CLUSTER + rank, begins.size // 2 - 1)
-        else:
-            i = min((at + lane) * CLUSTER + rank, begins.size - 2)
+        i = EACH * min((at + lane) * CLUSTER + rank, (begins.size - 2) // EACH)
         return groups[min(at * GROUPS + lane, groups.size - 1)], begins[i], begins[i + 1]
 
     @cuda.jit(device=True)
@@ -88,12 +86,10 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
                 coming = looked_up(groups, begins, ahead)
                 for k in range(0, count, 2):
                     of = fetcher, known, coming, k, count, at, row
-                    turn(of, sources, own, others, ring, stage, phase)
-                    stage, phase = following(stage, phase, STAGES)
+                    stage, phase = turn(of, sources, own, others, ring, stage, phase)
                     if k + 1 < count:
                         of = fetcher, known, coming, k + 1, count, at, row
-                        other_turn(of, sources, others, own, ring, stage, phase)
-                        stage, phase = following(stage, phase, STAGES)
+                        stage, phase = other_turn(of, sources, others, own, ring, stage, phase)
                     else:
                         for c in range(CODES):
                             own[c] = others[c]
@@ -109,15 +105,15 @@ def copies_of(strip: Strip, transposed: bool) -> Copying:
     return copying(strip.B, strip.ITEM, *how)
 
 
-def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
-    """turn(of, sources, own, others, ring, stage, phase): fill a stage once it is empty.
+def turning(strip: Strip, x_order: str, blocks: Copying) -> Any:
+    """turn(of, sources, own, others, ring, stage, phase): fill an empty stage; gives the next one.
 
     of : (fetcher, what the lanes know, and of those to come, which of `count` stages that they know
         this is, the first of these, where its rows are, see `pixels.finding`)
     own : what a lane knows of the stage's blocks; others : of the next stage's, from here on
     """
     STAGES, STAGE_BYTES, W_START = strip.STAGES, strip.STAGE_BYTES, strip.W_START
-    ask, blocks, PACKED = asking(strip, x_order), copies_of(strip, transposed), strip.PACKED
+    ask, PACKED = asking(strip, x_order), strip.PACKED
     look_up, weigh, copy = blocks.look_up, blocks.weigh, blocks.copy
 
     @cuda.jit(device=True)
@@ -136,6 +132,7 @@ def turning(strip: Strip, x_order: str, transposed: bool) -> Any:
             start = uint32(base + stage * STAGE_BYTES + W_START)
             copy(sources[1], sources[5], own, many, shared, start, bars, stage, fetcher)
             weigh(sources[5], others)
+        return following(stage, phase, STAGES)
 
     return turn
 

@@ -34,7 +34,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
-from numbsparse.kernels.parts.deal import even_rows, schedule, schedule_parts
+from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
@@ -108,11 +108,8 @@ def along_strips(
     bare = strip._replace(SPLIT=1, GATED="", RAGGED=False)
     how = transposed, features, bare, offsets, squares
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
-    if strip.SPLIT > 1:
-        tiles, tile_starts = planned(index, schedule_parts, lengths, row_tiles, strip.SPLIT)
-    else:
-        units = multiprocessors() // strip.CLUSTER
-        tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units)
+    units = multiprocessors() // strip.CLUSTER
+    tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     if offsets:
         rows, x_map = prod(y.tile), tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
@@ -177,8 +174,7 @@ def strip_kernel(
         shared = cuda.shared.array(0, uint8, ALIGNMENT)
         words = cuda.shared.array(0, uint32, ALIGNMENT)  # the same memory
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
-        base = first_multiple(shared, PERIOD)
-        t = uint32(cuda.threadIdx.x)
+        base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
         if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups

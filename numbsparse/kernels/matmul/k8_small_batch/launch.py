@@ -30,7 +30,7 @@ from numbsparse.layout import Index
 SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
-FEW = 8  # units of a warp: below, 16-bit gains more by launches that overlap than by long rings
+FEW = 8  # units of a warp: from so many on it pays to have twice as many warps in a weight_grad
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
@@ -74,8 +74,9 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features, or 8 of float32, it is 32 bytes, which memory is read by. When the copy pays was
-    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Float32 has
-    tiles of 16 rows too, of which no copy is made, and none for one of two.
+    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Without it
+    products of 32 to 64 rows in blocks of 8 took 1.3 to 3.0 times as long. Float32 has tiles of 16
+    rows too, of which no copy is made, and none for one of two.
     """
     rows, piece = x.shape[0], size * x.itemsize
     if piece > 32 or not is_aligned(x) or (x.itemsize == 4 and (rows <= 16 or not alone)):
@@ -103,13 +104,12 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
     lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
-    paired, length = rows_of_w(size, form, engine)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
-    w_view = size, shift_of(length), paired, (size * size // WIDTH).bit_length() - 1, rows
+    w_view = size, shift_of(size), (size * size // WIDTH).bit_length() - 1, rows
     maps = work[0]
     if engine:
-        x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values, paired, length)
+        x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
@@ -148,9 +148,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
-    tiles = -(-batch // lines.rows)
-    few = form.is_16_bit and tiles * values.size < FEW * WARPS * n_shares() * WIDTH**2
-    return with_stages(lines, (1 if few else 2) if source.engine else MOST)
+    return with_stages(lines, 2 if source.engine else MOST)
 
 
 def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
@@ -220,24 +218,13 @@ def with_stages(kernel: Any, most: int) -> Any:
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 
-def rows_of_w(size: int, form: Form, engine: bool) -> tuple[int, int]:
-    """(`paired` as in `tiles`, values in a line of w for the copy engine).
-
-    Two rows of a 16-bit square of 32 make a line of 128 bytes: it counts lines.
-    """
-    if engine and form.is_16_bit and size == WIDTH:
-        return 16, 2 * WIDTH
-    return 0, size
+def shift_of(size: int) -> int:
+    return max(size // WIDTH, 1).bit_length() - 1
 
 
-def shift_of(length: int) -> int:
-    return max(length // WIDTH, 1).bit_length() - 1
-
-
-def squares_of(values: DeviceArray, paired: int, length: int) -> tuple[Any, tuple[int, int], int]:
+def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, int], int]:
     """What `tensor_maps` takes of squares of 32."""
-    box = (WIDTH // 2, 2 * WIDTH) if paired else (WIDTH, WIDTH)
-    return values.reshape(-1, length), box, box[1] * values.itemsize
+    return values.reshape(-1, values.shape[-1]), (WIDTH, WIDTH), WIDTH * values.itemsize
 
 
 def stored(y: DeviceArray, form: Form, depth: int) -> str:

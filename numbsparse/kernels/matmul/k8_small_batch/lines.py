@@ -104,12 +104,12 @@ def line_kernel(lines: Lines) -> Any:
         top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
         block = int64(cuda.blockIdx.x)
         if TILED:
-            top = int64(cuda.blockIdx.y) * (w_view[4] if ENGINE else ROWS)
+            top = int64(cuda.blockIdx.y) * (w_view[3] if ENGINE else ROWS)
             parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
             block += int64(cuda.blockIdx.y) * cuda.gridDim.x
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
-            own_view = min(y_view[0], top + w_view[4]), y_view[1], y_view[2], y_view[3]
+            own_view = min(y_view[0], top + w_view[3]), y_view[1], y_view[2], y_view[3]
         x_top, pitch = uint32(0), uint32(0)
         if SLAB:
             x_top, pitch = uint32(top), uint32(x_view[0])
@@ -148,7 +148,7 @@ def line_kernel(lines: Lines) -> Any:
                 fill(records[s], operands, top, shared, start, bars, own)
             close()
         if there:
-            take_gates(now, gates, w_view[3], coming_gates)
+            take_gates(now, gates, w_view[2], coming_gates)
         clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
@@ -160,18 +160,18 @@ def line_kernel(lines: Lines) -> Any:
             coming = read(plan, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
-                take_gates(record, gates, w_view[3], asked_gates)
+                take_gates(record, gates, w_view[2], asked_gates)
                 wait(bars, bar + stage, phase)
                 # Read while the tile was on its way, as those after it are while it is multiplied.
                 next_gates(own_gates, coming_gates)
-                take_gates(coming, gates, w_view[3], coming_gates)
+                take_gates(coming, gates, w_view[2], coming_gates)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(asked_gates, record, operands, top, shared, place, bars, own)
                     record = read(plan, unit + 2)
                 if wanted(own_gates):
-                    consume(shared, start, x_top, pitch, uint32(w_view[2]), own_gates, acc)
+                    consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
@@ -224,30 +224,28 @@ def consuming(sums: Sums) -> Any:
     clear, add = pieces.clear(M, N), pieces.add(M, N)
 
     @cuda.jit(device=True)
-    def multiplied(shared, x_start, pitch, w_start, paired, gates, acc):
-        if X_FIRST:
-            product(shared, x_start, pitch, w_start, paired, gates, acc)
-        else:
-            product(shared, w_start, paired, x_start, pitch, gates, acc)
+    def multiplied(shared, x_start, pitch, w_start, gates, acc):
+        a, b = (x_start, w_start) if X_FIRST else (w_start, x_start)
+        product(shared, a, b, pitch, gates, acc)
 
     @cuda.jit(device=True)
-    def of_a_tile(shared, x_start, pitch, w_start, paired, gates, acc):
+    def of_a_tile(shared, x_start, pitch, w_start, gates, acc):
         unit = cuda.local.array(SUMS, float32)
         clear(unit)
-        multiplied(shared, x_start, pitch, w_start, paired, gates, unit)
+        multiplied(shared, x_start, pitch, w_start, gates, unit)
         add(acc, unit)
 
     @cuda.jit(device=True)
-    def of_float32(shared, start, top, pitch, paired, gates, acc):
+    def of_float32(shared, start, top, pitch, gates, acc):
         x_start, w_start = uint32(start + top), uint32(start + W_START)
-        of_a_tile(shared, x_start, pitch, w_start, paired, gates, acc)
+        of_a_tile(shared, x_start, pitch, w_start, gates, acc)
         if TILES == 2:
-            of_a_tile(shared, uint32(x_start + NEXT), pitch, w_start, paired, gates, acc[M:])
+            of_a_tile(shared, uint32(x_start + NEXT), pitch, w_start, gates, acc[M:])
 
     @cuda.jit(device=True)
-    def of_16_bit(shared, start, top, pitch, paired, gates, acc):
+    def of_16_bit(shared, start, top, pitch, gates, acc):
         x_start = uint32(start + top // 2)
-        multiplied(shared, x_start, pitch, uint32(start + W_START), paired, gates, acc)
+        multiplied(shared, x_start, pitch, uint32(start + W_START), gates, acc)
 
     return of_16_bit if form.is_16_bit else of_float32
 

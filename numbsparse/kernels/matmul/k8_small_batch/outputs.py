@@ -2,7 +2,8 @@
 
 An mma leaves a lane two neighbours along its second operand. So where y is contiguous along the
 batch x is the second, elsewhere w; what is stored at once is contiguous then: four float32, or two
-16-bit values as a word of y.
+16-bit values as a word of y. One by one products took 1.07 to 1.55 times as long in float32, in 16
+bits 1.17 to 2.0 (H200).
 """
 
 from functools import cache

@@ -27,7 +27,7 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     plan_tiles,
     shape_of,
 )
-from numbsparse.kernels.parts.aligned import aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
@@ -36,7 +36,6 @@ from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for, map_of
-from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -76,7 +75,7 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
         fill(y, 0)
         return
     values, order = aligned_values(values), order_of(y)
-    x, x_transposed = readable(x)
+    x, x_transposed = aligned_either_way(of_bits(x))
     strips = -(-y.shape[1] // COLUMNS)
     warpgroups, split = shape_of(batch, strips, features / SQUARE, multiprocessors())
     depth = depth_of(warpgroups)
