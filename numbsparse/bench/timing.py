@@ -20,7 +20,7 @@ Call = Callable[[], Any]
 Recorder = Callable[[Call, int], Call]
 
 GRAPH = 1e-3  # seconds that a graph should take
-SAMPLE = 2e-3  # seconds of replays between two looks at the clock
+SAMPLE = 1e-3  # seconds of replays between two looks at the clock
 FEW, MOST = 5, 100  # calls in a graph
 TURNS, MOST_TURNS, SAMPLES = 3, 9, 5
 AGREE = 1.05  # times as long the second best turn takes, at most
@@ -65,9 +65,10 @@ def seconds_of(
 ) -> dict[str, float]:
     """Seconds a call of each: the median of a turn, and of the turns the least.
 
-    So what slows a turn is not counted; there are more turns while the two best ones of a name
-    differ. A turn takes a third of `seconds` for each name, and a sample at least. The graphs have
-    run before. On the CPU a sample is one call, and turns begin with a pause, as other libraries'
+    By the GPU's clock the least of a turn, as other processes may have it for milliseconds. So what
+    slows a turn is not counted; there are more turns while the two best ones of a name differ. A
+    turn takes a third of `seconds` for each name, and a sample at least. The graphs have run
+    before. On the CPU a sample is one call, and turns begin with a pause, as other libraries'
     threads spin on. A GPU that waited for the host is slow at first: it is warmed up.
     """
     samples: dict[str, list[float]] = {name: [] for name in graphs}
@@ -87,7 +88,8 @@ def seconds_of(
             taken = [_time(graph, repeats)]
             while time.perf_counter() < end and len(taken) < SAMPLES:
                 taken.append(_time(graph, repeats))
-            samples[name].append(median(taken) / graph.calls)
+            typical = min if graph.recorded else median
+            samples[name].append(typical(taken) / graph.calls)
     return {name: min(of_turns) for name, of_turns in samples.items()}
 
 

@@ -6,15 +6,11 @@ of a time is interpolated; before the first it is that of the first, and beyond 
 as between the last two. Beyond the last features all rungs take longer as there are more values:
 some that have places to spare until then would seem to gain for ever. What counts is the order of
 the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
-Those at 2,048 features are interpolated, all but k7's and k6's forward. What k8 gained since was
-measured at some points forward, and scales the others; so do 72 products of k7's float32, forward.
-k6's in 16 bits were measured forward at 64 to 512 rows, with the tiles that are chosen; 48 rows are
-taken for 64, and input-gradients, of which six were measured, for forward. At other batches they
-are scaled by how few tiles there were before, and 5 % longer. Its weight-gradients of 96 to 1,024
-rows were measured with 4,096 and 8,192 features; those of 16 bits with blocks of 128 and up to 256
-rows are scaled by what their tile gained at densities 0.1 and 0.25. A
-weight that is not square is as a square one with the same values, whose sides are between a line of
-the result and the mean of both sides: that came nearest to 151 products that nobody tuned.
+Of k6, k7 and k8 half of the points of 8 to 2,048 rows, 6,568, were measured at once, all of float16
+but for some in blocks of 16 and 64, by the GPU's clock; the others are as before, scaled as their
+neighbours changed. A weight that is not square is as a square one with the same values, whose sides
+are between a line of the result and the mean of both sides: that came nearest to 151 products that
+nobody tuned.
 
 The grid has random layouts, and rows in order. What a long line adds, of a layout that is uneven,
 and feature-major rows, was fitted to 479 drawn products, each in both orders and by all rungs.
