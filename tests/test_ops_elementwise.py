@@ -179,6 +179,29 @@ def test_gelu_of_float32_is_as_accurate_far_out(rng):
         np.testing.assert_array_equal(ops.gelu(view).reshape(-1), one_by_one)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(512, 97), (1024, 1100), (1000, 70), (2048, 8), (513, 64)])
+def test_large_matrices_in_fortran_s_order(rng, shape, dtype):
+    """Their results are in C order, also those that go by way of a buffer."""
+    a, b = (rng.standard_normal(shape).astype(dtype) for _ in range(2))
+    f, g = np.asfortranarray(a), np.asfortranarray(b)
+    for got, right in (
+        (ops.copy(f), a),
+        (ops.add(f, g), a + b),
+        (ops.multiply(f, b), a * b),
+        (ops.subtract(0.5, f), 0.5 - a),
+        (ops.exp(f), np.exp(a)),
+        (ops.power(f, 3), a * a * a),
+        (ops.power(f, 1), a),
+        (ops.relu_grad(f, g), np.where(a > 0, b, 0)),
+        (ops.gelu(f), ops.gelu(a)),
+    ):
+        assert got.flags.c_contiguous
+        assert got.dtype == dtype
+        assert not np.shares_memory(got, f)
+        np.testing.assert_array_equal(got, right)
+
+
 @in_all_homes
 def test_relu_stops_infinite_gradients(home):
     x, dy = home.send([-1.0, 0.0, 2.0]), home.send([np.inf, np.inf, -np.inf])

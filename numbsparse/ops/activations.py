@@ -33,6 +33,8 @@ def _elementwise(in_numpy: Callable[..., Any]) -> Callable[..., Any]:
         checked = type(first) is np.ndarray and first.dtype in CPU_FLOATS  # as most are, cheaply
         if not checked and alike(**dict(zip(names, arrays, strict=True))):
             return apply_on_gpu(in_numpy.__name__, *arrays)
+        if not arrays[0].flags.c_contiguous and all(a.flags.f_contiguous for a in arrays):
+            return contiguous(in_numpy(*(a.T for a in arrays)).T)
         return contiguous(in_numpy(*arrays))
 
     return run

@@ -25,6 +25,7 @@ from numbsparse.ops.operands import (
     CPU_FLOATS,
     GPU_FLOATS,
     GPU_TAKES,
+    contiguous,
     is_gpu_float,
     not_an_array,
     on_gpu,
@@ -67,9 +68,11 @@ def power(a: Any, exponent: float) -> Any:
         raise TypeError(f"exponent takes a number, got {type_name(exponent)}")
     if on_gpu(a, "a"):
         return apply_on_gpu("power", a, float(exponent))
-    if exponent in (1, 2, 3, 4):  # by products: many times faster than NumPy's power
-        return np.array(reduce(np.multiply, [a] * int(exponent)), order="C")
-    return np.asarray(np.power(a, float(exponent), order="C"))
+    if exponent == 1:
+        return copy(a)
+    if exponent in (2, 3, 4):  # by products: many times faster than NumPy's power
+        return contiguous(reduce(np.multiply, [a] * int(exponent)))
+    return contiguous(np.power(a, float(exponent)))
 
 
 def negative(a: Any) -> Any:
@@ -125,7 +128,7 @@ def copy(a: Any) -> Any:
         return target
     if not isinstance(a, ndarray):
         raise TypeError(not_an_array(a, "a"))
-    return np.array(a, order="C")
+    return np.array(a, order="C") if a.flags.c_contiguous else contiguous(a)
 
 
 def gapless(a: Any) -> Any:
@@ -184,7 +187,8 @@ def write(target: Any, source: Any) -> None:
 def _unary(function: Callable[..., Any], name: str, a: Any) -> Any:
     if on_gpu(a, "a"):
         return apply_on_gpu(name, a)
-    return np.asarray(function(a, order="C"))
+    # Of Fortran's order the result has the same at first: to go across it twice takes longer.
+    return contiguous(function(a) if a.flags.forc else function(a, order="C"))
 
 
 def _binary(function: Callable[..., Any], name: str, a: Any, b: Any) -> Any:
@@ -207,10 +211,11 @@ def _binary(function: Callable[..., Any], name: str, a: Any, b: Any) -> Any:
         if together(**arrays):
             return apply_on_gpu(name, a, b)
     try:
-        y = function(a, b, order="C")
+        first = b if type(a) is float else a
+        y = function(a, b) if first.flags.forc else function(a, b, order="C")
     except ValueError:
         raise ValueError(_do_not_broadcast(a.shape, b.shape)) from None
-    return y if type(y) is ndarray else np.asarray(y)
+    return y if type(y) is ndarray and y.flags.c_contiguous else contiguous(y)
 
 
 def _number(x: Any, argument: str) -> Any:
