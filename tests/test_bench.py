@@ -137,7 +137,6 @@ def test_gpu_bench_refuses_the_simulator():
 @pytest.mark.parametrize(
     "arguments",
     [
-        "",
         "other",
         "bench --place moon",
         "bench --only limits,moon",
