@@ -21,7 +21,6 @@ from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -270,24 +269,17 @@ def check_dealt(tiles, starts):
     assert all((np.diff(tiles[a:b, 1]) >= 0).all() for a, b in pairwise(starts))
 
 
-def slots_of(loads, n_loads, cluster, edges):
+def slots_of(loads, n_loads, cluster, panels):
     """What is in each slot of each block of threads of a cluster: (operand, panel)."""
     slots = [{} for _ in range(cluster)]
     for rank in range(cluster):
         for panel, code in loads[rank][: n_loads[rank]]:
-            operand, kind = divmod(code >> 8 & 0xFF, MAPS)
-            whole, ragged = edges[operand]
-            if kind == len(RUNS):
-                assert ragged
-                assert panel == 0
-                panel, kind = whole, 0
-            else:
-                assert panel + RUNS[kind] <= whole or not ragged or RUNS[kind] == 1
+            operand = code >> 8 & 0xFF
+            assert 0 <= panel < panels[operand]
             for other in range(cluster):
                 if code >> 16 >> other & 1:
-                    for k in range(RUNS[kind]):
-                        assert (code & 0xFF) + k not in slots[other]
-                        slots[other][(code & 0xFF) + k] = operand, panel + k
+                    assert code & 0xFF not in slots[other]
+                    slots[other][code & 0xFF] = operand, panel
     return slots
 
 
@@ -344,11 +336,8 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]
-    for ragged, steps, places in ((False, 8, 4), (True, 500, 6)):
-        edges = tuple((n - ragged, ragged) for n in panels)
-        heads, loads, where, outs, cut, pieces = planned(
-            made, make, tile, *more, steps, places, edges
-        )
+    for steps, places in ((8, 4), (500, 6)):
+        heads, loads, where, outs, cut, pieces = planned(made, make, tile, *more, steps, places)
         heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
         numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
         together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
@@ -357,7 +346,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         done = {}  # of each block or part, its steps
         for first in range(0, len(heads), tile.CLUSTER):
             of = np.s_[first : first + tile.CLUSTER]
-            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, edges)
+            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, panels)
             for rank in range(tile.CLUSTER):
                 begin, count, _, arriving, left = heads[first + rank, :5].tolist()
                 assert arriving == len(slots[rank])

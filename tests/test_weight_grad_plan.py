@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import TO_START, Tile, cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, tables_of, ways_of
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
@@ -40,23 +40,19 @@ def layouts(rng):
     yield Layout(one)
 
 
-def products(tile, edges, heads, loads, places, outs, work):
+def products(tile, shape, heads, loads, places, outs, work):
     """(block, panel of x, panel of dy) as the tensor cores would multiply them in one block."""
     rank, first = work % tile.CLUSTER, work - work % tile.CLUSTER
     step = tile.PANEL_BYTES >> 4
     slots = {}
     for other in range(first, first + tile.CLUSTER):
         for panel, code in loads[other, : heads[other, 2]]:
-            operand, which = divmod(code >> 8 & 0xFF, MAPS)
-            whole = edges[operand][0]
-            at_edge = which == len(RUNS)
+            operand, slot = code >> 8 & 0xFF, code & 0xFF
             if code >> 16 >> rank & 1:
-                for k in range(1 if at_edge else RUNS[which]):
-                    slot = (code & 0xFF) + k
-                    assert slot not in slots
-                    assert slot < tile.SLOTS
-                    assert at_edge or panel + k < whole or k == 0
-                    slots[slot] = ("x", "dy")[operand], int(whole if at_edge else panel + k)
+                assert slot not in slots
+                assert slot < tile.SLOTS
+                assert 0 <= panel < shape[operand]
+                slots[slot] = ("x", "dy")[operand], int(panel)
     assert len(slots) == heads[work, 3]
     for group in range(tile.GROUPS):
         number, words = places[work, group, 0], places[work, group, 1:].reshape(-1, 2)
@@ -87,12 +83,12 @@ def products(tile, edges, heads, loads, places, outs, work):
 def test_every_block_is_computed_from_its_tiles(tile, rng):
     for layout in layouts(rng):
         index, parts = layout.index, tile.B // tile.PANEL
-        edges = tuple((n * parts - 1, True) for n in layout.shape)
-        *tables, blocks, _ = plan(index, tile, CHUNKS, 8, edges)
+        panels = tuple(n * parts for n in layout.shape)
+        *tables, blocks, _ = plan(index, tile, CHUNKS, 8)
         heads = tables[0]
         steps = np.zeros((layout.n_blocks, parts, parts), int)
         for work in range(heads.shape[0]):
-            for block, x, dy in products(tile, edges, *tables, work):
+            for block, x, dy in products(tile, panels, *tables, work):
                 if heads[work, 4]:
                     block = blocks[block % blocks.size]
                 row, column = index.block_rows[block], index.block_columns[block]
@@ -105,9 +101,7 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
 @pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["alone", "cluster"])
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
-    heads, _, _, outs, blocks, pieces = plan(
-        layout.index, tile, STEPS, 132, ((20, False), (20, False))
-    )
+    heads, _, _, outs, blocks, pieces = plan(layout.index, tile, STEPS, 132)
     assert pieces > 1
     pieces_of = {}
     for head, out in zip(heads, outs, strict=True):
@@ -125,8 +119,8 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
 
 @pytest.mark.parametrize(("processors", "most"), [(132, 1), (8, 2)])
 def test_large_blocks_are_taken_one_by_one_where_places_would_be_left(processors, most):
-    layout, edges = Layout(np.ones((8, 8), bool)), ((16, False), (16, False))
-    _, _, _, outs, _, pieces = plan(layout.index, TILES[-1], 2, processors, edges)
+    layout = Layout(np.ones((8, 8), bool))
+    _, _, _, outs, _, pieces = plan(layout.index, TILES[-1], 2, processors)
     assert pieces == 0
     assert (outs >= 0).sum(2).max() == most
 
@@ -134,8 +128,8 @@ def test_large_blocks_are_taken_one_by_one_where_places_would_be_left(processors
 def tables_in_regions(layout, tile, most):
     """(panels that arrive, places, outs) of each block of threads."""
     (items,) = regions.regions(layout.index, tile.SLOTS, tile.PAIR, [most])
-    order, edges = np.arange(items.lines.size), ((1 << 20, False),) * 2
-    heads, _, places, outs = tables_of(layout.index, tile, items, order, edges)
+    order = np.arange(items.lines.size)
+    heads, _, places, outs = tables_of(layout.index, tile, items, order)
     np.testing.assert_array_equal(heads[:, 1], items.lines)  # as `cut_of` expects
     return heads[:, 1], places, outs
 
@@ -219,8 +213,7 @@ def test_no_cut_ends_before_the_one_that_is_chosen(items, rng):
 def test_few_blocks_and_a_long_batch():
     """Large items, so that what is cut leaves few sums to add."""
     layout = Layout(patterns.random(16, 16, 26 / 256, seed=0))
-    edges = ((16, False), (16, False))
-    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132, edges)
+    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132)
     items = len(heads) // pieces
     assert items <= 6
     assert 50 <= len(heads) <= 132
@@ -229,7 +222,7 @@ def test_few_blocks_and_a_long_batch():
 
 def test_many_blocks_stay_whole_and_fill_all_places_twice():
     layout = Layout(patterns.random(256, 256, 0.1, seed=0))
-    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132, ((256, False),) * 2)
+    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132)
     assert pieces == 0
     assert 250 <= len(heads) <= 264  # two for each of the 132 multiprocessors
 
@@ -241,18 +234,9 @@ def test_many_blocks_stay_whole_and_fill_all_places_twice():
 )
 def test_blocks_of_64_fill_whole_rounds(side, density, least, most):
     layout = Layout(patterns.random(side, side, density, seed=0))
-    heads, *_, pieces = plan(layout.index, OF_64, 128, 132, ((side, False),) * 2)
+    heads, *_, pieces = plan(layout.index, OF_64, 128, 132)
     assert pieces == 0
     assert least <= len(heads) <= most
-
-
-def test_neighbours_come_in_one_copy():
-    tile = TILES[0]
-    edges = ((3, False), (90, False))
-    dense = Layout(np.ones((3, 90), dtype=bool))
-    heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, edges)
-    assert (heads[:, 2] <= heads[:, 3] / 2).all()
-    assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
 
 
 @pytest.mark.parametrize("most", [1, 3, 4])

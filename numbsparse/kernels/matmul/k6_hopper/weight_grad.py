@@ -31,7 +31,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, OPERANDS, Tile
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
@@ -103,10 +103,9 @@ def weight_grad(
     if kind is not None:
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
     steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
-    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors, edges)
-    maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
+    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors)
+    maps = tensor_maps(box_of(x, tile, x_transposed), box_of(dy, tile, dy_transposed))
     made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
     sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
@@ -150,34 +149,10 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
     return tile._replace(STAYS=stays or B == 128)
 
 
-def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
-    """(whole panels, whether a part of one follows) of the features."""
-    whole, rest = divmod(x.shape[0 if transposed else 1], tile.PANEL)
-    return whole, rest > 0
-
-
-def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArray, Any, int]]:
-    """What the copies load: runs of panels, a panel an axis of its own, and the one at the edge.
-
-    As an axis of its own, panels beyond the last are zeros; the features of the last one end in it.
-    """
-    P, item = tile.PANEL, x.itemsize
-    features = x.shape[0 if transposed else 1]
-    whole, rest = divmod(features, P)
-    line = x.strides[0] if x.shape[0] > 1 else -(-x.shape[1] * item // 16) * 16
-    step = P * (line if transposed else item)
-
-    def panels(first: int, count: int, width: int) -> DeviceArray:
-        lines = (width, x.shape[1]) if transposed else (x.shape[0], width)
-        address, strides = x.address + first * step, (step, line, item)
-        return DeviceArray(address, (count, *lines), x.dtype, strides, x.owner)
-
-    part = panels(whole, 1, rest) if rest else panels(0, whole, P)
-    all_whole = panels(0, whole, P) if whole else part
-    lines = (P, tile.DEPTH) if transposed else (tile.DEPTH, P)
-    swizzle = item * lines[1]
-    found = [(all_whole, (run, *lines), swizzle) for run in RUNS]
-    return [*found, (part, (1, *lines), swizzle)]
+def box_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[DeviceArray, Any, int]:
+    """What a copy loads, as `tensor_maps` takes it: DEPTH rows of a panel; zeros beyond edges."""
+    box = (tile.PANEL, tile.DEPTH) if transposed else (tile.DEPTH, tile.PANEL)
+    return x, box, x.itemsize * box[1]
 
 
 @cache
@@ -225,7 +200,7 @@ def kernel_of(
     sums are stored.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = BUFFERS if tile.ITEM == 4 else 0, MAPS * OPERANDS
+    IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
@@ -255,7 +230,7 @@ def kernel_of(
             if GIVEN:
                 fewer_registers(GIVEN)
             if fresh != 0:
-                for m in range(N_MAPS):
+                for m in range(OPERANDS):
                     fence_tensor_map(maps[m])
             fetcher, tables = uint32(warp - WARPS), (heads, loads, places, outs)
             supply(fetcher, maps, tables, item, gates, shared, base, bars)

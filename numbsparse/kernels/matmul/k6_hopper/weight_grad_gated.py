@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.coordinates import bits_below
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
@@ -171,9 +171,7 @@ def keeping(tile: Tile) -> Any:
 
     Panels of x that any block of threads of a cluster needs are for all of it.
     """
-    GROUPS, OUTS, EDGE, left, slots_of = (
-        tile.GROUPS, tile.OUTS, len(RUNS), remaining(tile), needing(tile)
-    )  # fmt: skip
+    GROUPS, OUTS, left, slots_of = tile.GROUPS, tile.OUTS, remaining(tile), needing(tile)
     ALL, CLUSTER, IN_ROWS = GROUPS * OUTS, tile.CLUSTER, tile.ITEM == 2 and tile.B == 128
     SHARED = (1 << tile.B // tile.PANEL) - 1 if IN_ROWS else 0  # slots of x
 
@@ -185,10 +183,8 @@ def keeping(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def of_copy(code):
-        """The slots that it fills: a run of RUNS, or one at the edge."""
-        number = int64(code >> uint32(8) & uint32(0xFF)) % MAPS
-        run = int64(0) if number == EDGE else number
-        return ((int64(1) << (int64(1) << run)) - 1) << int64(code & uint32(0xFF))
+        """The slot that it fills."""
+        return int64(1) << int64(code & uint32(0xFF))
 
     @cuda.jit(device=True)
     def keep(heads, loads, places, outs, item, gates, code, mine):

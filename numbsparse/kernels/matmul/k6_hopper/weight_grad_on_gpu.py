@@ -24,7 +24,7 @@ from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
@@ -48,21 +48,19 @@ def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
 
 
 @on_gpu_of(shares.plan)
-def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int, edges: Edges) -> tuple[Any, ...]:
-    return tables_of(index, tile, steps, places // tile.CLUSTER, edges, False)
+def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
+    return tables_of(index, tile, steps, places // tile.CLUSTER, False)
 
 
 @on_gpu_of(plans.plan)
 def plan_of_float32(
-    index: Index, tile: Tile, swapped: bool, steps: int, places: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, places: int
 ) -> tuple[Any, ...]:
     worth = steps * plans.STEP > WORTH * plans.TO_ADD_FLOAT32
-    return tables_of(index, tile, steps, places, edges, worth)
+    return tables_of(index, tile, steps, places, worth)
 
 
-def tables_of(
-    index: Index, tile: Tile, steps: int, places: int, edges: Edges, worth: bool
-) -> tuple[Any, ...]:
+def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) -> tuple[Any, ...]:
     """(heads, loads, places, outs, what was cut, its numbers or 0)."""
     how, by_columns = Cut.of(tile), tile.ITEM == 4
     walk, bits = (
@@ -77,7 +75,6 @@ def tables_of(
         walk.indptr,
         walk.blocks,
         walk.indices,
-        plans.flat(edges),
         *drafts,
         starts,
         numbers,
@@ -130,7 +127,7 @@ def pieces_kernel(tile: Tile) -> Any:
 
     @cuda.jit
     def kernel(
-        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, piece, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
         line, across = group // ACROSS, group % ACROSS
@@ -141,8 +138,8 @@ def pieces_kernel(tile: Tile) -> Any:
         if piece < pieces:
             count = min(most, here - piece * most)
             own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
-            bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
-            finish(first + piece, count, line, across, own, uint32(1), bits, edges, tables)
+            bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
+            finish(first + piece, count, line, across, own, uint32(1), bits, tables)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
 
@@ -162,12 +159,12 @@ def items_kernel(tile: Tile) -> Any:
 
     @cuda.jit
     def kernel(
-        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
         first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+        bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for last in range(N):
             for at in range(words.shape[1]):
@@ -178,13 +175,13 @@ def items_kernel(tile: Tile) -> Any:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
                     if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
-                        finish(item, count, line, across, own, kept, bits, edges, tables)
+                        finish(item, count, line, across, own, kept, bits, tables)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
                         own, kept = int32(at * 32 + bit), lines
                     count += 1
         if count:
-            finish(item, count, line, across, own, kept, bits, edges, tables)
+            finish(item, count, line, across, own, kept, bits, tables)
             item += 1
         if lane == 0:
             starts[group], numbers[group + 1] = first, item - first

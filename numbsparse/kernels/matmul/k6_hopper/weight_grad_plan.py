@@ -8,7 +8,7 @@ The GPU runs items as places become free, in the order of the plan: largest firs
 those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,7 @@ from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
-RUNS = (1, 2, 4)  # panels that one copy may load
-MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
-OPERANDS = 2
+OPERANDS = 2  # each has a tensor map
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
@@ -30,7 +28,6 @@ POOL = 224 * 1024  # bytes of shared memory for images and panels
 STEP = 1.4  # microseconds of a step of an item, as measured on an H200
 SUMS_IN_US = 3e5
 
-Edges = tuple[tuple[int, bool], ...]  # of x and dy: whole panels, and whether a part of one follows
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
@@ -108,7 +105,7 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# `part` and `put` are compiled for the host, which plans there, and for a GPU, which does too.
+# What follows is compiled for the host, which plans there, and for a GPU, which does too.
 
 
 def part(n, parts, k):
@@ -117,20 +114,48 @@ def part(n, parts, k):
     return begin, begin + n // parts + (1 if k < n % parts else 0)
 
 
-def put(loads, share, at, panel, slot, operand, edges, ranks):
-    """A copy of one panel, which these ranks get; edges are `flat`."""
-    at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
-    loads[share, at, 0] = 0 if at_edge else panel
-    number = MAPS * operand + (len(RUNS) if at_edge else 0)
-    loads[share, at, 1] = slot | number << 8 | ranks << 16
+def put(loads, share, at, panel, slot, operand, ranks):
+    """A copy of one panel, which these ranks get."""
+    loads[share, at, 0], loads[share, at, 1] = panel, slot | operand << 8 | ranks << 16
 
 
 put_panel = inner()(put)
 
 
-def flat(edges: Edges) -> tuple[int, ...]:
-    """One after the other, as compiled code takes them."""
-    return tuple(int(n) for edge in edges for n in edge)
+def sharing_rows(compile: Any) -> Any:
+    """share(first, count, row, columns, rank, cluster, panels, step, at, ...tables).
+
+    What a block of threads of a cluster does of `count` blocks of a row, from number `first` on:
+    slots of x, then of the dy of its blocks. Where x has several panels a warpgroup has one of
+    them and all these blocks, else a part of the blocks.
+    """
+    part_of, put_panel = compile(part), compile(put)
+
+    def share(
+        first, count, row, columns, rank, cluster, panels, step, at, heads, loads, places, outs
+    ):  # fmt: skip
+        busy, copy = min(count, cluster), 0
+        begin, past = part_of(count, cluster, rank)
+        n = past - begin
+        for p in range(panels):
+            if p % busy == rank:
+                put_panel(loads, at, copy, row * panels + p, p, 0, (1 << busy) - 1)
+                copy += 1
+        for slot in range(panels, panels * (1 + n)):
+            column = columns[first + begin + slot // panels - 1]
+            put_panel(loads, at, copy, column * panels + slot % panels, slot, 1, ALONE << rank)
+            copy += 1
+        heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
+        for group in range(outs.shape[1]):
+            own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
+            left, right = group if panels > 1 else 0, panels * (1 + own)
+            places[at, group, 0] = end - own
+            places[at, group, 1] = left * step | step << 16
+            places[at, group, 2] = (right if own < end else panels) * step | step << 16
+            for k in range(outs.shape[2]):
+                outs[at, group, k] = first + begin + own + k if k < end - own else -1
+
+    return compile(share)
 
 
 @compiled()
@@ -170,7 +195,7 @@ def cut_up(
 
     tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
-        loads (., 2) : (panel, slot | map << 8 | ranks << 16)
+        loads (., 2) : (panel, slot | operand << 8 | ranks << 16)
         places (GROUPS, .) : where the operands of a warpgroup's products are
         outs (GROUPS, OUTS) : what they make, or -1
     heads then have before these the first step and the steps, and after two of them whether sums
@@ -276,7 +301,7 @@ def tile_of_columns(B: int, N: int) -> Tile:
 
 
 def plan(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
 ) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items, longest strips first.
 
@@ -294,7 +319,7 @@ def plan(
     strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
     walk = index.rows if swapped else index.columns
     of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
-    _fill(*walk, blocks, swapped, *of_strips, flat(edges), strips, n_loads, loads, *of_products)
+    _fill(*walk, blocks, swapped, *of_strips, strips, n_loads, loads, *of_products)
     sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
     times = np.full(n, STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
@@ -310,7 +335,7 @@ def plan(
 
 @compiled()
 def _fill(
-    indptr, lines, blocks, n, swapped, first, image, edges, strips, n_loads, loads, images, outs
+    indptr, lines, blocks, n, swapped, first, image, strips, n_loads, loads, images, outs
 ):  # fmt: skip
     """strips (items, STRIPS) : of dy, or -1; images (items, products), outs (products, 2, .)"""
     across, each = outs.shape[2], images.shape[1]
@@ -332,7 +357,7 @@ def _fill(
                 strips[item, number] = strip
                 images[item, product % each] = number
                 slot = 2 * (product % each) + half
-                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, edges, ALONE)
+                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, ALONE)
                 n_loads[item] += 1
                 for c in range(across):
                     if across > n:
@@ -352,5 +377,5 @@ def _fill(
         for number in range(strips.shape[1]):
             for c in range(across if strips[item, number] >= 0 else 0):
                 panel, slot = strips[item, number] * across + c, 2 * each + number * across + c
-                put_panel(loads, item, n_loads[item], panel, slot, 1, edges, ALONE)
+                put_panel(loads, item, n_loads[item], panel, slot, 1, ALONE)
                 n_loads[item] += 1
