@@ -197,14 +197,13 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
         upper = uint32(base // 4 + images[line, group, 0] * IMAGE)
         lower = uint32(base // 4 + images[line, group, 1] * IMAGE)
-        apart = upper != lower
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
         stage, phase, buffer, buffer_phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
-            read(ring, uint32(begin + stage * stage_size), apart, group, warp % 4, raw)
+            read(ring, uint32(begin + stage * stage_size), group, warp % 4, raw)
             for m in range(UNITS):
                 for i in range(DEPTH // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
@@ -229,45 +228,19 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     return multiply
 
 
-@cache
-def rows_of(x_transposed: bool) -> Any:
-    @cuda.jit(device=True)
-    def row_of(apart, warp, m):
-        """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next.
-
-        Products of the same strip are taken together, a panel for each warp; of strips `apart` a
-        warp has a half of a panel.
-        """
-        if apart:
-            return 2 * m + warp // 2, warp % 2 * 16, 2
-        if x_transposed:
-            return warp, 16 * m, 2
-        return warp, 2 * m, 4
-
-    return row_of
+@cuda.jit(device=True)
+def rows_of(warp, m):
+    """(panel, row) of product m: lane g of a warp has rows row + 2 g and the next."""
+    return 2 * m + warp // 2, warp % 2 * 16
 
 
 @cache
 def reader(tile: Tile, x_transposed: bool) -> Any:
-    """read(ring, start, apart, group, warp, raw): raw[m, .] = what a lane has of x."""
-    SIZE, EIGHTS = tile.PANEL_BYTES // 4, tile.DEPTH // 8
-    row_of = rows_of(x_transposed)
+    """read(ring, start, group, warp, raw): raw[m, .] = what a lane has of x."""
+    SIZE, EIGHTS, UNITS = tile.PANEL_BYTES // 4, tile.DEPTH // 8, tile.UNITS
 
     @cuda.jit(device=True)
-    def read_whole(ring, start, raw):
-        """Four neighbouring features: two of each product."""
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for k in range(2):
-            line = 2 * q + k
-            at = start + line * LINE + (g ^ line) * 4
-            for s in range(EIGHTS):
-                four = load_4xf32(ring, at + s * (8 * LINE))
-                for e in range(4):
-                    raw[e // 2, 4 * s + 2 * k + e % 2] = four[e]
-
-    @cuda.jit(device=True)
-    def read_half(ring, start, row, raw):
+    def read_rows(ring, start, row, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for k in range(2):
@@ -278,7 +251,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 raw[4 * s + 2 * k], raw[4 * s + 2 * k + 1] = as_float32(a), as_float32(b)
 
     @cuda.jit(device=True)
-    def read_transposed(ring, start, row, raw):
+    def read_columns(ring, start, row, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for u in range(2):
@@ -288,19 +261,13 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
+    read_panel = read_columns if x_transposed else read_rows
+
     @cuda.jit(device=True)
-    def read(ring, start, apart, group, warp, raw):
-        start = start + group * (4 * SIZE)
-        upper, upper_row, step = row_of(apart, warp, 0)
-        lower, lower_row, _ = row_of(apart, warp, 1)
-        if x_transposed:
-            read_transposed(ring, start + upper * SIZE, upper_row, raw[0])
-            read_transposed(ring, start + lower * SIZE, lower_row, raw[1])
-        elif step == 4:
-            read_whole(ring, start + upper * SIZE, raw)
-        else:
-            read_half(ring, start + upper * SIZE, upper_row, raw[0])
-            read_half(ring, start + lower * SIZE, lower_row, raw[1])
+    def read(ring, start, group, warp, raw):
+        for m in range(UNITS):
+            panel, row = rows_of(warp, m)
+            read_panel(ring, start + (group * (2 * UNITS) + panel) * SIZE, row, raw[m])
 
     return read
 
@@ -312,20 +279,17 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
     split makes NaN of infinities.
     """
-    swapped, x_transposed, _ = orders
-    UNITS, ACROSS, PARTS = tile.UNITS, tile.N // tile.PANEL, B // 32
+    swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    row_of = rows_of(x_transposed)
     nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
-    def place_of(m, c, warp, images, outs, item):
+    def place_of(m, c, warp, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        apart = images[item, group, 0] != images[item, group, 1]
-        panel, row, step = row_of(apart, warp % 4, m)
+        panel, row = rows_of(warp % 4, m)
         part = int64(outs[item, group, panel * ACROSS + c])
-        row = int64(row + step * (lane // 4))
+        row = int64(row + 2 * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32
         return at + row * DOWN + 4 * (lane % 4) * ALONG if part >= 0 else int64(-1)
 
@@ -347,14 +311,14 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     def store(sums, warp, images, outs, item, out, dense):
         for m in range(UNITS):
             for c in range(ACROSS):
-                start = place_of(m, c, warp, images, outs, item)
+                start = place_of(m, c, warp, outs, item)
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
         if repairs and nan_in(sums):
-            for number in range(UNITS * ACROSS * 16):
+            for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
-                start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
+                start = place_of(c // ACROSS, c % ACROSS, warp, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
                     repair(out, at, dense, orders)
