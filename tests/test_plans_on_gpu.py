@@ -295,14 +295,14 @@ def products_16_bit(tile, places, outs, slots):
                     if out >= 0:
                         found[out] = [slots[x // step]], [slots[at // step]]
         else:
-            parts = tile.B // 64
-            left, right = ((w & 0xFFFF) // step for w in where)
-            assert [w >> 16 for w in where] == [step] * 2
-            for k in range(number):
-                columns = [slots[right + parts * k + p] for p in range(parts)]
-                rows, others = found.get(outs[group, k], ([], columns))
+            for unit in range(number):
+                left, right = where[2 * unit : 2 * unit + 2]
+                assert right >> 16 == step
+                first = (right & 0xFFFF) // step
+                columns = [slots[first + p] for p in range(tile.B // 64)]
+                rows, others = found.get(outs[group, unit], ([], columns))
                 assert others == columns
-                found[outs[group, k]] = [*rows, slots[left]], columns
+                found[outs[group, unit]] = [*rows, slots[left // step]], columns
         assert (outs[group, 2 * number if tile.B == 32 else number :] == -1).all()
     return found
 

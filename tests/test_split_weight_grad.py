@@ -37,7 +37,7 @@ PATTERNS = {
 def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
-    tile = Tile(B, groups, 2, (N,), 32, 4, 0, 1, ITEM=4, STRIPS=2)
+    tile = Tile(B, groups, 2, N, 32, 4, 0, 1, ITEM=4, STRIPS=2)
     heads, loads, images, outs, *_ = plan(index, tile, swapped, 7, 8)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
@@ -139,6 +139,6 @@ def test_tiles_are_read_before_others_take_their_place(B, order, rng):
 def test_items_that_leave_places_free_are_cut():
     """50 items of 16 steps on 132 multiprocessors: halves end first, though they are added."""
     index = Layout(np.ones((8, 25), bool)).index
-    tile = Tile(64, 2, 2, (64,), 32, 5, 0, 1, ITEM=4, STRIPS=3)
+    tile = Tile(64, 2, 2, 64, 32, 5, 0, 1, ITEM=4, STRIPS=3)
     heads, *_, cut, pieces = plan(index, tile, False, 16, 132)
     assert (len(heads), cut.size, pieces) == (2 * 50, 4 * index.block_rows.size, 2)

@@ -10,18 +10,18 @@ from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
 
-LARGE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
-OF_64 = Tile(64, 2, 6, (64,), 64, 3, 9, 1)
+LARGE = Tile(32, 2, 13, 32, 32, 2, 56, 1)
+OF_64 = Tile(64, 2, 6, 64, 64, 3, 9, 1)
 TILES = [
-    Tile(32, 4, 4, (32,), 32, 3, 37, 1),
-    Tile(32, 4, 4, (32,), 32, 4, 27, 1),
+    Tile(32, 4, 4, 32, 32, 3, 37, 1),
+    Tile(32, 4, 4, 32, 32, 4, 27, 1),
     LARGE,
-    Tile(32, 1, 2, (32,), 32, 3, 5, 1),
-    Tile(32, 2, 8, (32,), 64, 2, 27, 1),
+    Tile(32, 1, 2, 32, 32, 3, 5, 1),
+    Tile(32, 2, 8, 32, 64, 2, 27, 1),
     OF_64,
-    Tile(64, 1, 2, (64,), 64, 3, 3, 1),
-    Tile(128, 2, 1, (128, 256), 64, 4, 6, 1),
-    Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
+    Tile(64, 1, 2, 64, 64, 3, 3, 1),
+    Tile(128, 2, 2, 128, 64, 4, 6, 1),
+    Tile(128, 2, 2, 128, 64, 4, 6, 2),
 ]
 CHUNKS = 64
 STEPS = 512  # so long that a cut pays
@@ -64,15 +64,11 @@ def products(tile, shape, heads, loads, places, outs, work):
                     if block >= 0:
                         dy = slots[starts[unit, 0] + half * apart[unit, 0]]
                         yield block, slots[starts[unit, 1]], dy
-        elif tile.B == 64:
-            for unit in range(number):
-                yield outs[work, group, unit], *(slots[start] for start in starts[unit])
         else:
-            panels = tile.B // 64
-            for k in range(number):
-                for p in range(panels):
-                    dy = slots[starts[0, 1] + (k * panels + p) * apart[0, 1]]
-                    yield outs[work, group, k], slots[starts[0, 0]], dy
+            for unit in range(number):
+                for p in range(tile.B // 64):
+                    dy = slots[starts[unit, 1] + p * apart[unit, 1]]
+                    yield outs[work, group, unit], slots[starts[unit, 0]], dy
 
 
 @pytest.mark.parametrize(

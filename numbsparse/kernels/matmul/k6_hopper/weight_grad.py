@@ -53,19 +53,19 @@ from numbsparse.kernels.ptx import (
 from numbsparse.layout import Index
 
 TILES = {
-    32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
-    64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1),
+    32: Tile(32, 4, 4, 32, 32, 3, 37, 1, REGISTERS=(24, 112)),
+    64: Tile(64, 2, 6, 64, 64, 3, 9, 1, REGISTERS=(40, 232)),
+    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
 }
-OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)
+OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 # Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98 (H200).
-SHORT, BRIEF = Tile(64, 2, 4, (64,), 32, 6, 8, 1, REGISTERS=(40, 232)), 192
+SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 192
 # Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
 # take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
-OF_FEW, FEW = Tile(128, 2, 1, (128, 256), 32, 8, 6, 1, LOADERS=1), 256
+OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
 THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
@@ -163,7 +163,7 @@ def kernel_of_16_bit(
         tile,
         tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,
@@ -241,14 +241,12 @@ def kernel_of(
             own_places = cuda.shared.array(PLACES, int32)  # of each warp: see `thinning`
             own_outs = cuda.shared.array(OUTS, int32)
             while True:
-                where, into, line, left = places, outs, item, uint32(0)
+                where, into, line = places, outs, item
                 if gated:
                     where, into, line = own_places, own_outs, int64(warp % 4)
                     is_cut = heads[item, 4] != 0
-                    left = thin(warp, places, outs, item, is_cut, gates, where, into)
-                ring_at = multiply(
-                    warp, heads, item, where, line, left, shared, base, bars, ring_at, own
-                )
+                    thin(warp, places, outs, item, is_cut, gates, where, into)
+                ring_at = multiply(warp, heads, item, where, line, shared, base, bars, ring_at, own)
                 if heads[item, 4] != 0:
                     leave(own, warp, where, into, line, sums, dense)
                 else:

@@ -78,8 +78,8 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
             # without copies end at once, and lanes without any stay with the others.
             awaited = own == 0 or own < n_loads
             if gated:
-                mine, arriving, some = keep(heads, loads, places, outs, item, gates, code, mine)
-                awaited = some and (own == 0 or redux_or(uint32(1 if mine else 0)) != 0)
+                mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+                awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
             for step in range(steps if awaited else 0):
                 mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
                 sync_warp()
@@ -95,13 +95,10 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
 
 
 @cache
-def multiplier(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
+def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
     """multiply(warp, heads, item, places, line, ..., ring_at, sums): sums = an item's products.
 
     line : of the item in `places`, and in the `outs` of `storer`
-    left : if `gated`, 0 where no step is waited for
     """
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
@@ -111,19 +108,19 @@ def multiplier(
         for transposed in (x_transposed, dy_transposed)
     )
     operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *operands)
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, left, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[line, group, 0])
         where = read_places(places, (line * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = ring_at
-        for _ in range(heads[item, 1] if not gated or left != 0 else 0):
+        for _ in range(heads[item, 1]):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
             if lane < CLUSTER:

@@ -73,7 +73,7 @@ def supplier(
                     if mine:
                         panel, code = loads[asked, lane, 0], uint32(loads[asked, lane, 1])
                     if gated:
-                        mine, n, _ = keep(heads, loads, places, outs, asked, gates, code, mine)
+                        mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
                         nbytes = uint32(n * PANEL_BYTES)
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
@@ -181,22 +181,22 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 
 @cache
 def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False) -> Any:
-    """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of the units `left`."""
+    """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of units left."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
     split, read = splitting(exact), reader(tile, x_transposed)
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
-    ALL = (1 << UNITS) - 1
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, images, line, left, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, images, line, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
-        upper = uint32(base // 4 + images[line, group, 0] * IMAGE)
-        lower = uint32(base // 4 + images[line, group, 1] * IMAGE)
+        upper, lower = images[line, group, 0], images[line, group, 1]
+        first, second = not gated or upper >= 0, not gated or lower >= 0
+        upper, lower = uint32(base // 4 + upper * IMAGE), uint32(base // 4 + lower * IMAGE)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
@@ -213,11 +213,11 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
                 mbarrier_arrive(bars, EMPTY + stage)
             mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
             at = uint32(buffer * buffer_size)
-            if not gated or left == ALL:
+            if first and second:
                 add(sums, hi, lo, ring, upper + at, lower + at)
-            elif left == 1:
+            elif first:
                 one(sums[0], hi[0], lo[0], ring, upper + at)
-            elif left == 2:
+            elif second:
                 one(sums[1], hi[1], lo[1], ring, lower + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + buffer)

@@ -37,7 +37,7 @@ class Tile(NamedTuple):
     B: int
     GROUPS: int
     UNITS: int
-    SIZES: tuple[int, ...]  # columns of a product
+    N: int  # columns of a product
     DEPTH: int  # rows of the batch in a step
     STAGES: int
     SLOTS: int  # panels in a stage
@@ -57,11 +57,6 @@ class Tile(NamedTuple):
     @property
     def PANEL_BYTES(self) -> int:
         return self.ITEM * self.PANEL * self.DEPTH
-
-    @property
-    def N(self) -> int:
-        """Columns of the largest product."""
-        return max(self.SIZES)
 
     @property
     def PAIR(self) -> int:
@@ -148,12 +143,12 @@ def sharing_rows(compile: Any) -> Any:
         heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
         for group in range(outs.shape[1]):
             own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
-            left, right = group if panels > 1 else 0, panels * (1 + own)
             places[at, group, 0] = end - own
-            places[at, group, 1] = left * step | step << 16
-            places[at, group, 2] = (right if own < end else panels) * step | step << 16
             for k in range(outs.shape[2]):
-                outs[at, group, k] = first + begin + own + k if k < end - own else -1
+                there, right = k < end - own, panels * (1 + own + k)
+                places[at, group, 1 + 2 * k] = group * step if panels > 1 else 0
+                places[at, group, 2 + 2 * k] = right * step | step << 16 if there else 0
+                outs[at, group, k] = first + begin + own + k if there else -1
 
     return compile(share)
 
@@ -294,10 +289,10 @@ def tile_of_columns(B: int, N: int) -> Tile:
     requested more, some would wait forever.
     """
     if SIMULATED:
-        return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
+        return Tile(B, 1, 2, N, 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
     if N == 64:
-        return Tile(B, 2, 2, (64,), 32, 5, 0, 1, 4, 1, (72, 216), ITEM=4, STRIPS=3)
-    return Tile(B, 3, 2, (32,), 32, 5, 0, 1, 4, 1, (80, 144), ITEM=4, STRIPS=4)
+        return Tile(B, 2, 2, N, 32, 5, 0, 1, 4, 1, (72, 216), ITEM=4, STRIPS=3)
+    return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, 1, (80, 144), ITEM=4, STRIPS=4)
 
 
 def plan(

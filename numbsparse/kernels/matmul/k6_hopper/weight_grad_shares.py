@@ -204,5 +204,5 @@ def cut_of(
     least = steps * max(from_l2(read, tile), memory * from_l2(first, tile))
     order = np.argsort(times, kind="stable")[::-1]
     sums = int(counts[order[order.size // places * places :]].sum()) * tile.B**2
-    rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
+    rate = 7e4 if tile.B < 128 else 3e5  # pairs of blocks leave theirs number by number
     return *plans.cut(times[order], sums, places, steps, least, rate, plans.TO_ADD), order
