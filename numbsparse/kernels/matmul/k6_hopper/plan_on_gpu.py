@@ -3,7 +3,7 @@
 Those of a layout made on a GPU are those of `plan`, but neighbouring strips are a group, whatever
 they keep: which strips meet the same inputs would take longer to find out than the product takes. A
 warp writes the steps of a group; it goes through the words of bits of the group's lines, 32 inputs
-at a time. Where a strip is a group of its own and a step one block of it, a thread writes the step.
+at a time.
 
 Of gates that only the GPU knows, records of 16 bits and a long batch leave out blocks whose gate is
 zero. A block of threads reads the steps of a group; a thread looks at the gates of a step. The
@@ -52,7 +52,6 @@ from numbsparse.layout import Index
 # of 8,192 features, the longest place else has 1.1 to 1.3 times the mean; an H200 took 1.04 to 1.14
 # times as long. Of more x a place out of turn does not find it in the L2 cache.
 CACHED = 48 << 20
-LONE = 32 if SIMULATED else 128  # threads of a group that is one strip
 THREADS, RUN = (32, 8) if SIMULATED else (512, 16)  # steps at once; those that a thread packs
 
 
@@ -69,37 +68,8 @@ def steps_on_gpu(
     strips = empty((groups, tile.COLUMNS), np.int32)
     out = records.view(np.uint32), strips, lengths.starts, lengths.steps
     edge = inputs - 1 if ragged else -1
-    if tile.BLOCKS == 1:
-        launch(lone_steps_kernel(tile), groups, LONE, *walk, edge, *out)
-        return records, strips, lengths
     launch(steps_kernel(tile), groups, 32, *bits, walk.indptr, walk.blocks, edge, *out)
     return records, strips, lengths
-
-
-@cache
-def lone_steps_kernel(tile: Tile) -> Any:
-    PARTS, ACROSS = tile.PARTS, tile.ACROSS
-
-    @cuda.jit
-    def kernel(indptr, inputs, blocks, edge, records, strips, starts, steps):
-        group, t = cuda.blockIdx.x, cuda.threadIdx.x
-        line, across = group // ACROSS, group % ACROSS
-        begin = indptr[line]
-        parts = (indptr[line + 1] - begin) * PARTS
-        first, many = begin * (ACROSS * PARTS) + group + parts * across, max(parts, 1)
-        for i in range(t, many, cuda.blockDim.x):
-            last = uint32(LAST if i == many - 1 else 0)
-            records[first + i, 0], records[first + i, 1] = last, 0
-            if parts > 0:
-                x, part = inputs[begin + i // PARTS], i % PARTS
-                block = uint32((blocks[begin + i // PARTS] * ACROSS + across) * PARTS + part)
-                records[first + i, 0], records[first + i, 1] = uint32(last | uint32(1)), 1 + 256
-                records[first + i, 2] = x * PARTS + part
-                records[first + i, 3] = uint32(block | uint32(EDGE)) if x == edge else block
-        if t == 0:
-            strips[group, 0], starts[group], steps[group] = group, first, many
-
-    return kernel
 
 
 @cache
