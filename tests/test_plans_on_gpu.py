@@ -309,8 +309,10 @@ def products_16_bit(tile, places, outs, slots):
 
 def products_of_float32(tile, places, outs, slots):
     """The same; what is made are parts of 32 x 32."""
-    assert not places.any()
     across, flat = tile.N // 32, outs.reshape(-1)
+    x = 2 * np.arange(places.shape[0] * tile.UNITS).reshape(-1, tile.UNITS) | 1 << 16
+    np.testing.assert_array_equal(places[:, 1::2], x)
+    assert (places[:, 2::2] == tile.X_PANELS).all()
     made = {int(out): i for i, out in enumerate(flat) if out >= 0}
     return {
         out: ([slots[i // across]], [slots[tile.X_PANELS + i % across]]) for out, i in made.items()

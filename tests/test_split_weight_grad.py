@@ -38,7 +38,7 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
     tile = Tile(B, groups, 2, N, 32, 4, 0, 1, ITEM=4, STRIPS=2)
-    heads, loads, images, outs, *_ = plan(index, tile, swapped, 7, 8)  # too few steps to cut
+    heads, loads, places, outs, *_ = plan(index, tile, swapped, 7, 8)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
         assert (steps, arriving, left) == (7, n_loads, 0)
@@ -49,13 +49,17 @@ def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
             assert 0 <= panel < -(-shape[operand] // 2) * 2  # zeros beyond the last one
             slots[code & 0xFF] = operand, panel
         # Each image of an item is the next strip that has a product; the others are none.
-        assert images[item].max() + 1 == strips
+        strip = (places[item, :, 2::2] - tile.X_PANELS) // (N // PANEL)
+        assert strip.max() + 1 == strips
+        assert places[item, :, 0].sum() == np.count_nonzero(
+            (outs[item] >= 0).reshape(-1, 2 * N // PANEL).any(1)
+        )
         assert len(slots) == n_loads
         assert sum(operand for operand, _ in slots.values()) == strips * N // PANEL
         for group, out in np.argwhere(outs[item] >= 0):
             slot, part = divmod(int(out), N // PANEL)
-            own = 4 * group + slot
-            of_dy = tile.X_PANELS + images[item, group, slot // 2] * (N // PANEL) + part
+            x, dy = places[item, group, 1 + slot // 2 * 2 :][:2]
+            own, of_dy = (x & 0xFFFF) + (x >> 16) * (slot % 2), dy + part
             (x, row), (dy, column) = slots[own], slots[of_dy]
             assert (x, dy) == (0, 1)
             found.append((outs[item, group, out], *((column, row) if swapped else (row, column))))

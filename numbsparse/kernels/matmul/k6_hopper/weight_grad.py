@@ -206,7 +206,7 @@ def kernel_of(
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
     thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
-    PLACES = (*OUTS[:2], tile.UNITS if tile.ITEM == 4 else 1 + 2 * tile.UNITS)
+    PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
     def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense, gates):

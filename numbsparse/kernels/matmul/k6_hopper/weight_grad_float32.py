@@ -185,25 +185,29 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
-    split, read = splitting(exact), reader(tile, x_transposed)
+    split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
+    PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, images, line, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
-        upper, lower = images[line, group, 0], images[line, group, 1]
-        first, second = not gated or upper >= 0, not gated or lower >= 0
-        upper, lower = uint32(base // 4 + upper * IMAGE), uint32(base // 4 + lower * IMAGE)
+        number, half = places[line, group, 0], warp % 4 // 2
+        upper_x = uint32(begin + ((places[line, group, 1] & 0xFFFF) + half) * SIZE)
+        lower_x = uint32(begin + ((places[line, group, 3] & 0xFFFF) + half) * SIZE)
+        upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
+        lower = uint32(base // 4 + (places[line, group, 4] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
         stage, phase, buffer, buffer_phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
-            read(ring, uint32(begin + stage * stage_size), group, warp % 4, raw)
+            read(ring, uint32(upper_x + stage * stage_size), warp % 2 * 16, raw[0])
+            read(ring, uint32(lower_x + stage * stage_size), warp % 2 * 16, raw[1])
             for m in range(UNITS):
                 for i in range(DEPTH // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
@@ -213,12 +217,10 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
                 mbarrier_arrive(bars, EMPTY + stage)
             mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
             at = uint32(buffer * buffer_size)
-            if first and second:
+            if not gated or number == UNITS:
                 add(sums, hi, lo, ring, upper + at, lower + at)
-            elif first:
+            elif number == 1:
                 one(sums[0], hi[0], lo[0], ring, upper + at)
-            elif second:
-                one(sums[1], hi[1], lo[1], ring, lower + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
@@ -228,16 +230,13 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     return multiply
 
 
-@cuda.jit(device=True)
-def rows_of(warp, m):
-    """(panel, row) of product m: lane g of a warp has rows row + 2 g and the next."""
-    return 2 * m + warp // 2, warp % 2 * 16
-
-
 @cache
 def reader(tile: Tile, x_transposed: bool) -> Any:
-    """read(ring, start, group, warp, raw): raw[m, .] = what a lane has of x."""
-    SIZE, EIGHTS, UNITS = tile.PANEL_BYTES // 4, tile.DEPTH // 8, tile.UNITS
+    """read(ring, start, row, raw): what a lane has of 16 rows of a product, in a panel of x.
+
+    Lane 4 g + q has rows row + 2 g and the next.
+    """
+    EIGHTS = tile.DEPTH // 8
 
     @cuda.jit(device=True)
     def read_rows(ring, start, row, raw):
@@ -261,15 +260,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
-    read_panel = read_columns if x_transposed else read_rows
-
-    @cuda.jit(device=True)
-    def read(ring, start, group, warp, raw):
-        for m in range(UNITS):
-            panel, row = rows_of(warp, m)
-            read_panel(ring, start + (group * (2 * UNITS) + panel) * SIZE, row, raw[m])
-
-    return read
+    return read_columns if x_transposed else read_rows
 
 
 @cache
@@ -287,9 +278,8 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     def place_of(m, c, warp, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        panel, row = rows_of(warp % 4, m)
-        part = int64(outs[item, group, panel * ACROSS + c])
-        row = int64(row + 2 * (lane // 4))
+        part = int64(outs[item, group, (2 * m + warp % 4 // 2) * ACROSS + c])
+        row = int64(warp % 2 * 16 + 2 * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32
         return at + row * DOWN + 4 * (lane % 4) * ALONG if part >= 0 else int64(-1)
 
@@ -308,7 +298,7 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     store_part = store_columns if swapped else store_rows
 
     @cuda.jit(device=True)
-    def store(sums, warp, images, outs, item, out, dense):
+    def store(sums, warp, places, outs, item, out, dense):
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, outs, item)

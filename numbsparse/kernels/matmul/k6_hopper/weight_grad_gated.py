@@ -47,13 +47,10 @@ def remaining(tile: Tile) -> Any:
 def thinning(tile: Tile) -> Any:
     """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
 
-    What is left to the warpgroup of a warp is in line `warp % 4` of the warp's own tables. Of 16
-    bits its products come first, of float32 they are where they were, or negative.
+    What is left to the warpgroup of a warp comes first in line `warp % 4` of the warp's own tables.
     """
-    OUTS, PER, left = tile.OUTS, tile.PAIR, remaining(tile)
-    if tile.ITEM == 4:
-        return thinning_float32(tile)
-    FIRSTS = sum(1 << k for k in range(0, OUTS, PER))  # bits of units
+    OUTS, PER, left = tile.OUTS, tile.OUTS // tile.UNITS, remaining(tile)
+    WORDS = 1 + 2 * tile.UNITS
 
     @cuda.jit(device=True)
     def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
@@ -62,13 +59,14 @@ def thinning(tile: Tile) -> Any:
         if lane < OUTS:
             own_outs[line, group, lane] = int32(-1)
             out = left(outs, item, group, lane, is_cut, gates)
-        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane)))
-        there = uint32((there | there >> uint32(PER - 1)) & uint32(FIRSTS))
-        at = bits_below(there, first)
+        if lane < WORDS:  # what is not left has a place too
+            own_places[line, group, lane] = places[item, group, lane]
+        units = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(first)))
+        at = bits_below(units, first)
         sync_warp()
         if lane == 0:
-            own_places[line, group, 0] = int32(cuda.popc(there))
-        if lane < OUTS and there >> uint32(first) & uint32(1):
+            own_places[line, group, 0] = int32(cuda.popc(units))
+        if lane < OUTS and units >> uint32(first) & uint32(1):
             own_outs[line, group, at * PER + lane - first] = out
             if lane == first:
                 unit = lane // PER
@@ -80,47 +78,19 @@ def thinning(tile: Tile) -> Any:
 
 
 @cache
-def thinning_float32(tile: Tile) -> Any:
-    """Where one of two products is left it has a strip of its own: they are not taken together."""
-    PER, OUTS, UNITS, left = tile.OUTS // tile.UNITS, tile.OUTS, tile.UNITS, remaining(tile)
-
-    @cuda.jit(device=True)
-    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
-        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
-        out = int32(-1)
-        if lane < OUTS:
-            out = left(outs, item, group, lane, is_cut, gates)
-            own_outs[line, group, lane] = out
-        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane // PER)))
-        if lane < UNITS:
-            is_left = there >> uint32(lane) & uint32(1)
-            own_places[line, group, lane] = places[item, group, lane] if is_left else int32(-1)
-        sync_warp()
-
-    return thin
-
-
-@cache
 def needing(tile: Tile) -> Any:
     """slots_of(places, item, group, k): bits of the slots whose panels a number of `outs` needs."""
-    UNITS, PER, STEP = tile.UNITS, tile.OUTS // tile.UNITS, tile.PANEL_BYTES >> 4
-    X_PANELS, ACROSS, PANELS = tile.X_PANELS, tile.N // tile.PANEL, tile.B // tile.PANEL
+    PER, ACROSS = tile.OUTS // tile.UNITS, tile.N // tile.PANEL
+    HALF, STEP = max(PER // 2, 1), tile.STEP
 
     @cuda.jit(device=True)
-    def of_float32(places, item, group, k):
-        unit = k // PER
-        x, dy = 2 * (group * UNITS + unit) + k // ACROSS % 2, places[item, group, unit]
-        return int64(1) << x | int64((1 << ACROSS) - 1) << X_PANELS + dy * ACROSS
-
-    @cuda.jit(device=True)
-    def of_products(places, item, group, k):
+    def slots_of(places, item, group, k):
         at = 1 + 2 * (k // PER)
         one, other = places[item, group, at], places[item, group, at + 1] & 0xFFFF
-        if PER == 2:  # the first is of dy, with how far the second block of a row is from it
-            one = (one & 0xFFFF) + (one >> 16) * (k % 2)
-        return int64(1) << one // STEP | int64((1 << PANELS) - 1) << other // STEP
+        first = (one & 0xFFFF) + (one >> 16) * (k // HALF % 2)  # of two panels, or the only one
+        return int64(1) << first // STEP | int64((1 << ACROSS) - 1) << other // STEP
 
-    return of_float32 if tile.ITEM == 4 else of_products
+    return slots_of
 
 
 @cache

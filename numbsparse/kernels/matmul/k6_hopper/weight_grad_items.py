@@ -69,7 +69,7 @@ def finishing(tile: Tile) -> Any:
 @cache
 def finishing_rows(tile: Tile) -> Any:
     """Of one block row: a lane writes the share of a block of threads."""
-    PANELS, CLUSTER, STEP = tile.B // tile.PANEL, tile.CLUSTER, tile.PANEL_BYTES >> 4
+    PANELS, CLUSTER, STEP = tile.B // tile.PANEL, tile.CLUSTER, tile.STEP
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
@@ -90,7 +90,7 @@ def finishing_regions(tile: Tile) -> Any:
     """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
     of a row, dealt evenly to the warpgroups."""
     GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
-    STEP = tile.PANEL_BYTES >> 4
+    STEP = tile.STEP
 
     @cuda.jit(device=True)
     def keepers(kept, row):
@@ -159,7 +159,10 @@ def finishing_strips(tile: Tile) -> Any:
         for i in range(lane, GROUPS * EACH, 32):
             outs[item, i // EACH, i % EACH] = -1
         for i in range(lane, GROUPS * UNITS, 32):
-            places[item, i // UNITS, i % UNITS] = 0  # the only strip
+            group, unit = i // UNITS, i % UNITS
+            places[item, group, 0] = UNITS
+            places[item, group, 1 + 2 * unit] = 2 * i | 1 << 16
+            places[item, group, 2 + 2 * unit] = X_PANELS
         sync_warp()
         if lane < count:
             block = blocks[entry_of(words, before, indptr, line, own)]

@@ -109,11 +109,10 @@ class Drafts(NamedTuple):
     @classmethod
     def empty(cls, tile: Tile, items: int) -> Drafts:
         n = items * tile.CLUSTER
-        columns = 1 + 2 * tile.UNITS if tile.ITEM == 2 else tile.UNITS
         shapes = (
             (n, 2),
             (n, width_of(tile), 2),
-            (n, tile.GROUPS, columns),
+            (n, tile.GROUPS, 1 + 2 * tile.UNITS),
             (n, tile.GROUPS, tile.OUTS),
         )
         return cls(*(empty(shape, np.int32) for shape in shapes))

@@ -90,6 +90,11 @@ class Tile(NamedTuple):
         return 128 * self.GROUPS + 32 * self.LOADERS
 
     @property
+    def STEP(self) -> int:
+        """From a slot to the next in `places`: in 16 bytes, as wgmma takes them; of float32, 1."""
+        return 1 if self.ITEM == 4 else self.PANEL_BYTES >> 4
+
+    @property
     def IMAGE(self) -> int:
         """Bytes of the image of a strip of float32: hi and lo."""
         return 2 * 4 * self.DEPTH * self.N
@@ -191,7 +196,7 @@ def cut_up(
     tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
         loads (., 2) : (panel, slot | operand << 8 | ranks << 16)
-        places (GROUPS, .) : where the operands of a warpgroup's products are
+        places (GROUPS, 1 + 2 UNITS) : a warpgroup's products, and the slots of their operands
         outs (GROUPS, OUTS) : what they make, or -1
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
@@ -300,22 +305,27 @@ def plan(
 ) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items, longest strips first.
 
-    Copies are of x, then of dy; places say which of the item's strips a product takes; outs name
-    parts of kept blocks of 32 x 32, in row order; of each product those of its first panel, then
-    those of the second. Heads end with the strips of an item, its stages, and how many values are
-    in the images of a step, a buffer, and in its panels, a stage. In shared memory the buffers are
-    first.
+    Copies are of x, then of dy; places say where a product's two panels of x are and its strip of
+    dy; outs name parts of kept blocks of 32 x 32, in row order; of each product those of its first
+    panel, then those of the second. Heads end with the strips of an item, its stages, and how many
+    values are in the images of a step, a buffer, and in its panels, a stage. In shared memory the
+    buffers are first.
     """
-    across, blocks = tile.N // tile.PANEL, tile.B // 32
+    across, blocks, each = tile.N // tile.PANEL, tile.B // 32, tile.GROUPS * tile.UNITS
     n, *of_strips = items_of(panels_kept(index, tile.B, tile.N, swapped), tile)
     loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
-    images = np.full((n, tile.GROUPS, tile.UNITS), -1, np.int32)
+    images = np.full((n, each), -1, np.int32)  # which strip of the item a product takes
     outs = np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32)
     strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
     walk = index.rows if swapped else index.columns
-    of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
+    of_products = images, outs.reshape(-1, 2, across)
     _fill(*walk, blocks, swapped, *of_strips, strips, n_loads, loads, *of_products)
-    sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
+    of_groups = images.reshape(n, tile.GROUPS, tile.UNITS)
+    places = np.empty((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
+    places[:, :, 0] = (of_groups >= 0).sum(2)
+    places[:, :, 1::2] = 2 * np.arange(each).reshape(tile.GROUPS, tile.UNITS) | 1 << 16
+    places[:, :, 2::2] = tile.X_PANELS + np.maximum(of_groups, 0) * across
+    sums = n % processors * each * 64 * tile.N
     times = np.full(n, STEP)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     many: np.ndarray = (strips >= 0).sum(1)
@@ -325,7 +335,7 @@ def plan(
     buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
     stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
     heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
-    return cut_up((heads, loads, images, outs), whole, pieces, steps)
+    return cut_up((heads, loads, places, outs), whole, pieces, steps)
 
 
 @compiled()
@@ -367,8 +377,6 @@ def _fill(
                 kept += 1
             i, j = i + (1 if one else 0), j + (1 if other else 0)
     for item in range(len(images)):
-        for product in range(1, each):
-            images[item, product] = max(images[item, product], images[item, product - 1])
         for number in range(strips.shape[1]):
             for c in range(across if strips[item, number] >= 0 else 0):
                 panel, slot = strips[item, number] * across + c, 2 * each + number * across + c

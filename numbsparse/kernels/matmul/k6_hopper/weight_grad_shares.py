@@ -66,7 +66,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tabl
         np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
         np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
     )
-    step = tile.PANEL_BYTES >> 4
+    step = tile.STEP
     n_columns = index.columns.indptr.size - 1
 
     def share(first: int) -> None:
