@@ -20,7 +20,6 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -339,10 +338,10 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]
     for steps, places in ((8, 4), (500, 6)):
-        heads, loads, where, outs, cut, pieces = planned(made, make, tile, *more, steps, places)
-        heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
-        numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
-        together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
+        *tables, cut, numbers, sums = planned(made, make, tile, *more, steps, places)
+        heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
+        together = numbers[plans.STEP]
+        assert together * numbers[plans.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
@@ -372,7 +371,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
             assert (ends[0][0], ends[-1][1]) == (0, steps)
             assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
-        assert dtype == "float32" or not isinstance(pieces, ns.DeviceArray)  # nothing is cut
+        assert dtype == "float32" or not sums  # nothing is cut
         if (name, dtype, places) == ("full", "float32", 6):
             assert numbers[0] > 1
 

@@ -144,5 +144,6 @@ def test_items_that_leave_places_free_are_cut():
     """50 items of 16 steps on 132 multiprocessors: halves end first, though they are added."""
     index = Layout(np.ones((8, 25), bool)).index
     tile = Tile(64, 2, 2, 64, 32, 5, 0, 1, ITEM=4, STRIPS=3)
-    heads, *_, cut, pieces = plan(index, tile, False, 16, 132)
+    heads, *_, cut, (pieces, _), sums = plan(index, tile, False, 16, 132)
     assert (len(heads), cut.size, pieces) == (2 * 50, 4 * index.block_rows.size, 2)
+    assert sums == 2 * cut.size

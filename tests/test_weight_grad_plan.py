@@ -80,7 +80,7 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
     for layout in layouts(rng):
         index, parts = layout.index, tile.B // tile.PANEL
         panels = tuple(n * parts for n in layout.shape)
-        *tables, blocks, _ = plan(index, tile, CHUNKS, 8)
+        *tables, blocks, _, _ = plan(index, tile, CHUNKS, 8)
         heads = tables[0]
         steps = np.zeros((layout.n_blocks, parts, parts), int)
         for work in range(heads.shape[0]):
@@ -97,8 +97,9 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
 @pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["alone", "cluster"])
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
-    heads, _, _, outs, blocks, pieces = plan(layout.index, tile, STEPS, 132)
+    heads, _, _, outs, blocks, (pieces, step), sums = plan(layout.index, tile, STEPS, 132)
     assert pieces > 1
+    assert (step, sums) == (blocks.size, pieces * blocks.size)
     pieces_of = {}
     for head, out in zip(heads, outs, strict=True):
         for at in out[out >= 0] if head[4] else ():
@@ -116,8 +117,8 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
 @pytest.mark.parametrize(("processors", "most"), [(132, 1), (8, 2)])
 def test_large_blocks_are_taken_one_by_one_where_places_would_be_left(processors, most):
     layout = Layout(np.ones((8, 8), bool))
-    _, _, _, outs, _, pieces = plan(layout.index, TILES[-1], 2, processors)
-    assert pieces == 0
+    _, _, _, outs, *_, sums = plan(layout.index, TILES[-1], 2, processors)
+    assert sums == 0
     assert (outs >= 0).sum(2).max() == most
 
 
@@ -209,7 +210,7 @@ def test_no_cut_ends_before_the_one_that_is_chosen(items, rng):
 def test_few_blocks_and_a_long_batch():
     """Large items, so that what is cut leaves few sums to add."""
     layout = Layout(patterns.random(16, 16, 26 / 256, seed=0))
-    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132)
+    heads, *_, (pieces, _), _ = plan(layout.index, TILES[0], 2048, 132)
     items = len(heads) // pieces
     assert items <= 6
     assert 50 <= len(heads) <= 132
@@ -218,8 +219,8 @@ def test_few_blocks_and_a_long_batch():
 
 def test_many_blocks_stay_whole_and_fill_all_places_twice():
     layout = Layout(patterns.random(256, 256, 0.1, seed=0))
-    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132)
-    assert pieces == 0
+    heads, *_, sums = plan(layout.index, TILES[0], 256, 132)
+    assert sums == 0
     assert 250 <= len(heads) <= 264  # two for each of the 132 multiprocessors
 
 
@@ -230,8 +231,8 @@ def test_many_blocks_stay_whole_and_fill_all_places_twice():
 )
 def test_blocks_of_64_fill_whole_rounds(side, density, least, most):
     layout = Layout(patterns.random(side, side, density, seed=0))
-    heads, *_, pieces = plan(layout.index, OF_64, 128, 132)
-    assert pieces == 0
+    heads, *_, sums = plan(layout.index, OF_64, 128, 132)
+    assert sums == 0
     assert least <= len(heads) <= most
 
 

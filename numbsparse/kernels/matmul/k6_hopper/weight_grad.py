@@ -30,8 +30,13 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float3
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, OPERANDS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    BUFFERS,
+    OPERANDS,
+    PIECES,
+    STEP,
+    Tile,
+)
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
@@ -104,10 +109,9 @@ def weight_grad(
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
-    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors)
+    *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
     maps = tensor_maps(box_of(x, tile, x_transposed), box_of(dy, tile, dy_transposed))
-    made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
-    sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
+    sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
     tile = tile._replace(STAYS=tile.STAYS and not by_gates)
@@ -129,10 +133,10 @@ def weight_grad(
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
         overlap=short,
     )
-    if made or pieces:
+    if n_sums:
         size, parts = tile.PART**2, (B // tile.PART) ** 2 if by_gates else 0
-        add = add_kernel(size, finisher(tile, kind, exact), of_cut(tile, made), parts)
-        operands = sums, cut, pieces, out, dense, tuple(map(int, orders)), more
+        add = add_kernel(size, finisher(tile, kind, exact), parts)
+        operands = sums, cut, numbers, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
@@ -261,19 +265,19 @@ def kernel_of(
 
 
 @cache
-def add_kernel(SIZE: int, finish: Any, numbers: Any, PARTS: int = 0) -> Any:
+def add_kernel(SIZE: int, finish: Any, PARTS: int = 0) -> Any:
     """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
 
-    numbers : see `weight_grad_on_gpu.of_cut`
+    numbers : as `cut_up` returns them
     PARTS : of a block, where blocks have gates
     """
 
     @cuda.jit
-    def kernel(sums, cut, pieces, dvalues, dense, orders, gates):
+    def kernel(sums, cut, numbers, dvalues, dense, orders, gates):
         wait_for_earlier_kernels()
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
-        if not there:
+        total, count, step = float32(0), numbers[PIECES], numbers[STEP]
+        if k >= step or cut[k] < 0:
             return
         if PARTS and gates.of_blocks[cut[k] // PARTS] == 0:
             return

@@ -24,7 +24,7 @@ from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
@@ -34,7 +34,7 @@ from numbsparse.layout import Index
 
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 8
-PIECES, REST, WHOLE, ITEMS = range(4)  # of the numbers of a cut
+REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
 @on_gpu_of(in_fours)
@@ -56,12 +56,12 @@ def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any,
 def plan_of_float32(
     index: Index, tile: Tile, swapped: bool, steps: int, places: int
 ) -> tuple[Any, ...]:
-    worth = steps * plans.STEP > WORTH * plans.TO_ADD_FLOAT32
+    worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FLOAT32
     return tables_of(index, tile, steps, places, worth)
 
 
 def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) -> tuple[Any, ...]:
-    """(heads, loads, places, outs, what was cut, its numbers or 0)."""
+    """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
     how, by_columns = Cut.of(tile), tile.ITEM == 4
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
@@ -86,8 +86,8 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
         launch(items_kernel(tile), groups, 32, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
-    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
-    launch(number_kernel, 1, LINES, starts, numbers, places, pieces, found, cut)
+    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((5,), np.int32)
+    launch(number_kernel, 1, LINES, starts, numbers, places, pieces, how.OUTS, found, cut)
     launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
 
     most += places if pieces > 1 else 0
@@ -95,7 +95,7 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     heads = empty((threads, 9 if by_columns else 5), np.int32)
     kept = empty((places * how.OUTS if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
-    return heads, final.loads, final.places, final.outs, kept, cut if pieces > 1 else 0
+    return heads, *final[1:], kept, cut, kept.size if pieces > 1 else 0
 
 
 class Drafts(NamedTuple):
@@ -189,7 +189,7 @@ def items_kernel(tile: Tile) -> Any:
 
 
 @cuda.jit
-def number_kernel(starts, numbers, places, most_pieces, found, cut):
+def number_kernel(starts, numbers, places, most_pieces, each, found, cut):
     """found[i] = where the i-th item is; and the numbers of what is cut."""
     items = sum_up(numbers, found.size)
     cuda.syncthreads()
@@ -201,7 +201,8 @@ def number_kernel(starts, numbers, places, most_pieces, found, cut):
         pieces = min(places // max(rest, 1), most_pieces)
         if rest == 0 or pieces < 2:
             rest = pieces = 0
-        cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
+        cut[PIECES], cut[STEP], cut[REST] = pieces, rest * each, rest
+        cut[WHOLE], cut[ITEMS] = items - rest, items
 
 
 @cache
@@ -273,21 +274,3 @@ def tables_kernel(tile: Tile) -> Any:
             outs[share, group, at] = block
 
     return kernel
-
-
-@cache
-def of_cut(tile: Tile, made: bool) -> Any:
-    """numbers(cut, pieces, k): (pieces, sums of one, whether the k-th of what is cut is a block).
-
-    Of a layout of the host `pieces` is a number, and all are blocks.
-    """
-    EACH = Cut.of(tile).OUTS
-
-    @cuda.jit(device=True)
-    def numbers(cut, pieces, k):
-        if made:
-            step = pieces[REST] * EACH
-            return pieces[PIECES], step, k < step and cut[k] >= 0
-        return pieces, cut.size, True
-
-    return numbers

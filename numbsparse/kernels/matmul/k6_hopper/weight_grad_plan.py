@@ -25,9 +25,10 @@ TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besid
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # times as many items have x and dy exchanged: 1 to 1.37 times as fast (H200)
 POOL = 224 * 1024  # bytes of shared memory for images and panels
-STEP = 1.4  # microseconds of a step of an item, as measured on an H200
+STEP_IN_US = 1.4  # of an item, as measured on an H200
 SUMS_IN_US = 3e5
 
+PIECES, STEP = range(2)  # of the numbers of a cut: pieces, and how many sums one of them leaves
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
@@ -188,10 +189,8 @@ def cut(times, sums, places, steps, least, rate, to_add):
     return best, whole, best_pieces
 
 
-def cut_up(
-    tables: Tables, whole: int, pieces: int, steps: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
+def cut_up(tables: Tables, whole: int, pieces: int, steps: int) -> tuple[np.ndarray | int, ...]:
+    """(heads, loads, places, outs, what was cut, numbers of that, all sums): what each block does.
 
     tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
@@ -218,7 +217,8 @@ def cut_up(
     base = (piece * kept.size)[:, None, None]
     tail[:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
     heads = np.column_stack([span[:, :2], heads[:, :2], span[:, 2], heads[:, 2:]])
-    return heads, loads, places, outs, kept.astype(np.int32), pieces
+    numbers = np.array([pieces, kept.size], np.int32)
+    return heads, loads, places, outs, kept.astype(np.int32), numbers, pieces * kept.size
 
 
 def items_of(counts: np.ndarray, tile: Tile) -> tuple[int, np.ndarray, np.ndarray]:
@@ -326,7 +326,7 @@ def plan(
     places[:, :, 1::2] = 2 * np.arange(each).reshape(tile.GROUPS, tile.UNITS) | 1 << 16
     places[:, :, 2::2] = tile.X_PANELS + np.maximum(of_groups, 0) * across
     sums = n % processors * each * 64 * tile.N
-    times = np.full(n, STEP)
+    times = np.full(n, STEP_IN_US)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     many: np.ndarray = (strips >= 0).sum(1)
     # Blocks of threads that go from item to item keep their stages.
