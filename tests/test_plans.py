@@ -35,7 +35,7 @@ def lines(index):
 
 
 def split(index):
-    tile = Tile(32, 3, 2, 32, 32, 5, 0, 1, 4, 1, ITEM=4, STRIPS=4)
+    tile = Tile(32, 3, 2, 32, 32, 5, 0, 1, 4, ITEM=4, STRIPS=4)
     float32.plan(index, tile, False, 128, 132)
 
 

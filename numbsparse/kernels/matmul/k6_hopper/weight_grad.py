@@ -108,7 +108,7 @@ def weight_grad(
     if kind is not None:
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
+    steps, processors = -(-batch // tile.DEPTH), multiprocessors()
     *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
     maps = tensor_maps(box_of(x, tile, x_transposed), box_of(dy, tile, dy_transposed))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
@@ -207,7 +207,7 @@ def kernel_of(
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
-    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
     thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)

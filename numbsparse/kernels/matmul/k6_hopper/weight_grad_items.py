@@ -13,12 +13,13 @@ from numba import cuda, int32, uint32
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import sharing_rows
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
 ROWS = 8  # block rows of B = 32 whose blocks are computed together
 
-put, share_row = cuda.jit(device=True)(plans.put), plans.sharing_rows(cuda.jit(device=True))
+put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
 
 class Cut(NamedTuple):

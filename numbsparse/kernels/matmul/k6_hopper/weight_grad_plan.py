@@ -8,7 +8,7 @@ The GPU runs items as places become free, in the order of the plan: largest firs
 those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,6 @@ class Tile(NamedTuple):
     SLOTS: int  # panels in a stage
     CLUSTER: int
     LOADERS: int = 4  # warps that request copies
-    RESIDENT: int = 1  # blocks of threads on a multiprocessor
     REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy in an item, at most; float32 only
@@ -106,13 +105,7 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# What follows is compiled for the host, which plans there, and for a GPU, which does too.
-
-
-def part(n, parts, k):
-    """(begin, end) of part k of n things, the first parts being the longer ones."""
-    begin = k * (n // parts) + min(k, n % parts)
-    return begin, begin + n // parts + (1 if k < n % parts else 0)
+# `put` is compiled for the host, which plans there, and for a GPU, which does too.
 
 
 def put(loads, share, at, panel, slot, operand, ranks):
@@ -121,42 +114,6 @@ def put(loads, share, at, panel, slot, operand, ranks):
 
 
 put_panel = inner()(put)
-
-
-def sharing_rows(compile: Any) -> Any:
-    """share(first, count, row, columns, rank, cluster, panels, step, at, ...tables).
-
-    What a block of threads of a cluster does of `count` blocks of a row, from number `first` on:
-    slots of x, then of the dy of its blocks. Where x has several panels a warpgroup has one of
-    them and all these blocks, else a part of the blocks.
-    """
-    part_of, put_panel = compile(part), compile(put)
-
-    def share(
-        first, count, row, columns, rank, cluster, panels, step, at, heads, loads, places, outs
-    ):  # fmt: skip
-        busy, copy = min(count, cluster), 0
-        begin, past = part_of(count, cluster, rank)
-        n = past - begin
-        for p in range(panels):
-            if p % busy == rank:
-                put_panel(loads, at, copy, row * panels + p, p, 0, (1 << busy) - 1)
-                copy += 1
-        for slot in range(panels, panels * (1 + n)):
-            column = columns[first + begin + slot // panels - 1]
-            put_panel(loads, at, copy, column * panels + slot % panels, slot, 1, ALONE << rank)
-            copy += 1
-        heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
-        for group in range(outs.shape[1]):
-            own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
-            places[at, group, 0] = end - own
-            for k in range(outs.shape[2]):
-                there, right = k < end - own, panels * (1 + own + k)
-                places[at, group, 1 + 2 * k] = group * step if panels > 1 else 0
-                places[at, group, 2 + 2 * k] = right * step | step << 16 if there else 0
-                outs[at, group, k] = first + begin + own + k if there else -1
-
-    return compile(share)
 
 
 @compiled()
@@ -294,10 +251,10 @@ def tile_of_columns(B: int, N: int) -> Tile:
     requested more, some would wait forever.
     """
     if SIMULATED:
-        return Tile(B, 1, 2, N, 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
+        return Tile(B, 1, 2, N, 32, 2, 0, 1, 1, (128, 128), ITEM=4, STRIPS=2)
     if N == 64:
-        return Tile(B, 2, 2, N, 32, 5, 0, 1, 4, 1, (72, 216), ITEM=4, STRIPS=3)
-    return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, 1, (80, 144), ITEM=4, STRIPS=4)
+        return Tile(B, 2, 2, N, 32, 5, 0, 1, 4, (72, 216), ITEM=4, STRIPS=3)
+    return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, (80, 144), ITEM=4, STRIPS=4)
 
 
 def plan(

@@ -5,6 +5,7 @@ once for a whole item, so an item should have many kept blocks on few lines: see
 """
 
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,52 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
-share_row = plans.sharing_rows(inner())
+# `part` and `share` are compiled for a GPU too, which plans there.
+
+
+def part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    begin = k * (n // parts) + min(k, n % parts)
+    return begin, begin + n // parts + (1 if k < n % parts else 0)
+
+
+def sharing_rows(compile: Any) -> Any:
+    """share(first, count, row, columns, rank, cluster, panels, step, at, ...tables).
+
+    What a block of threads of a cluster does of `count` blocks of a row, from number `first` on:
+    slots of x, then of the dy of its blocks. Where x has several panels a warpgroup has one of
+    them and all these blocks, else a part of the blocks.
+    """
+    part_of, put_panel = compile(part), compile(plans.put)
+
+    def share(
+        first, count, row, columns, rank, cluster, panels, step, at, heads, loads, places, outs
+    ):  # fmt: skip
+        busy, copy = min(count, cluster), 0
+        begin, past = part_of(count, cluster, rank)
+        n = past - begin
+        for p in range(panels):
+            if p % busy == rank:
+                put_panel(loads, at, copy, row * panels + p, p, 0, (1 << busy) - 1)
+                copy += 1
+        for slot in range(panels, panels * (1 + n)):
+            column = columns[first + begin + slot // panels - 1]
+            put_panel(loads, at, copy, column * panels + slot % panels, slot, 1, ALONE << rank)
+            copy += 1
+        heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
+        for group in range(outs.shape[1]):
+            own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
+            places[at, group, 0] = end - own
+            for k in range(outs.shape[2]):
+                there, right = k < end - own, panels * (1 + own + k)
+                places[at, group, 1 + 2 * k] = group * step if panels > 1 else 0
+                places[at, group, 2 + 2 * k] = right * step | step << 16 if there else 0
+                outs[at, group, k] = first + begin + own + k if there else -1
+
+    return compile(share)
+
+
+share_row = sharing_rows(inner())
 
 
 def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
