@@ -22,12 +22,11 @@ from numbsparse.layout import Layout
 from numbsparse.ops import conv_window
 
 TILES = {
-    "regions": Tile(32, 4, 4, (32,), 32, 3, 37, 1),
-    "regions of 64": Tile(64, 2, 6, (64,), 64, 3, 9, 1),
-    "pairs of rows": Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1),
-    "rows": Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
+    "regions": Tile(32, 4, 4, 32, 32, 3, 37, 1),
+    "regions of 64": Tile(64, 2, 6, 64, 64, 3, 9, 1),
+    "pairs of rows": Tile(64, 2, 4, 64, 64, 3, 9, 1),
+    "rows": Tile(128, 2, 2, 128, 64, 4, 6, 2),
 }
-EDGES = (1 << 20, False), (1 << 20, False)
 
 
 def lines(index):
@@ -36,8 +35,8 @@ def lines(index):
 
 
 def split(index):
-    tile = Tile(32, 3, 2, (32,), 32, 5, 0, 1, 4, 1, ITEM=4, STRIPS=4)
-    float32.plan(index, tile, False, 128, 132, EDGES)
+    tile = Tile(32, 3, 2, 32, 32, 5, 0, 1, 4, ITEM=4, STRIPS=4)
+    float32.plan(index, tile, False, 128, 132)
 
 
 def strips(index):
@@ -73,7 +72,7 @@ PLANS = {
     "k8 weight_grad": lambda index: plan_blocks(index, 32),
     "lstm": lambda index: deal(index, 264, False, 4, 64),
 } | {
-    f"k6 {name}": lambda index, tile=tile: shares.plan(index, tile, 128, 132, EDGES)
+    f"k6 {name}": lambda index, tile=tile: shares.plan(index, tile, 128, 132)
     for name, tile in TILES.items()
 }
 

@@ -20,8 +20,6 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -270,24 +268,17 @@ def check_dealt(tiles, starts):
     assert all((np.diff(tiles[a:b, 1]) >= 0).all() for a, b in pairwise(starts))
 
 
-def slots_of(loads, n_loads, cluster, edges):
+def slots_of(loads, n_loads, cluster, panels):
     """What is in each slot of each block of threads of a cluster: (operand, panel)."""
     slots = [{} for _ in range(cluster)]
     for rank in range(cluster):
         for panel, code in loads[rank][: n_loads[rank]]:
-            operand, kind = divmod(code >> 8 & 0xFF, MAPS)
-            whole, ragged = edges[operand]
-            if kind == len(RUNS):
-                assert ragged
-                assert panel == 0
-                panel, kind = whole, 0
-            else:
-                assert panel + RUNS[kind] <= whole or not ragged or RUNS[kind] == 1
+            operand = code >> 8 & 0xFF
+            assert 0 <= panel < panels[operand]
             for other in range(cluster):
                 if code >> 16 >> other & 1:
-                    for k in range(RUNS[kind]):
-                        assert (code & 0xFF) + k not in slots[other]
-                        slots[other][(code & 0xFF) + k] = operand, panel + k
+                    assert code & 0xFF not in slots[other]
+                    slots[other][code & 0xFF] = operand, panel
     return slots
 
 
@@ -303,22 +294,24 @@ def products_16_bit(tile, places, outs, slots):
                     if out >= 0:
                         found[out] = [slots[x // step]], [slots[at // step]]
         else:
-            parts = tile.B // 64
-            left, right = ((w & 0xFFFF) // step for w in where)
-            assert [w >> 16 for w in where] == [step] * 2
-            for k in range(number):
-                columns = [slots[right + parts * k + p] for p in range(parts)]
-                rows, others = found.get(outs[group, k], ([], columns))
+            for unit in range(number):
+                left, right = where[2 * unit : 2 * unit + 2]
+                assert right >> 16 == step
+                first = (right & 0xFFFF) // step
+                columns = [slots[first + p] for p in range(tile.B // 64)]
+                rows, others = found.get(outs[group, unit], ([], columns))
                 assert others == columns
-                found[outs[group, k]] = [*rows, slots[left]], columns
+                found[outs[group, unit]] = [*rows, slots[left // step]], columns
         assert (outs[group, 2 * number if tile.B == 32 else number :] == -1).all()
     return found
 
 
 def products_of_float32(tile, places, outs, slots):
     """The same; what is made are parts of 32 x 32."""
-    assert not places.any()
     across, flat = tile.N // 32, outs.reshape(-1)
+    x = 2 * np.arange(places.shape[0] * tile.UNITS).reshape(-1, tile.UNITS) | 1 << 16
+    np.testing.assert_array_equal(places[:, 1::2], x)
+    assert (places[:, 2::2] == tile.X_PANELS).all()
     made = {int(out): i for i, out in enumerate(flat) if out >= 0}
     return {
         out: ([slots[i // across]], [slots[tile.X_PANELS + i % across]]) for out, i in made.items()
@@ -344,20 +337,17 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]
-    for ragged, steps, places in ((False, 8, 4), (True, 500, 6)):
-        edges = tuple((n - ragged, ragged) for n in panels)
-        heads, loads, where, outs, cut, pieces = planned(
-            made, make, tile, *more, steps, places, edges
-        )
-        heads, loads, where, outs, cut = (a.numpy() for a in (heads, loads, where, outs, cut))
-        numbers = pieces.numpy() if isinstance(pieces, ns.DeviceArray) else np.zeros(4, int)
-        together = tile.CLUSTER * Cut.of(tile).OUTS * numbers[weight_grad_on_gpu.REST]
+    for steps, places in ((8, 4), (500, 6)):
+        *tables, cut, numbers, sums = planned(made, make, tile, *more, steps, places)
+        heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
+        together = numbers[plans.STEP]
+        assert together * numbers[plans.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
         for first in range(0, len(heads), tile.CLUSTER):
             of = np.s_[first : first + tile.CLUSTER]
-            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, edges)
+            slots = slots_of(loads[of].tolist(), heads[of, 2], tile.CLUSTER, panels)
             for rank in range(tile.CLUSTER):
                 begin, count, _, arriving, left = heads[first + rank, :5].tolist()
                 assert arriving == len(slots[rank])
@@ -381,7 +371,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
             assert (ends[0][0], ends[-1][1]) == (0, steps)
             assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
-        assert dtype == "float32" or not isinstance(pieces, ns.DeviceArray)  # nothing is cut
+        assert dtype == "float32" or not sums  # nothing is cut
         if (name, dtype, places) == ("full", "float32", 6):
             assert numbers[0] > 1
 

@@ -16,7 +16,7 @@ UNITS, HEIGHT, WIDTH = 2, 19, 10  # pixels of the box
 
 
 def product_kernel(n, k_steps, a, b, w_start):
-    multiply = ptx.wgmma_units("f16", UNITS, (n,), k_steps, a, b)
+    multiply = ptx.wgmma_units("f16", UNITS, n, k_steps, a, b)
     COUNT = UNITS * n // 2
     start_from = ptx.zeros(COUNT)
 

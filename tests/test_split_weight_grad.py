@@ -10,8 +10,6 @@ from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
-    MAPS,
-    RUNS,
     Tile,
     plan,
     tile_of,
@@ -39,27 +37,29 @@ PATTERNS = {
 def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
-    tile = Tile(B, groups, 2, (N,), 32, 4, 0, 1, ITEM=4, STRIPS=2)
-    edges = (shape[0] - 1, True), (shape[1], False)
-    heads, loads, images, outs, *_ = plan(index, tile, swapped, 7, 8, edges)  # too few steps to cut
+    tile = Tile(B, groups, 2, N, 32, 4, 0, 1, ITEM=4, STRIPS=2)
+    heads, loads, places, outs, *_ = plan(index, tile, swapped, 7, 8)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
         assert (steps, arriving, left) == (7, n_loads, 0)
         assert stages >= 2
         slots = {}
         for panel, code in loads[item, :n_loads]:
-            operand, which = divmod(code >> 8 & 0xFF, MAPS)
-            at_edge = which == len(RUNS)
-            assert at_edge or not edges[operand][1] or panel != edges[operand][0]
-            slots[code & 0xFF] = operand, edges[operand][0] if at_edge else panel
+            operand = code >> 8 & 0xFF
+            assert 0 <= panel < -(-shape[operand] // 2) * 2  # zeros beyond the last one
+            slots[code & 0xFF] = operand, panel
         # Each image of an item is the next strip that has a product; the others are none.
-        assert images[item].max() + 1 == strips
+        strip = (places[item, :, 2::2] - tile.X_PANELS) // (N // PANEL)
+        assert strip.max() + 1 == strips
+        assert places[item, :, 0].sum() == np.count_nonzero(
+            (outs[item] >= 0).reshape(-1, 2 * N // PANEL).any(1)
+        )
         assert len(slots) == n_loads
         assert sum(operand for operand, _ in slots.values()) == strips * N // PANEL
         for group, out in np.argwhere(outs[item] >= 0):
             slot, part = divmod(int(out), N // PANEL)
-            own = 4 * group + slot
-            of_dy = tile.X_PANELS + images[item, group, slot // 2] * (N // PANEL) + part
+            x, dy = places[item, group, 1 + slot // 2 * 2 :][:2]
+            own, of_dy = (x & 0xFFFF) + (x >> 16) * (slot % 2), dy + part
             (x, row), (dy, column) = slots[own], slots[of_dy]
             assert (x, dy) == (0, 1)
             found.append((outs[item, group, out], *((column, row) if swapped else (row, column))))
@@ -143,6 +143,7 @@ def test_tiles_are_read_before_others_take_their_place(B, order, rng):
 def test_items_that_leave_places_free_are_cut():
     """50 items of 16 steps on 132 multiprocessors: halves end first, though they are added."""
     index = Layout(np.ones((8, 25), bool)).index
-    tile = Tile(64, 2, 2, (64,), 32, 5, 0, 1, ITEM=4, STRIPS=3)
-    heads, *_, cut, pieces = plan(index, tile, False, 16, 132, ((16, False), (50, False)))
+    tile = Tile(64, 2, 2, 64, 32, 5, 0, 1, ITEM=4, STRIPS=3)
+    heads, *_, cut, (pieces, _), sums = plan(index, tile, False, 16, 132)
     assert (len(heads), cut.size, pieces) == (2 * 50, 4 * index.block_rows.size, 2)
+    assert sums == 2 * cut.size

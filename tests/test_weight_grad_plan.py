@@ -4,24 +4,24 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, TO_START, Tile, cut
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import TO_START, Tile, cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, tables_of, ways_of
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
 
-LARGE = Tile(32, 2, 13, (32,), 32, 2, 56, 1)
-OF_64 = Tile(64, 2, 6, (64,), 64, 3, 9, 1)
+LARGE = Tile(32, 2, 13, 32, 32, 2, 56, 1)
+OF_64 = Tile(64, 2, 6, 64, 64, 3, 9, 1)
 TILES = [
-    Tile(32, 4, 4, (32,), 32, 3, 37, 1),
-    Tile(32, 4, 4, (32,), 32, 4, 27, 1),
+    Tile(32, 4, 4, 32, 32, 3, 37, 1),
+    Tile(32, 4, 4, 32, 32, 4, 27, 1),
     LARGE,
-    Tile(32, 1, 2, (32,), 32, 3, 5, 1),
-    Tile(32, 2, 8, (32,), 64, 2, 27, 1),
+    Tile(32, 1, 2, 32, 32, 3, 5, 1),
+    Tile(32, 2, 8, 32, 64, 2, 27, 1),
     OF_64,
-    Tile(64, 1, 2, (64,), 64, 3, 3, 1),
-    Tile(128, 2, 1, (128, 256), 64, 4, 6, 1),
-    Tile(128, 2, 1, (128, 256), 64, 4, 6, 2),
+    Tile(64, 1, 2, 64, 64, 3, 3, 1),
+    Tile(128, 2, 2, 128, 64, 4, 6, 1),
+    Tile(128, 2, 2, 128, 64, 4, 6, 2),
 ]
 CHUNKS = 64
 STEPS = 512  # so long that a cut pays
@@ -40,23 +40,19 @@ def layouts(rng):
     yield Layout(one)
 
 
-def products(tile, edges, heads, loads, places, outs, work):
+def products(tile, shape, heads, loads, places, outs, work):
     """(block, panel of x, panel of dy) as the tensor cores would multiply them in one block."""
     rank, first = work % tile.CLUSTER, work - work % tile.CLUSTER
     step = tile.PANEL_BYTES >> 4
     slots = {}
     for other in range(first, first + tile.CLUSTER):
         for panel, code in loads[other, : heads[other, 2]]:
-            operand, which = divmod(code >> 8 & 0xFF, MAPS)
-            whole = edges[operand][0]
-            at_edge = which == len(RUNS)
+            operand, slot = code >> 8 & 0xFF, code & 0xFF
             if code >> 16 >> rank & 1:
-                for k in range(1 if at_edge else RUNS[which]):
-                    slot = (code & 0xFF) + k
-                    assert slot not in slots
-                    assert slot < tile.SLOTS
-                    assert at_edge or panel + k < whole or k == 0
-                    slots[slot] = ("x", "dy")[operand], int(whole if at_edge else panel + k)
+                assert slot not in slots
+                assert slot < tile.SLOTS
+                assert 0 <= panel < shape[operand]
+                slots[slot] = ("x", "dy")[operand], int(panel)
     assert len(slots) == heads[work, 3]
     for group in range(tile.GROUPS):
         number, words = places[work, group, 0], places[work, group, 1:].reshape(-1, 2)
@@ -68,15 +64,11 @@ def products(tile, edges, heads, loads, places, outs, work):
                     if block >= 0:
                         dy = slots[starts[unit, 0] + half * apart[unit, 0]]
                         yield block, slots[starts[unit, 1]], dy
-        elif tile.B == 64:
-            for unit in range(number):
-                yield outs[work, group, unit], *(slots[start] for start in starts[unit])
         else:
-            panels = tile.B // 64
-            for k in range(number):
-                for p in range(panels):
-                    dy = slots[starts[0, 1] + (k * panels + p) * apart[0, 1]]
-                    yield outs[work, group, k], slots[starts[0, 0]], dy
+            for unit in range(number):
+                for p in range(tile.B // 64):
+                    dy = slots[starts[unit, 1] + p * apart[unit, 1]]
+                    yield outs[work, group, unit], slots[starts[unit, 0]], dy
 
 
 @pytest.mark.parametrize(
@@ -87,12 +79,12 @@ def products(tile, edges, heads, loads, places, outs, work):
 def test_every_block_is_computed_from_its_tiles(tile, rng):
     for layout in layouts(rng):
         index, parts = layout.index, tile.B // tile.PANEL
-        edges = tuple((n * parts - 1, True) for n in layout.shape)
-        *tables, blocks, _ = plan(index, tile, CHUNKS, 8, edges)
+        panels = tuple(n * parts for n in layout.shape)
+        *tables, blocks, _, _ = plan(index, tile, CHUNKS, 8)
         heads = tables[0]
         steps = np.zeros((layout.n_blocks, parts, parts), int)
         for work in range(heads.shape[0]):
-            for block, x, dy in products(tile, edges, *tables, work):
+            for block, x, dy in products(tile, panels, *tables, work):
                 if heads[work, 4]:
                     block = blocks[block % blocks.size]
                 row, column = index.block_rows[block], index.block_columns[block]
@@ -105,10 +97,9 @@ def test_every_block_is_computed_from_its_tiles(tile, rng):
 @pytest.mark.parametrize("tile", [TILES[0], TILES[-1]], ids=["alone", "cluster"])
 def test_pieces_cover_the_batch_in_order(tile, rng):
     layout = Layout(rng.random((20, 20)) < 0.2)
-    heads, _, _, outs, blocks, pieces = plan(
-        layout.index, tile, STEPS, 132, ((20, False), (20, False))
-    )
+    heads, _, _, outs, blocks, (pieces, step), sums = plan(layout.index, tile, STEPS, 132)
     assert pieces > 1
+    assert (step, sums) == (blocks.size, pieces * blocks.size)
     pieces_of = {}
     for head, out in zip(heads, outs, strict=True):
         for at in out[out >= 0] if head[4] else ():
@@ -125,17 +116,17 @@ def test_pieces_cover_the_batch_in_order(tile, rng):
 
 @pytest.mark.parametrize(("processors", "most"), [(132, 1), (8, 2)])
 def test_large_blocks_are_taken_one_by_one_where_places_would_be_left(processors, most):
-    layout, edges = Layout(np.ones((8, 8), bool)), ((16, False), (16, False))
-    _, _, _, outs, _, pieces = plan(layout.index, TILES[-1], 2, processors, edges)
-    assert pieces == 0
+    layout = Layout(np.ones((8, 8), bool))
+    _, _, _, outs, *_, sums = plan(layout.index, TILES[-1], 2, processors)
+    assert sums == 0
     assert (outs >= 0).sum(2).max() == most
 
 
 def tables_in_regions(layout, tile, most):
     """(panels that arrive, places, outs) of each block of threads."""
     (items,) = regions.regions(layout.index, tile.SLOTS, tile.PAIR, [most])
-    order, edges = np.arange(items.lines.size), ((1 << 20, False),) * 2
-    heads, _, places, outs = tables_of(layout.index, tile, items, order, edges)
+    order = np.arange(items.lines.size)
+    heads, _, places, outs = tables_of(layout.index, tile, items, order)
     np.testing.assert_array_equal(heads[:, 1], items.lines)  # as `cut_of` expects
     return heads[:, 1], places, outs
 
@@ -219,8 +210,7 @@ def test_no_cut_ends_before_the_one_that_is_chosen(items, rng):
 def test_few_blocks_and_a_long_batch():
     """Large items, so that what is cut leaves few sums to add."""
     layout = Layout(patterns.random(16, 16, 26 / 256, seed=0))
-    edges = ((16, False), (16, False))
-    heads, *_, pieces = plan(layout.index, TILES[0], 2048, 132, edges)
+    heads, *_, (pieces, _), _ = plan(layout.index, TILES[0], 2048, 132)
     items = len(heads) // pieces
     assert items <= 6
     assert 50 <= len(heads) <= 132
@@ -229,8 +219,8 @@ def test_few_blocks_and_a_long_batch():
 
 def test_many_blocks_stay_whole_and_fill_all_places_twice():
     layout = Layout(patterns.random(256, 256, 0.1, seed=0))
-    heads, *_, pieces = plan(layout.index, TILES[0], 256, 132, ((256, False),) * 2)
-    assert pieces == 0
+    heads, *_, sums = plan(layout.index, TILES[0], 256, 132)
+    assert sums == 0
     assert 250 <= len(heads) <= 264  # two for each of the 132 multiprocessors
 
 
@@ -241,18 +231,9 @@ def test_many_blocks_stay_whole_and_fill_all_places_twice():
 )
 def test_blocks_of_64_fill_whole_rounds(side, density, least, most):
     layout = Layout(patterns.random(side, side, density, seed=0))
-    heads, *_, pieces = plan(layout.index, OF_64, 128, 132, ((side, False),) * 2)
-    assert pieces == 0
+    heads, *_, sums = plan(layout.index, OF_64, 128, 132)
+    assert sums == 0
     assert least <= len(heads) <= most
-
-
-def test_neighbours_come_in_one_copy():
-    tile = TILES[0]
-    edges = ((3, False), (90, False))
-    dense = Layout(np.ones((3, 90), dtype=bool))
-    heads, loads, *_ = plan(dense.index, tile, CHUNKS, 8, edges)
-    assert (heads[:, 2] <= heads[:, 3] / 2).all()
-    assert (loads[:, :, 1] >> 8 & 0xFF).max() < MAPS + len(RUNS)  # none at an edge
 
 
 @pytest.mark.parametrize("most", [1, 3, 4])

@@ -60,11 +60,9 @@ def words(count: int) -> Any:
 
 
 @cache
-def wgmma_units(
-    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
-) -> Any:
-    count = units * max(sizes) // 2
-    return _multiply(_chosen(kind, units, sizes, k_steps, a, b, count), count, units)
+def wgmma_units(kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand) -> Any:
+    count = units * n // 2
+    return _multiply(_chosen(kind, units, n, k_steps, a, b, count), count, units)
 
 
 @cache
@@ -94,14 +92,13 @@ def _multiply(text: str, count: int, units: int) -> Any:
     return intrinsic(multiply)
 
 
-def _chosen(kind, units, sizes, k_steps, a, b, first):
-    """The products of the first units, or of one unit in the size of the number.
+def _chosen(kind, units, n, k_steps, a, b, first):
+    """The products of the first units.
 
     A case of its own for each number: ptxas allows no branch between the fence and the wait.
     """
-    per_unit, lines = max(sizes) // 2, ["{ .reg .b64 da, db; .reg .b32 low; .reg .pred other;"]
-    cases = [(u, max(sizes)) for u in range(1, units + 1)] if units > 1 else [(1, n) for n in sizes]
-    for number, (used, n) in enumerate(cases, 1):
+    lines = ["{ .reg .b64 da, db; .reg .b32 low; .reg .pred other;"]
+    for number in range(1, units + 1):
         lines += [
             f"setp.ne.u32 other, ${first + 1}, {number};",
             f"@other bra.uni CASE{number};",
@@ -109,8 +106,8 @@ def _chosen(kind, units, sizes, k_steps, a, b, first):
         ]
         for k in range(k_steps):
             # Neighbours have different accumulators, so that none waits for the one before.
-            for u in range(used):
-                acc = ", ".join(f"${u * per_unit + i}" for i in range(n // 2))
+            for u in range(number):
+                acc = ", ".join(f"${u * n // 2 + i}" for i in range(n // 2))
                 for operand, name, at in ((a, "da", 0), (b, "db", 1)):
                     lines += [
                         f"add.u32 low, ${first}, ${first + 2 + 2 * u + at};",

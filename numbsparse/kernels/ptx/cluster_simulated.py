@@ -40,29 +40,24 @@ def words(count: int) -> Any:
 
 
 @cache
-def wgmma_units(
-    kind: str, units: int, sizes: tuple[int, ...], k_steps: int, a: Operand, b: Operand
-) -> Any:
+def wgmma_units(kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand) -> Any:
     """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
 
     `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
     to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
-    in 16 bytes. One unit of several sizes takes the size that is counted.
+    in 16 bytes.
     """
-    depth, n = 16 * k_steps, max(sizes)
+    depth = 16 * k_steps
     row, column = accumulators(n)
 
     def wgmma_units_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
-        number = int(number[0])
-        width = n if len(sizes) == 1 else (0, *sizes)[number]
-        for u in range(number if len(sizes) == 1 else min(number, 1)):
+        for u in range(int(number[0])):
             x, y = (
                 _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], operand), rows, depth)
-                for k, operand, rows in ((0, a, 64), (1, b, width))
+                for k, operand, rows in ((0, a, 64), (1, b, n))
             )
-            used = width // 2
-            result[:, u, :used] += (x @ y.T)[row[:, :used], column[:, :used]]
+            result[:, u] += (x @ y.T)[row, column]
         return result.reshape(128, -1)
 
     return _multiply(wgmma_units_meaning, units * n // 2, units)
@@ -70,7 +65,7 @@ def wgmma_units(
 
 @cache
 def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Operand) -> Any:
-    """`wgmma_units` of one size whose a has 32 rows each of two tiles, anywhere.
+    """`wgmma_units` whose a has 32 rows each of two tiles, anywhere.
 
     A tile's rows are lines of `width` bytes along the sum; `where` holds for a the place of the one
     and the distance to the other, which begin at multiples of 1024 bytes.

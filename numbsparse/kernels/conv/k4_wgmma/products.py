@@ -116,7 +116,7 @@ def product_of_16_bit(
     LINE, COUNT, OWN, BUFFER = 2 * B, UNITS * B // 2, UNITS * PIXELS, B * ROWS
     ROW16, BITS = LINE // 16, PARTS.bit_length() - 1  # pieces of 16 bytes of a row
     x_operand, w_operand = Operand(LINE, 0, group=GROUP * LINE), Operand(LINE, 0, not transposed)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), B // 16, x_operand, w_operand)
+    multiply = wgmma_units(KINDS[dtype], UNITS, B, B // 16, x_operand, w_operand)
     start_from = zeros(COUNT)
     write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
 

@@ -58,7 +58,7 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
     """`words` have the shift of a unit in the low half, the distance of its taps above."""
     LINE, PIECES = 2 * B, B // 8
     x_operand, dy_operand = Operand(LINE, 0, True, GROUP * LINE), Operand(LINE, 0, True)
-    multiply = wgmma_units(KINDS[dtype], UNITS, (B,), PIXELS // 16, x_operand, dy_operand)
+    multiply = wgmma_units(KINDS[dtype], UNITS, B, PIXELS // 16, x_operand, dy_operand)
     start_from, placed = zeros(UNITS * B // 2), places_from(0, UNITS)
 
     @cuda.jit(device=True)

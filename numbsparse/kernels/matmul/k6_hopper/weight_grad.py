@@ -30,8 +30,13 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float3
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_on_gpu import of_cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, MAPS, OPERANDS, RUNS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    BUFFERS,
+    OPERANDS,
+    PIECES,
+    STEP,
+    Tile,
+)
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
@@ -53,19 +58,19 @@ from numbsparse.kernels.ptx import (
 from numbsparse.layout import Index
 
 TILES = {
-    32: Tile(32, 4, 4, (32,), 32, 3, 37, 1, REGISTERS=(24, 112)),
-    64: Tile(64, 2, 6, (64,), 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 1, (128, 256), 64, 4, 6, 2, LOADERS=1),
+    32: Tile(32, 4, 4, 32, 32, 3, 37, 1, REGISTERS=(24, 112)),
+    64: Tile(64, 2, 6, 64, 64, 3, 9, 1, REGISTERS=(40, 232)),
+    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
 }
-OF_ROWS = Tile(64, 2, 1, (64, 128, 192, 256), 64, 3, 9, 1, 2)
+OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 # Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98 (H200).
-SHORT, BRIEF = Tile(64, 2, 4, (64,), 32, 6, 8, 1, REGISTERS=(40, 232)), 192
+SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 192
 # Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
 # take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
-OF_FEW, FEW = Tile(128, 2, 1, (128, 256), 32, 8, 6, 1, LOADERS=1), 256
+OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
 THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
@@ -103,12 +108,10 @@ def weight_grad(
     if kind is not None:
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    edges = edge_of(x, tile, x_transposed), edge_of(dy, tile, dy_transposed)
-    steps, processors = -(-batch // tile.DEPTH), multiprocessors() * tile.RESIDENT
-    *tables, cut, pieces = planned(index, plan, tile, *way, steps, processors, edges)
-    maps = tensor_maps(*boxes(x, tile, x_transposed), *boxes(dy, tile, dy_transposed))
-    made = isinstance(pieces, DeviceArray)  # on a GPU: then what is cut fills all places once
-    sums = empty((max((1 if made else pieces) * cut.size, 1) * tile.PART**2,), np.float32)
+    steps, processors = -(-batch // tile.DEPTH), multiprocessors()
+    *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
+    maps = tensor_maps(box_of(x, tile, x_transposed), box_of(dy, tile, dy_transposed))
+    sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
     tile = tile._replace(STAYS=tile.STAYS and not by_gates)
@@ -130,10 +133,10 @@ def weight_grad(
         cluster=(tile.CLUSTER,) if tile.CLUSTER > 1 else None,
         overlap=short,
     )
-    if made or pieces:
+    if n_sums:
         size, parts = tile.PART**2, (B // tile.PART) ** 2 if by_gates else 0
-        add = add_kernel(size, finisher(tile, kind, exact), of_cut(tile, made), parts)
-        operands = sums, cut, pieces, out, dense, tuple(map(int, orders)), more
+        add = add_kernel(size, finisher(tile, kind, exact), parts)
+        operands = sums, cut, numbers, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD
         launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
 
@@ -150,34 +153,10 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
     return tile._replace(STAYS=stays or B == 128)
 
 
-def edge_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[int, bool]:
-    """(whole panels, whether a part of one follows) of the features."""
-    whole, rest = divmod(x.shape[0 if transposed else 1], tile.PANEL)
-    return whole, rest > 0
-
-
-def boxes(x: DeviceArray, tile: Tile, transposed: bool) -> list[tuple[DeviceArray, Any, int]]:
-    """What the copies load: runs of panels, a panel an axis of its own, and the one at the edge.
-
-    As an axis of its own, panels beyond the last are zeros; the features of the last one end in it.
-    """
-    P, item = tile.PANEL, x.itemsize
-    features = x.shape[0 if transposed else 1]
-    whole, rest = divmod(features, P)
-    line = x.strides[0] if x.shape[0] > 1 else -(-x.shape[1] * item // 16) * 16
-    step = P * (line if transposed else item)
-
-    def panels(first: int, count: int, width: int) -> DeviceArray:
-        lines = (width, x.shape[1]) if transposed else (x.shape[0], width)
-        address, strides = x.address + first * step, (step, line, item)
-        return DeviceArray(address, (count, *lines), x.dtype, strides, x.owner)
-
-    part = panels(whole, 1, rest) if rest else panels(0, whole, P)
-    all_whole = panels(0, whole, P) if whole else part
-    lines = (P, tile.DEPTH) if transposed else (tile.DEPTH, P)
-    swizzle = item * lines[1]
-    found = [(all_whole, (run, *lines), swizzle) for run in RUNS]
-    return [*found, (part, (1, *lines), swizzle)]
+def box_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[DeviceArray, Any, int]:
+    """What a copy loads, as `tensor_maps` takes it: DEPTH rows of a panel; zeros beyond edges."""
+    box = (tile.PANEL, tile.DEPTH) if transposed else (tile.DEPTH, tile.PANEL)
+    return x, box, x.itemsize * box[1]
 
 
 @cache
@@ -188,7 +167,7 @@ def kernel_of_16_bit(
         tile,
         tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,
@@ -225,13 +204,13 @@ def kernel_of(
     sums are stored.
     """
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES, N_MAPS = BUFFERS if tile.ITEM == 4 else 0, MAPS * OPERANDS
+    IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
-    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
+    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
     thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
-    PLACES = (*OUTS[:2], tile.UNITS if tile.ITEM == 4 else 1 + 2 * tile.UNITS)
+    PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
     def kernel(maps, fresh, heads, loads, places, outs, dvalues, sums, dense, gates):
@@ -255,7 +234,7 @@ def kernel_of(
             if GIVEN:
                 fewer_registers(GIVEN)
             if fresh != 0:
-                for m in range(N_MAPS):
+                for m in range(OPERANDS):
                     fence_tensor_map(maps[m])
             fetcher, tables = uint32(warp - WARPS), (heads, loads, places, outs)
             supply(fetcher, maps, tables, item, gates, shared, base, bars)
@@ -266,14 +245,12 @@ def kernel_of(
             own_places = cuda.shared.array(PLACES, int32)  # of each warp: see `thinning`
             own_outs = cuda.shared.array(OUTS, int32)
             while True:
-                where, into, line, left = places, outs, item, uint32(0)
+                where, into, line = places, outs, item
                 if gated:
                     where, into, line = own_places, own_outs, int64(warp % 4)
                     is_cut = heads[item, 4] != 0
-                    left = thin(warp, places, outs, item, is_cut, gates, where, into)
-                ring_at = multiply(
-                    warp, heads, item, where, line, left, shared, base, bars, ring_at, own
-                )
+                    thin(warp, places, outs, item, is_cut, gates, where, into)
+                ring_at = multiply(warp, heads, item, where, line, shared, base, bars, ring_at, own)
                 if heads[item, 4] != 0:
                     leave(own, warp, where, into, line, sums, dense)
                 else:
@@ -288,19 +265,19 @@ def kernel_of(
 
 
 @cache
-def add_kernel(SIZE: int, finish: Any, numbers: Any, PARTS: int = 0) -> Any:
+def add_kernel(SIZE: int, finish: Any, PARTS: int = 0) -> Any:
     """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
 
-    numbers : see `weight_grad_on_gpu.of_cut`
+    numbers : as `cut_up` returns them
     PARTS : of a block, where blocks have gates
     """
 
     @cuda.jit
-    def kernel(sums, cut, pieces, dvalues, dense, orders, gates):
+    def kernel(sums, cut, numbers, dvalues, dense, orders, gates):
         wait_for_earlier_kernels()
         k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total, (count, step, there) = float32(0), numbers(cut, pieces, k)
-        if not there:
+        total, count, step = float32(0), numbers[PIECES], numbers[STEP]
+        if k >= step or cut[k] < 0:
             return
         if PARTS and gates.of_blocks[cut[k] // PARTS] == 0:
             return

@@ -10,20 +10,19 @@ from typing import Any
 from numba import cuda, int32, int64, uint32, uint64
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.ring import following
-from numbsparse.kernels.parts.store import PACK, transposed
+from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
+from numbsparse.kernels.parts.store import storer as store_blocks
 from numbsparse.kernels.ptx import (
     Operand,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
-    movmatrix_trans,
     redux_or,
-    store_4xu32,
     sync_warp,
-    tma_load_3d,
-    tma_load_3d_multicast,
+    tma_load_2d,
+    tma_load_2d_multicast,
     to_local,
     wgmma_pairs,
     wgmma_units,
@@ -34,19 +33,19 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
-    """Loads a run of panels, of DEPTH rows of the batch, to all blocks of threads in ranks."""
-    SLOT, CLUSTER = tile.PANEL_BYTES, tile.CLUSTER
+    """Loads a panel, of DEPTH rows of the batch, to all blocks of threads in ranks."""
+    PANEL, SLOT, CLUSTER = tile.PANEL, tile.PANEL_BYTES, tile.CLUSTER
 
     @cuda.jit(device=True)
-    def load(maps, layer, row, which, shared, start, bars, i):
-        at = start + (which & uint32(0xFF)) * SLOT
-        tensor_map, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
-        transposed = x_transposed if tensor_map < MAPS else dy_transposed
-        column, line = (row, int32(0)) if transposed else (int32(0), row)
+    def load(maps, panel, row, which, shared, start, bars, i):
+        at, feature = start + (which & uint32(0xFF)) * SLOT, int32(panel * PANEL)
+        operand, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
+        transposed = dy_transposed if operand else x_transposed
+        column, line = (row, feature) if transposed else (feature, row)
         if CLUSTER > 1 and ranks & (ranks - 1):
-            tma_load_3d_multicast(shared, at, maps[tensor_map], column, line, layer, bars, i, ranks)
+            tma_load_2d_multicast(shared, at, maps[operand], column, line, bars, i, ranks)
         else:
-            tma_load_3d(shared, at, maps[tensor_map], column, line, layer, bars, i)
+            tma_load_2d(shared, at, maps[operand], column, line, bars, i)
 
     return load
 
@@ -79,8 +78,8 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
             # without copies end at once, and lanes without any stay with the others.
             awaited = own == 0 or own < n_loads
             if gated:
-                mine, arriving, some = keep(heads, loads, places, outs, item, gates, code, mine)
-                awaited = some and (own == 0 or redux_or(uint32(1 if mine else 0)) != 0)
+                mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+                awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
             for step in range(steps if awaited else 0):
                 mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
                 sync_warp()
@@ -96,13 +95,10 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
 
 
 @cache
-def multiplier(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
+def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
     """multiply(warp, heads, item, places, line, ..., ring_at, sums): sums = an item's products.
 
     line : of the item in `places`, and in the `outs` of `storer`
-    left : if `gated`, 0 where no step is waited for
     """
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
@@ -112,19 +108,19 @@ def multiplier(
         for transposed in (x_transposed, dy_transposed)
     )
     operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.SIZES, DEPTH // 16, *operands)
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, left, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[line, group, 0])
         where = read_places(places, (line * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = ring_at
-        for _ in range(heads[item, 1] if not gated or left != 0 else 0):
+        for _ in range(heads[item, 1]):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
             if lane < CLUSTER:
@@ -166,49 +162,21 @@ def leaver(tile: Tile) -> Any:
 def storer(tile: Tile, kind: str) -> Any:
     """store(sums, warp, places, outs, item, out, dense): to kept blocks, 16 bytes at once.
 
-    Four lanes exchange what they have, so that no sector of 32 bytes is written in parts: lane q of
-    the four has two columns of every eight, and gets all of every fourth eight. At B = 32, where
-    products are transposed, it has rows instead, and they are transposed first.
+    By rows of a block, where four lanes exchange what they have, so that no sector of 32 bytes is
+    written in parts. At B = 32 products are transposed, and rows are the features of `parts.store`.
     """
-    B, UNITS, OUTS, PER_OUT = tile.B, tile.UNITS, tile.OUTS, tile.SUMS // tile.OUTS
-    rounded = PACK[kind]
+    B, PAIR, WHOLE = tile.B, tile.PAIR, (0,)
+    PRODUCTS, PER_PRODUCT = tile.OUTS // PAIR, PAIR * tile.SUMS // tile.OUTS
+    store_rows = store_blocks(Sums(kind, B, 1, 1, 64), FEATURES if B == 32 else ROWS)
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
-        t = uint32(cuda.threadIdx.x)
-        group, lane = warp // 4, t % 32
-        row = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0)
-        for k in range(OUTS):
-            block = int64(outs[item, group, k])
+        group, part = warp // 4, uint32(cuda.threadIdx.x) // 32 % 4
+        row = (16 * part + (64 * group if B == 128 else 0)) % B
+        for k in range(PRODUCTS):
+            block = int64(outs[item, group, PAIR * k + (part // 2 if PAIR == 2 else 0)])
             if block >= 0:
-                for i in range(0, PER_OUT, 16):
-                    for half in range(2):
-                        at = k * PER_OUT + i + 2 * half
-                        words = transposed(
-                            rounded(sums[at], sums[at + 1]),
-                            rounded(sums[at + 4], sums[at + 5]),
-                            rounded(sums[at + 8], sums[at + 9]),
-                            rounded(sums[at + 12], sums[at + 13]),
-                        )
-                        line, column = block * B + row + 8 * half, 2 * i + lane % 4 * 8
-                        store_4xu32(out, line * B + column, *words)
+                y = out[block * (B * B) :], B, B, B, B
+                store_rows(sums[k * PER_PRODUCT :], WHOLE, row, y)
 
-    @cuda.jit(device=True)
-    def store_pairs(sums, warp, places, outs, item, out, dense):
-        t = uint32(cuda.threadIdx.x)
-        group, part, lane = warp // 4, t // 32 % 4, t % 32
-        row, column = lane // 4 + lane % 4 // 2 * 8, part % 2 * 16 + lane % 2 * 8
-        for unit in range(UNITS):
-            block = int64(outs[item, group, 2 * unit + part // 2])
-            if block >= 0:
-                for i in range(16 * unit, 16 * unit + 16, 8):
-                    words = transposed(
-                        movmatrix_trans(rounded(sums[i], sums[i + 1])),
-                        movmatrix_trans(rounded(sums[i + 2], sums[i + 3])),
-                        movmatrix_trans(rounded(sums[i + 4], sums[i + 5])),
-                        movmatrix_trans(rounded(sums[i + 6], sums[i + 7])),
-                    )
-                    line = block * B + row + 2 * (i % 16)
-                    store_4xu32(out, line * B + column, *words)
-
-    return store_pairs if B == 32 else store
+    return store

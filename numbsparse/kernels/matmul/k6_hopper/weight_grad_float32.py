@@ -73,7 +73,7 @@ def supplier(
                     if mine:
                         panel, code = loads[asked, lane, 0], uint32(loads[asked, lane, 1])
                     if gated:
-                        mine, n, _ = keep(heads, loads, places, outs, asked, gates, code, mine)
+                        mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
                         nbytes = uint32(n * PANEL_BYTES)
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
@@ -181,30 +181,34 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 
 @cache
 def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False) -> Any:
-    """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of the units `left`."""
+    """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of units left."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
-    split, read = splitting(exact), reader(tile, x_transposed)
+    split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
+    PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
+    together = of_one_strip(x_transposed)
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
-    ALL = (1 << UNITS) - 1
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, images, line, left, shared, base, bars, ring_at, sums):
+    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
-        upper = uint32(base // 4 + images[line, group, 0] * IMAGE)
-        lower = uint32(base // 4 + images[line, group, 1] * IMAGE)
-        apart = upper != lower
+        number, whole = places[line, group, 0], together(places, line, group)
+        upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
+        lower_x = uint32(begin + (places[line, group, 3] & 0xFFFF) * SIZE)
+        upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
+        lower = uint32(base // 4 + (places[line, group, 4] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
         stage, phase, buffer, buffer_phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
-            read(ring, uint32(begin + stage * stage_size), apart, group, warp % 4, raw)
+            at = uint32(stage * stage_size)
+            read(ring, uint32(upper_x + at), uint32(lower_x + at), whole, warp % 4, raw)
             for m in range(UNITS):
                 for i in range(DEPTH // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
@@ -214,12 +218,10 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
                 mbarrier_arrive(bars, EMPTY + stage)
             mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
             at = uint32(buffer * buffer_size)
-            if not gated or left == ALL:
+            if not gated or number == UNITS:
                 add(sums, hi, lo, ring, upper + at, lower + at)
-            elif left == 1:
+            elif number == 1:
                 one(sums[0], hi[0], lo[0], ring, upper + at)
-            elif left == 2:
-                one(sums[1], hi[1], lo[1], ring, lower + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + buffer)
             stage, phase = following(stage, phase, stages)
@@ -230,28 +232,32 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
 
 
 @cache
-def rows_of(x_transposed: bool) -> Any:
+def of_one_strip(x_transposed: bool) -> Any:
+    """Whether both products of a warpgroup are of the same strip: then a batch-major x is read by
+    four features at once, of one panel for a warp. Where each is read by two, as of strips apart,
+    blocks of 32 took 1.03 and 1.05 times as long (H200)."""
+
     @cuda.jit(device=True)
-    def row_of(apart, warp, m):
-        """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next.
+    def together(places, line, group):
+        same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
+        return not x_transposed and same
 
-        Products of the same strip are taken together, a panel for each warp; of strips `apart` a
-        warp has a half of a panel.
-        """
-        if apart:
-            return 2 * m + warp // 2, warp % 2 * 16, 2
-        if x_transposed:
-            return warp, 16 * m, 2
-        return warp, 2 * m, 4
+    return together
 
-    return row_of
+
+@cuda.jit(device=True)
+def rows_of(whole, warp, m):
+    """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next."""
+    return (warp, 2 * m, 4) if whole else (2 * m + warp // 2, warp % 2 * 16, 2)
 
 
 @cache
 def reader(tile: Tile, x_transposed: bool) -> Any:
-    """read(ring, start, apart, group, warp, raw): raw[m, .] = what a lane has of x."""
+    """read(ring, upper, lower, whole, warp, raw): raw[m, .] = what a lane has of x.
+
+    upper, lower : where the panels of each product begin
+    """
     SIZE, EIGHTS = tile.PANEL_BYTES // 4, tile.DEPTH // 8
-    row_of = rows_of(x_transposed)
 
     @cuda.jit(device=True)
     def read_whole(ring, start, raw):
@@ -267,7 +273,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                     raw[e // 2, 4 * s + 2 * k + e % 2] = four[e]
 
     @cuda.jit(device=True)
-    def read_half(ring, start, row, raw):
+    def read_rows(ring, start, row, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for k in range(2):
@@ -278,7 +284,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 raw[4 * s + 2 * k], raw[4 * s + 2 * k + 1] = as_float32(a), as_float32(b)
 
     @cuda.jit(device=True)
-    def read_transposed(ring, start, row, raw):
+    def read_columns(ring, start, row, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for u in range(2):
@@ -288,19 +294,15 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
+    read_half = read_columns if x_transposed else read_rows
+
     @cuda.jit(device=True)
-    def read(ring, start, apart, group, warp, raw):
-        start = start + group * (4 * SIZE)
-        upper, upper_row, step = row_of(apart, warp, 0)
-        lower, lower_row, _ = row_of(apart, warp, 1)
-        if x_transposed:
-            read_transposed(ring, start + upper * SIZE, upper_row, raw[0])
-            read_transposed(ring, start + lower * SIZE, lower_row, raw[1])
-        elif step == 4:
-            read_whole(ring, start + upper * SIZE, raw)
+    def read(ring, upper, lower, whole, warp, raw):
+        if whole:
+            read_whole(ring, (upper if warp < 2 else lower) + warp % 2 * SIZE, raw)
         else:
-            read_half(ring, start + upper * SIZE, upper_row, raw[0])
-            read_half(ring, start + lower * SIZE, lower_row, raw[1])
+            read_half(ring, upper + warp // 2 * SIZE, warp % 2 * 16, raw[0])
+            read_half(ring, lower + warp // 2 * SIZE, warp % 2 * 16, raw[1])
 
     return read
 
@@ -312,18 +314,16 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
     split makes NaN of infinities.
     """
-    swapped, x_transposed, _ = orders
-    UNITS, ACROSS, PARTS = tile.UNITS, tile.N // tile.PANEL, B // 32
+    swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
+    together = of_one_strip(orders[1])
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    row_of = rows_of(x_transposed)
     nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
-    def place_of(m, c, warp, images, outs, item):
+    def place_of(m, c, warp, whole, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        apart = images[item, group, 0] != images[item, group, 1]
-        panel, row, step = row_of(apart, warp % 4, m)
+        panel, row, step = rows_of(whole, warp % 4, m)
         part = int64(outs[item, group, panel * ACROSS + c])
         row = int64(row + step * (lane // 4))
         at = part // PARTS * (32 * B) + part % PARTS * 32
@@ -344,17 +344,18 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     store_part = store_columns if swapped else store_rows
 
     @cuda.jit(device=True)
-    def store(sums, warp, images, outs, item, out, dense):
+    def store(sums, warp, places, outs, item, out, dense):
+        whole = together(places, item, warp // 4)
         for m in range(UNITS):
             for c in range(ACROSS):
-                start = place_of(m, c, warp, images, outs, item)
+                start = place_of(m, c, warp, whole, outs, item)
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
         if repairs and nan_in(sums):
-            for number in range(UNITS * ACROSS * 16):
+            for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
-                start = place_of(c // ACROSS, c % ACROSS, warp, images, outs, item)
+                start = place_of(c // ACROSS, c % ACROSS, warp, whole, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
                     repair(out, at, dense, orders)

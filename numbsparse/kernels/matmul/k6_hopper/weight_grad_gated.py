@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.coordinates import bits_below
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import MAPS, RUNS, Tile
-from numbsparse.kernels.parts.walk_on_gpu import lowest
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.ptx import redux_or, sync_warp
 
 
@@ -48,16 +47,10 @@ def remaining(tile: Tile) -> Any:
 def thinning(tile: Tile) -> Any:
     """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
 
-    What is left to the warpgroup of a warp is in line `warp % 4` of the warp's own tables. Of 16
-    bits its products come first, of float32 they are where they were. Where none is left to any
-    warpgroup of an item it may return 0: then no step is waited for.
+    What is left to the warpgroup of a warp comes first in line `warp % 4` of the warp's own tables.
     """
-    OUTS, PER, left = tile.OUTS, tile.PAIR, remaining(tile)
-    if tile.ITEM == 4:
-        return thinning_float32(tile)
-    if tile.B == 128:
-        return thinning_rows(tile)
-    FIRSTS = sum(1 << k for k in range(0, OUTS, PER))  # bits of units
+    OUTS, PER, left = tile.OUTS, tile.OUTS // tile.UNITS, remaining(tile)
+    WORDS = 1 + 2 * tile.UNITS
 
     @cuda.jit(device=True)
     def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
@@ -66,73 +59,20 @@ def thinning(tile: Tile) -> Any:
         if lane < OUTS:
             own_outs[line, group, lane] = int32(-1)
             out = left(outs, item, group, lane, is_cut, gates)
-        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane)))
-        there = uint32((there | there >> uint32(PER - 1)) & uint32(FIRSTS))
-        at = bits_below(there, first)
+        if lane < WORDS:  # what is not left has a place too
+            own_places[line, group, lane] = places[item, group, lane]
+        units = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(first)))
+        at = bits_below(units, first)
         sync_warp()
         if lane == 0:
-            own_places[line, group, 0] = int32(cuda.popc(there))
-        if lane < OUTS and there >> uint32(first) & uint32(1):
+            own_places[line, group, 0] = int32(cuda.popc(units))
+        if lane < OUTS and units >> uint32(first) & uint32(1):
             own_outs[line, group, at * PER + lane - first] = out
             if lane == first:
                 unit = lane // PER
                 own_places[line, group, 1 + 2 * at] = places[item, group, 1 + 2 * unit]
                 own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit]
         sync_warp()
-        return uint32(1)
-
-    return thin
-
-
-@cache
-def thinning_rows(tile: Tile) -> Any:
-    """Of blocks of 128, side by side in one product; what is left is that of the whole cluster."""
-    OUTS, CLUSTER, left = tile.OUTS, tile.CLUSTER, remaining(tile)
-    OWN, ACROSS = (1 << tile.OUTS) - 1, tile.B // tile.PANEL * (tile.PANEL_BYTES >> 4)
-
-    @cuda.jit(device=True)
-    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
-        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
-        rank, out = int32(item % CLUSTER), int32(-1)
-        if lane < CLUSTER * OUTS:
-            share = item - rank + lane // OUTS
-            out = left(outs, share, group, lane % OUTS, is_cut, gates)
-        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane)))
-        own = uint32(there >> uint32(rank * OUTS) & uint32(OWN))
-        if lane < OUTS:
-            own_outs[line, group, lane] = int32(-1)
-        sync_warp()
-        if lane == 0:
-            own_places[line, group, 0] = int32(cuda.popc(own))
-            own_places[line, group, 1] = places[item, group, 1]
-            first = lowest(own) if own != 0 else 0
-            own_places[line, group, 2] = places[item, group, 2] + first * ACROSS
-        if lane // OUTS == rank and out >= 0:
-            own_outs[line, group, bits_below(own, lane % OUTS)] = out
-        sync_warp()
-        return there
-
-    return thin
-
-
-@cache
-def thinning_float32(tile: Tile) -> Any:
-    """Where one of two products is left it has a strip of its own: they are not taken together."""
-    PER, OUTS, UNITS, left = tile.OUTS // tile.UNITS, tile.OUTS, tile.UNITS, remaining(tile)
-
-    @cuda.jit(device=True)
-    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
-        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
-        out = int32(-1)
-        if lane < OUTS:
-            out = left(outs, item, group, lane, is_cut, gates)
-            own_outs[line, group, lane] = out
-        there = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(lane // PER)))
-        if lane < UNITS:
-            is_left = there >> uint32(lane) & uint32(1)
-            own_places[line, group, lane] = places[item, group, lane] if is_left else int32(-1)
-        sync_warp()
-        return there
 
     return thin
 
@@ -140,42 +80,29 @@ def thinning_float32(tile: Tile) -> Any:
 @cache
 def needing(tile: Tile) -> Any:
     """slots_of(places, item, group, k): bits of the slots whose panels a number of `outs` needs."""
-    UNITS, PER, STEP = tile.UNITS, tile.OUTS // tile.UNITS, tile.PANEL_BYTES >> 4
-    X_PANELS, ACROSS, PANELS = tile.X_PANELS, tile.N // tile.PANEL, tile.B // tile.PANEL
+    PER, ACROSS = tile.OUTS // tile.UNITS, tile.N // tile.PANEL
+    HALF, STEP = max(PER // 2, 1), tile.STEP
 
     @cuda.jit(device=True)
-    def of_float32(places, item, group, k):
-        unit = k // PER
-        x, dy = 2 * (group * UNITS + unit) + k // ACROSS % 2, places[item, group, unit]
-        return int64(1) << x | int64((1 << ACROSS) - 1) << X_PANELS + dy * ACROSS
-
-    @cuda.jit(device=True)
-    def of_rows(places, item, group, k):
-        return int64((1 << PANELS) - 1) * (1 | int64(1) << PANELS * (1 + k))
-
-    @cuda.jit(device=True)
-    def of_products(places, item, group, k):
+    def slots_of(places, item, group, k):
         at = 1 + 2 * (k // PER)
-        one, other = places[item, group, at], places[item, group, at + 1]
-        if PER == 2:  # the first is of dy, with how far the second block of a row is from it
-            one = (one & 0xFFFF) + (one >> 16) * (k % 2)
-        return int64(1) << one // STEP | int64(1) << other // STEP
+        one, other = places[item, group, at], places[item, group, at + 1] & 0xFFFF
+        first = (one & 0xFFFF) + (one >> 16) * (k // HALF % 2)  # of two panels, or the only one
+        return int64(1) << first // STEP | int64((1 << ACROSS) - 1) << other // STEP
 
-    return of_float32 if tile.ITEM == 4 else of_rows if tile.B == 128 else of_products
+    return slots_of
 
 
 @cache
 def keeping(tile: Tile) -> Any:
     """keep(heads, loads, places, outs, item, gates, code, mine): (whether a lane's copy, if it has
-    one, is needed, how many panels of the item arrive, whether any step is waited for).
+    one, is needed, how many panels of the item arrive).
 
     Panels of x that any block of threads of a cluster needs are for all of it.
     """
-    GROUPS, OUTS, EDGE, left, slots_of = (
-        tile.GROUPS, tile.OUTS, len(RUNS), remaining(tile), needing(tile)
-    )  # fmt: skip
-    ALL, CLUSTER, IN_ROWS = GROUPS * OUTS, tile.CLUSTER, tile.ITEM == 2 and tile.B == 128
-    SHARED = (1 << tile.B // tile.PANEL) - 1 if IN_ROWS else 0  # slots of x
+    GROUPS, OUTS, left, slots_of = tile.GROUPS, tile.OUTS, remaining(tile), needing(tile)
+    ALL, CLUSTER = GROUPS * OUTS, tile.CLUSTER
+    SHARED = (1 << tile.B // tile.PANEL) - 1 if CLUSTER > 1 else 0  # slots of x
 
     @cuda.jit(device=True)
     def of_all(own):
@@ -185,10 +112,8 @@ def keeping(tile: Tile) -> Any:
 
     @cuda.jit(device=True)
     def of_copy(code):
-        """The slots that it fills: a run of RUNS, or one at the edge."""
-        number = int64(code >> uint32(8) & uint32(0xFF)) % MAPS
-        run = int64(0) if number == EDGE else number
-        return ((int64(1) << (int64(1) << run)) - 1) << int64(code & uint32(0xFF))
+        """The slot that it fills."""
+        return int64(1) << int64(code & uint32(0xFF))
 
     @cuda.jit(device=True)
     def keep(heads, loads, places, outs, item, gates, code, mine):
@@ -203,6 +128,6 @@ def keeping(tile: Tile) -> Any:
             slots = of_copy(uint32(loads[item, i, 1]))
             own |= slots if slots & needed else 0
         arriving = int32(cuda.popc(of_all(own)))
-        return mine and of_copy(code) & needed != 0, arriving, not IN_ROWS or needed != 0
+        return mine and of_copy(code) & needed != 0, arriving
 
     return keep

@@ -12,14 +12,14 @@ from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, MAPS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import sharing_rows
 from numbsparse.kernels.parts.walk_on_gpu import lowest
-from numbsparse.kernels.ptx import redux_or, sync_warp
+from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
 ROWS = 8  # block rows of B = 32 whose blocks are computed together
-IN_TWOS = 1  # the map of RUNS[1]
 
-part_of, put = (cuda.jit(device=True)(each) for each in (plans.part, plans.put))
+put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
 
 class Cut(NamedTuple):
@@ -58,7 +58,7 @@ def width_of(tile: Tile) -> int:
 
 
 def finishing(tile: Tile) -> Any:
-    """finish(item, count, line, across, own, kept, bits, edges, tables).
+    """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
@@ -69,54 +69,19 @@ def finishing(tile: Tile) -> Any:
 
 @cache
 def finishing_rows(tile: Tile) -> Any:
-    """Of one block row: the panels of x, then those of dy of its blocks, dealt to the cluster."""
-    PANELS, CLUSTER, GROUPS, OUTS = tile.B // tile.PANEL, tile.CLUSTER, tile.GROUPS, tile.OUTS
-    STEP = tile.PANEL_BYTES >> 4
+    """Of one block row: a lane writes the share of a block of threads."""
+    PANELS, CLUSTER, STEP = tile.B // tile.PANEL, tile.CLUSTER, tile.STEP
 
     @cuda.jit(device=True)
-    def finish_share(item, rank, count, line, own, block, edges, tables):
-        counts, loads, places, outs = tables
-        lane, share = cuda.threadIdx.x, item * CLUSTER + rank
-        begin, past = part_of(count, CLUSTER, rank)
-        n, nth, mine = past - begin, lane - begin, begin <= lane < past
-        busy, copies = min(count, CLUSTER), 0
-        for p in range(PANELS):
-            if p % busy == rank:
-                if lane == 0:
-                    put(loads, share, copies, line * PANELS + p, p, 0, edges, (1 << busy) - 1)
-                copies += 1
-        apart = PANELS > 1 and own * PANELS + 1 >= edges[2]  # of the last columns
-        if mine:
-            panel, slot, ranks = own * PANELS, PANELS * (1 + nth), ALONE << rank
-            if PANELS > 1 and not apart:
-                loads[share, copies + nth, 0] = panel
-                loads[share, copies + nth, 1] = slot | (MAPS + IN_TWOS) << 8 | ranks << 16
-            else:
-                for p in range(PANELS):
-                    put(loads, share, copies + nth + p, panel + p, slot + p, 1, edges, ranks)
-        more = int32(redux_or(uint32(1 if mine and apart else 0)))
-        for group in range(GROUPS):
-            left, (first, end) = (group, (0, n)) if PANELS > 1 else (0, part_of(n, GROUPS, group))
-            if lane < OUTS:
-                outs[share, group, lane] = -1
-            sync_warp()
-            if mine and first <= nth < end:
-                outs[share, group, nth - first] = block
-            if lane == 0:
-                right = PANELS * (1 + (first if first < end else 0))
-                places[share, group, 0] = end - first
-                places[share, group, 1] = left * STEP | STEP << 16
-                places[share, group, 2] = right * STEP | STEP << 16
-        if lane == 0:
-            counts[share, 0] = copies + n + more
-            counts[share, 1] = PANELS * (1 + n) if n else 0
-
-    @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
-        words, before, indptr, _ = bits
-        block = entry_of(words, before, indptr, line, own)
-        for rank in range(CLUSTER):
-            finish_share(item, rank, count, line, own, block, edges, tables)
+    def finish(item, count, line, across, own, kept, bits, tables):
+        words, before, indptr, _, inputs = bits
+        lane = int32(cuda.threadIdx.x)
+        first, share = (
+            entry_of(words, before, indptr, line, shfl_idx(own, 0)),
+            item * CLUSTER + lane,
+        )
+        if lane < CLUSTER:
+            share_row(first, count, line, inputs, lane, CLUSTER, PANELS, STEP, share, *tables)
 
     return finish
 
@@ -126,7 +91,7 @@ def finishing_regions(tile: Tile) -> Any:
     """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
     of a row, dealt evenly to the warpgroups."""
     GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
-    STEP = tile.PANEL_BYTES >> 4
+    STEP = tile.STEP
 
     @cuda.jit(device=True)
     def keepers(kept, row):
@@ -134,8 +99,8 @@ def finishing_regions(tile: Tile) -> Any:
         return redux_or(uint32((kept >> uint32(row) & uint32(1)) << uint32(cuda.threadIdx.x)))
 
     @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
-        words, before, indptr, _ = bits
+    def finish(item, count, line, across, own, kept, bits, tables):
+        words, before, indptr, _, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         kept = kept if lane < count else uint32(0)
@@ -144,11 +109,11 @@ def finishing_regions(tile: Tile) -> Any:
             lanes = int32(cuda.popc(keepers(kept, row)))
             if lanes:
                 if lane == 0:
-                    put(loads, item, rows, line + row, rows, 0, edges, ALONE)
+                    put(loads, item, rows, line + row, rows, 0, ALONE)
                 rows += 1
             all_products += (lanes + 1) // 2
         if lane < count:
-            put(loads, item, rows + lane, own, rows + lane, 1, edges, ALONE)
+            put(loads, item, rows + lane, own, rows + lane, 1, ALONE)
         each = max((all_products + GROUPS - 1) // GROUPS, 1)
         for i in range(lane, GROUPS * OUTS, 32):
             outs[item, i // OUTS, i % OUTS] = -1
@@ -188,27 +153,30 @@ def finishing_strips(tile: Tile) -> Any:
     GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
 
     @cuda.jit(device=True)
-    def finish(item, count, line, across, own, kept, bits, edges, tables):
-        words, before, indptr, blocks = bits
+    def finish(item, count, line, across, own, kept, bits, tables):
+        words, before, indptr, blocks, _ = bits
         counts, loads, places, outs = tables
         lane = cuda.threadIdx.x
         for i in range(lane, GROUPS * EACH, 32):
             outs[item, i // EACH, i % EACH] = -1
         for i in range(lane, GROUPS * UNITS, 32):
-            places[item, i // UNITS, i % UNITS] = 0  # the only strip
+            group, unit = i // UNITS, i % UNITS
+            places[item, group, 0] = UNITS
+            places[item, group, 1 + 2 * unit] = 2 * i | 1 << 16
+            places[item, group, 2 + 2 * unit] = X_PANELS
         sync_warp()
         if lane < count:
             block = blocks[entry_of(words, before, indptr, line, own)]
             for p in range(PARTS):
                 at = lane * PARTS + p
-                put(loads, item, at, own * PARTS + p, at, 0, edges, ALONE)
+                put(loads, item, at, own * PARTS + p, at, 0, ALONE)
                 for c in range(ACROSS):
                     to = at * ACROSS + c
                     part = (block * PARTS + p) * PARTS + across * ACROSS + c
                     outs[item, to // EACH, to % EACH] = part
         if lane < ACROSS:
             panel = (line * (PARTS // ACROSS) + across) * ACROSS + lane
-            put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, edges, ALONE)
+            put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, ALONE)
         if lane == 0:
             counts[item, 0] = counts[item, 1] = count * PARTS + ACROSS
 

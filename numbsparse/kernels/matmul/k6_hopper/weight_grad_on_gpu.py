@@ -24,7 +24,7 @@ from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Edges, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import in_fours
@@ -34,7 +34,7 @@ from numbsparse.layout import Index
 
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 8
-PIECES, REST, WHOLE, ITEMS = range(4)  # of the numbers of a cut
+REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
 @on_gpu_of(in_fours)
@@ -48,22 +48,20 @@ def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
 
 
 @on_gpu_of(shares.plan)
-def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int, edges: Edges) -> tuple[Any, ...]:
-    return tables_of(index, tile, steps, places // tile.CLUSTER, edges, False)
+def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
+    return tables_of(index, tile, steps, places // tile.CLUSTER, False)
 
 
 @on_gpu_of(plans.plan)
 def plan_of_float32(
-    index: Index, tile: Tile, swapped: bool, steps: int, places: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, places: int
 ) -> tuple[Any, ...]:
-    worth = steps * plans.STEP > WORTH * plans.TO_ADD_FLOAT32
-    return tables_of(index, tile, steps, places, edges, worth)
+    worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FLOAT32
+    return tables_of(index, tile, steps, places, worth)
 
 
-def tables_of(
-    index: Index, tile: Tile, steps: int, places: int, edges: Edges, worth: bool
-) -> tuple[Any, ...]:
-    """(heads, loads, places, outs, what was cut, its numbers or 0)."""
+def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) -> tuple[Any, ...]:
+    """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
     how, by_columns = Cut.of(tile), tile.ITEM == 4
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
@@ -77,7 +75,6 @@ def tables_of(
         walk.indptr,
         walk.blocks,
         walk.indices,
-        plans.flat(edges),
         *drafts,
         starts,
         numbers,
@@ -89,8 +86,8 @@ def tables_of(
         launch(items_kernel(tile), groups, 32, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
-    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((4,), np.int32)
-    launch(number_kernel, 1, LINES, starts, numbers, places, pieces, found, cut)
+    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((5,), np.int32)
+    launch(number_kernel, 1, LINES, starts, numbers, places, pieces, how.OUTS, found, cut)
     launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
 
     most += places if pieces > 1 else 0
@@ -98,7 +95,7 @@ def tables_of(
     heads = empty((threads, 9 if by_columns else 5), np.int32)
     kept = empty((places * how.OUTS if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
-    return heads, final.loads, final.places, final.outs, kept, cut if pieces > 1 else 0
+    return heads, *final[1:], kept, cut, kept.size if pieces > 1 else 0
 
 
 class Drafts(NamedTuple):
@@ -112,11 +109,10 @@ class Drafts(NamedTuple):
     @classmethod
     def empty(cls, tile: Tile, items: int) -> Drafts:
         n = items * tile.CLUSTER
-        columns = 1 + 2 * tile.UNITS if tile.ITEM == 2 else tile.UNITS
         shapes = (
             (n, 2),
             (n, width_of(tile), 2),
-            (n, tile.GROUPS, columns),
+            (n, tile.GROUPS, 1 + 2 * tile.UNITS),
             (n, tile.GROUPS, tile.OUTS),
         )
         return cls(*(empty(shape, np.int32) for shape in shapes))
@@ -130,7 +126,7 @@ def pieces_kernel(tile: Tile) -> Any:
 
     @cuda.jit
     def kernel(
-        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, piece, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
         line, across = group // ACROSS, group % ACROSS
@@ -141,8 +137,8 @@ def pieces_kernel(tile: Tile) -> Any:
         if piece < pieces:
             count = min(most, here - piece * most)
             own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
-            bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
-            finish(first + piece, count, line, across, own, uint32(1), bits, edges, tables)
+            bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
+            finish(first + piece, count, line, across, own, uint32(1), bits, tables)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
 
@@ -162,12 +158,12 @@ def items_kernel(tile: Tile) -> Any:
 
     @cuda.jit
     def kernel(
-        words, before, indptr, blocks, inputs, edges, counts, loads, places, outs, starts, numbers
+        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
         first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks), (counts, loads, places, outs)
+        bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for last in range(N):
             for at in range(words.shape[1]):
@@ -178,13 +174,13 @@ def items_kernel(tile: Tile) -> Any:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
                     if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
-                        finish(item, count, line, across, own, kept, bits, edges, tables)
+                        finish(item, count, line, across, own, kept, bits, tables)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
                         own, kept = int32(at * 32 + bit), lines
                     count += 1
         if count:
-            finish(item, count, line, across, own, kept, bits, edges, tables)
+            finish(item, count, line, across, own, kept, bits, tables)
             item += 1
         if lane == 0:
             starts[group], numbers[group + 1] = first, item - first
@@ -193,7 +189,7 @@ def items_kernel(tile: Tile) -> Any:
 
 
 @cuda.jit
-def number_kernel(starts, numbers, places, most_pieces, found, cut):
+def number_kernel(starts, numbers, places, most_pieces, each, found, cut):
     """found[i] = where the i-th item is; and the numbers of what is cut."""
     items = sum_up(numbers, found.size)
     cuda.syncthreads()
@@ -205,7 +201,8 @@ def number_kernel(starts, numbers, places, most_pieces, found, cut):
         pieces = min(places // max(rest, 1), most_pieces)
         if rest == 0 or pieces < 2:
             rest = pieces = 0
-        cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS] = pieces, rest, items - rest, items
+        cut[PIECES], cut[STEP], cut[REST] = pieces, rest * each, rest
+        cut[WHOLE], cut[ITEMS] = items - rest, items
 
 
 @cache
@@ -277,21 +274,3 @@ def tables_kernel(tile: Tile) -> Any:
             outs[share, group, at] = block
 
     return kernel
-
-
-@cache
-def of_cut(tile: Tile, made: bool) -> Any:
-    """numbers(cut, pieces, k): (pieces, sums of one, whether the k-th of what is cut is a block).
-
-    Of a layout of the host `pieces` is a number, and all are blocks.
-    """
-    EACH = Cut.of(tile).OUTS
-
-    @cuda.jit(device=True)
-    def numbers(cut, pieces, k):
-        if made:
-            step = pieces[REST] * EACH
-            return pieces[PIECES], step, k < step and cut[k] >= 0
-        return pieces, cut.size, True
-
-    return numbers

@@ -17,9 +17,7 @@ from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
 from numbsparse.layout import Index
 
-RUNS = (1, 2, 4)  # panels that one copy may load
-MAPS = 1 + len(RUNS)  # tensor maps of an operand: of each run, and of the panel at its edge
-OPERANDS = 2
+OPERANDS = 2  # each has a tensor map
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
@@ -27,10 +25,10 @@ TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besid
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # times as many items have x and dy exchanged: 1 to 1.37 times as fast (H200)
 POOL = 224 * 1024  # bytes of shared memory for images and panels
-STEP = 1.4  # microseconds of a step of an item, as measured on an H200
+STEP_IN_US = 1.4  # of an item, as measured on an H200
 SUMS_IN_US = 3e5
 
-Edges = tuple[tuple[int, bool], ...]  # of x and dy: whole panels, and whether a part of one follows
+PIECES, STEP = range(2)  # of the numbers of a cut: pieces, and how many sums one of them leaves
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
@@ -40,13 +38,12 @@ class Tile(NamedTuple):
     B: int
     GROUPS: int
     UNITS: int
-    SIZES: tuple[int, ...]  # columns of a product
+    N: int  # columns of a product
     DEPTH: int  # rows of the batch in a step
     STAGES: int
     SLOTS: int  # panels in a stage
     CLUSTER: int
     LOADERS: int = 4  # warps that request copies
-    RESIDENT: int = 1  # blocks of threads on a multiprocessor
     REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy in an item, at most; float32 only
@@ -60,11 +57,6 @@ class Tile(NamedTuple):
     @property
     def PANEL_BYTES(self) -> int:
         return self.ITEM * self.PANEL * self.DEPTH
-
-    @property
-    def N(self) -> int:
-        """Columns of the largest product."""
-        return max(self.SIZES)
 
     @property
     def PAIR(self) -> int:
@@ -98,6 +90,11 @@ class Tile(NamedTuple):
         return 128 * self.GROUPS + 32 * self.LOADERS
 
     @property
+    def STEP(self) -> int:
+        """From a slot to the next in `places`: in 16 bytes, as wgmma takes them; of float32, 1."""
+        return 1 if self.ITEM == 4 else self.PANEL_BYTES >> 4
+
+    @property
     def IMAGE(self) -> int:
         """Bytes of the image of a strip of float32: hi and lo."""
         return 2 * 4 * self.DEPTH * self.N
@@ -108,29 +105,15 @@ class Tile(NamedTuple):
         return buffer + 1024  # panels begin at multiples of that
 
 
-# `part` and `put` are compiled for the host, which plans there, and for a GPU, which does too.
+# `put` is compiled for the host, which plans there, and for a GPU, which does too.
 
 
-def part(n, parts, k):
-    """(begin, end) of part k of n things, the first parts being the longer ones."""
-    begin = k * (n // parts) + min(k, n % parts)
-    return begin, begin + n // parts + (1 if k < n % parts else 0)
-
-
-def put(loads, share, at, panel, slot, operand, edges, ranks):
-    """A copy of one panel, which these ranks get; edges are `flat`."""
-    at_edge = edges[2 * operand + 1] != 0 and panel == edges[2 * operand]
-    loads[share, at, 0] = 0 if at_edge else panel
-    number = MAPS * operand + (len(RUNS) if at_edge else 0)
-    loads[share, at, 1] = slot | number << 8 | ranks << 16
+def put(loads, share, at, panel, slot, operand, ranks):
+    """A copy of one panel, which these ranks get."""
+    loads[share, at, 0], loads[share, at, 1] = panel, slot | operand << 8 | ranks << 16
 
 
 put_panel = inner()(put)
-
-
-def flat(edges: Edges) -> tuple[int, ...]:
-    """One after the other, as compiled code takes them."""
-    return tuple(int(n) for edge in edges for n in edge)
 
 
 @compiled()
@@ -163,15 +146,13 @@ def cut(times, sums, places, steps, least, rate, to_add):
     return best, whole, best_pieces
 
 
-def cut_up(
-    tables: Tables, whole: int, pieces: int, steps: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """(heads, loads, places, outs, what was cut, pieces): the tables of what each block does.
+def cut_up(tables: Tables, whole: int, pieces: int, steps: int) -> tuple[np.ndarray | int, ...]:
+    """(heads, loads, places, outs, what was cut, numbers of that, all sums): what each block does.
 
     tables : of each block of threads, if nothing is cut; the first `whole` of them have all steps
         heads : copies, panels that arrive, and what else the kernel needs to know
-        loads (., 2) : (panel, slot | map << 8 | ranks << 16)
-        places (GROUPS, .) : where the operands of a warpgroup's products are
+        loads (., 2) : (panel, slot | operand << 8 | ranks << 16)
+        places (GROUPS, 1 + 2 UNITS) : a warpgroup's products, and the slots of their operands
         outs (GROUPS, OUTS) : what they make, or -1
     heads then have before these the first step and the steps, and after two of them whether sums
     are left: then outs are places among the sums of `what was cut`, piece after piece.
@@ -193,7 +174,8 @@ def cut_up(
     base = (piece * kept.size)[:, None, None]
     tail[:] = np.where(tail >= 0, base + np.searchsorted(kept, tail), -1)
     heads = np.column_stack([span[:, :2], heads[:, :2], span[:, 2], heads[:, 2:]])
-    return heads, loads, places, outs, kept.astype(np.int32), pieces
+    numbers = np.array([pieces, kept.size], np.int32)
+    return heads, loads, places, outs, kept.astype(np.int32), numbers, pieces * kept.size
 
 
 def items_of(counts: np.ndarray, tile: Tile) -> tuple[int, np.ndarray, np.ndarray]:
@@ -269,34 +251,39 @@ def tile_of_columns(B: int, N: int) -> Tile:
     requested more, some would wait forever.
     """
     if SIMULATED:
-        return Tile(B, 1, 2, (N,), 32, 2, 0, 1, 1, 1, (128, 128), ITEM=4, STRIPS=2)
+        return Tile(B, 1, 2, N, 32, 2, 0, 1, 1, (128, 128), ITEM=4, STRIPS=2)
     if N == 64:
-        return Tile(B, 2, 2, (64,), 32, 5, 0, 1, 4, 1, (72, 216), ITEM=4, STRIPS=3)
-    return Tile(B, 3, 2, (32,), 32, 5, 0, 1, 4, 1, (80, 144), ITEM=4, STRIPS=4)
+        return Tile(B, 2, 2, N, 32, 5, 0, 1, 4, (72, 216), ITEM=4, STRIPS=3)
+    return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, (80, 144), ITEM=4, STRIPS=4)
 
 
 def plan(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int, edges: Edges
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
 ) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items, longest strips first.
 
-    Copies are of x, then of dy; places say which of the item's strips a product takes; outs name
-    parts of kept blocks of 32 x 32, in row order; of each product those of its first panel, then
-    those of the second. Heads end with the strips of an item, its stages, and how many values are
-    in the images of a step, a buffer, and in its panels, a stage. In shared memory the buffers are
-    first.
+    Copies are of x, then of dy; places say where a product's two panels of x are and its strip of
+    dy; outs name parts of kept blocks of 32 x 32, in row order; of each product those of its first
+    panel, then those of the second. Heads end with the strips of an item, its stages, and how many
+    values are in the images of a step, a buffer, and in its panels, a stage. In shared memory the
+    buffers are first.
     """
-    across, blocks = tile.N // tile.PANEL, tile.B // 32
+    across, blocks, each = tile.N // tile.PANEL, tile.B // 32, tile.GROUPS * tile.UNITS
     n, *of_strips = items_of(panels_kept(index, tile.B, tile.N, swapped), tile)
     loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
-    images = np.full((n, tile.GROUPS, tile.UNITS), -1, np.int32)
+    images = np.full((n, each), -1, np.int32)  # which strip of the item a product takes
     outs = np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32)
     strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
     walk = index.rows if swapped else index.columns
-    of_products = images.reshape(n, -1), outs.reshape(-1, 2, across)
-    _fill(*walk, blocks, swapped, *of_strips, flat(edges), strips, n_loads, loads, *of_products)
-    sums = n % processors * tile.UNITS * tile.GROUPS * 64 * tile.N
-    times = np.full(n, STEP)
+    of_products = images, outs.reshape(-1, 2, across)
+    _fill(*walk, blocks, swapped, *of_strips, strips, n_loads, loads, *of_products)
+    of_groups = images.reshape(n, tile.GROUPS, tile.UNITS)
+    places = np.empty((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
+    places[:, :, 0] = (of_groups >= 0).sum(2)
+    places[:, :, 1::2] = 2 * np.arange(each).reshape(tile.GROUPS, tile.UNITS) | 1 << 16
+    places[:, :, 2::2] = tile.X_PANELS + np.maximum(of_groups, 0) * across
+    sums = n % processors * each * 64 * tile.N
+    times = np.full(n, STEP_IN_US)
     _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
     many: np.ndarray = (strips >= 0).sum(1)
     # Blocks of threads that go from item to item keep their stages.
@@ -305,12 +292,12 @@ def plan(
     buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
     stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
     heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
-    return cut_up((heads, loads, images, outs), whole, pieces, steps)
+    return cut_up((heads, loads, places, outs), whole, pieces, steps)
 
 
 @compiled()
 def _fill(
-    indptr, lines, blocks, n, swapped, first, image, edges, strips, n_loads, loads, images, outs
+    indptr, lines, blocks, n, swapped, first, image, strips, n_loads, loads, images, outs
 ):  # fmt: skip
     """strips (items, STRIPS) : of dy, or -1; images (items, products), outs (products, 2, .)"""
     across, each = outs.shape[2], images.shape[1]
@@ -332,7 +319,7 @@ def _fill(
                 strips[item, number] = strip
                 images[item, product % each] = number
                 slot = 2 * (product % each) + half
-                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, edges, ALONE)
+                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, ALONE)
                 n_loads[item] += 1
                 for c in range(across):
                     if across > n:
@@ -347,10 +334,8 @@ def _fill(
                 kept += 1
             i, j = i + (1 if one else 0), j + (1 if other else 0)
     for item in range(len(images)):
-        for product in range(1, each):
-            images[item, product] = max(images[item, product], images[item, product - 1])
         for number in range(strips.shape[1]):
             for c in range(across if strips[item, number] >= 0 else 0):
                 panel, slot = strips[item, number] * across + c, 2 * each + number * across + c
-                put_panel(loads, item, n_loads[item], panel, slot, 1, edges, ALONE)
+                put_panel(loads, item, n_loads[item], panel, slot, 1, ALONE)
                 n_loads[item] += 1

@@ -5,6 +5,7 @@ once for a whole item, so an item should have many kept blocks on few lines: see
 """
 
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -12,11 +13,9 @@ from numbsparse.kernels.cores import compiled, inner, threads
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     ALONE,
-    MAPS,
-    RUNS,
-    Edges,
     Tables,
     Tile,
+    put_panel,
 )
 from numbsparse.kernels.parts.regions import Items, pieces_of_rows, regions
 from numbsparse.layout import Index
@@ -26,12 +25,55 @@ NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
-part_of = inner()(plans.part)
+# `part` and `share` are compiled for a GPU too, which plans there.
 
 
-def plan(
-    index: Index, tile: Tile, steps: int, processors: int, edges: Edges
-) -> tuple[np.ndarray | int, ...]:
+def part(n, parts, k):
+    """(begin, end) of part k of n things, the first parts being the longer ones."""
+    begin = k * (n // parts) + min(k, n % parts)
+    return begin, begin + n // parts + (1 if k < n % parts else 0)
+
+
+def sharing_rows(compile: Any) -> Any:
+    """share(first, count, row, columns, rank, cluster, panels, step, at, ...tables).
+
+    What a block of threads of a cluster does of `count` blocks of a row, from number `first` on:
+    slots of x, then of the dy of its blocks. Where x has several panels a warpgroup has one of
+    them and all these blocks, else a part of the blocks.
+    """
+    part_of, put_panel = compile(part), compile(plans.put)
+
+    def share(
+        first, count, row, columns, rank, cluster, panels, step, at, heads, loads, places, outs
+    ):  # fmt: skip
+        busy, copy = min(count, cluster), 0
+        begin, past = part_of(count, cluster, rank)
+        n = past - begin
+        for p in range(panels):
+            if p % busy == rank:
+                put_panel(loads, at, copy, row * panels + p, p, 0, (1 << busy) - 1)
+                copy += 1
+        for slot in range(panels, panels * (1 + n)):
+            column = columns[first + begin + slot // panels - 1]
+            put_panel(loads, at, copy, column * panels + slot % panels, slot, 1, ALONE << rank)
+            copy += 1
+        heads[at, 0], heads[at, 1] = copy, panels * (1 + n) if n else 0
+        for group in range(outs.shape[1]):
+            own, end = part_of(n, outs.shape[1], group) if panels == 1 else (0, n)
+            places[at, group, 0] = end - own
+            for k in range(outs.shape[2]):
+                there, right = k < end - own, panels * (1 + own + k)
+                places[at, group, 1 + 2 * k] = group * step if panels > 1 else 0
+                places[at, group, 2 + 2 * k] = right * step | step << 16 if there else 0
+                outs[at, group, k] = first + begin + own + k if there else -1
+
+    return compile(share)
+
+
+share_row = sharing_rows(inner())
+
+
+def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items that end first on `processors` multiprocessors.
 
     `steps` make the batch, and `processors` blocks of threads run at once.
@@ -43,7 +85,7 @@ def plan(
         for items in ways_of(index, tile, at_once)
     ]
     _, whole, pieces, order, items = min(ways, key=lambda way: way[0])
-    tables = tables_of(index, tile, items, order, edges)
+    tables = tables_of(index, tile, items, order)
     return plans.cut_up(tables, whole * tile.CLUSTER, pieces, steps)
 
 
@@ -57,11 +99,11 @@ def ways_of(index: Index, tile: Tile, places: int) -> list[Items]:
     return regions(index, tile.SLOTS, tile.PAIR, sizes(index, tile, places))
 
 
-def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: Edges) -> Tables:
+def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tables:
     """What each block of threads does, those of an item together, in this order of the items.
 
-    The tables of `plans.cut_up`. Copies are (panel, slot | map << 8 | ranks << 16), of x, then of
-    dy, of neighbours in one; places are as `ptx.wgmma_units` takes them.
+    The tables of `plans.cut_up`. Copies are (panel, slot | operand << 8 | ranks << 16), of x, then
+    of dy; places are as `ptx.wgmma_units` takes them.
     """
     n = order.size * tile.CLUSTER
     tables = (
@@ -70,17 +112,18 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
         np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
         np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
     )
-    ends, step = np.array(edges, np.int64), tile.PANEL_BYTES >> 4
+    step = tile.STEP
     n_columns = index.columns.indptr.size - 1
 
     def share(first: int) -> None:
-        what = order[first : first + AT_ONCE], *items[:2], index.block_rows, index.block_columns
+        which, lines = order[first : first + AT_ONCE], (index.block_rows, index.block_columns)
         rows = slice(first * tile.CLUSTER, (first + AT_ONCE) * tile.CLUSTER)
-        own = ends, step, *(a[rows] for a in tables)
+        own = step, *(a[rows] for a in tables)
         if tile.B == 128:
-            share_rows(*what, tile.B // tile.PANEL, tile.CLUSTER, *own)
+            share_rows(which, items.starts, *lines, tile.B // tile.PANEL, tile.CLUSTER, *own)
         else:
-            share_regions(*what, tile.PAIR, np.full(n_columns, -1), *own)
+            slots = np.full(n_columns, -1)
+            share_regions(which, *items[:2], *lines, tile.PAIR, slots, *own)
 
     others = [threads().submit(share, first) for first in range(AT_ONCE, order.size, AT_ONCE)]
     share(0)
@@ -91,7 +134,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray, edges: 
 
 @compiled()
 def share_regions(
-    which, order, starts, block_rows, block_columns, pair, slot, edges, step,
+    which, order, starts, block_rows, block_columns, pair, slot, step,
     heads, loads, places, outs,
 ):  # fmt: skip
     """Slots of x, then of dy; and the products, dealt evenly to the warpgroups.
@@ -105,7 +148,7 @@ def share_regions(
         for k in range(first, end):
             row = block_rows[order[k]]
             if n == 0 or row != loads[item, n - 1, 0]:
-                loads[item, n, 0], loads[item, n, 1] = row, n | ALONE << 16
+                loads[item, n, 0] = row
                 n, run = n + 1, 0
             products += run & (pair - 1) == 0
             run += 1
@@ -121,7 +164,6 @@ def share_regions(
                 count += 1
         for at in range(n, count):
             slot[loads[item, at, 0]] = at
-            loads[item, at, 1] = at | ALONE << 16
         each = -(-products // groups)
         group, unit, row = -1, each - 1, -1
         for k in range(first, end):
@@ -142,69 +184,22 @@ def share_regions(
             run += 1
         for k in range(first, end):
             slot[block_columns[order[k]]] = -1
-        heads[item, 0], heads[item, 1] = _join(loads[item], n, count, edges), count
+        for at in range(count):
+            put_panel(loads, item, at, loads[item, at, 0], at, 1 if at >= n else 0, ALONE)
+        heads[item, 0] = heads[item, 1] = count
 
 
 @compiled()
 def share_rows(
-    which, order, starts, rows, columns, panels, cluster, edges, step, heads, loads, places, outs
-):
-    """Slots of x, then of the dy of its blocks, which are dealt to the cluster.
-
-    Each warpgroup has all blocks, but a panel of x: a part of each.
-    """
+    which, starts, rows, columns, panels, cluster, step, heads, loads, places, outs
+):  # fmt: skip
     for item in range(which.size):
         first, end = starts[which[item]], starts[which[item] + 1]
-        busy = min(end - first, cluster)
         for rank in range(cluster):
-            begin, past = part_of(end - first, cluster, rank)
-            share, copy = item * cluster + rank, 0
-            for p in range(panels):
-                if p % busy == rank:
-                    loads[share, copy, 0] = rows[order[first]] * panels + p
-                    loads[share, copy, 1] = p | ((1 << busy) - 1) << 16
-                    copy += 1
-            of_x = copy
-            for slot in range(panels, panels * (1 + past - begin)):
-                block = order[first + begin + slot // panels - 1]
-                panel = columns[block] * panels + slot % panels
-                loads[share, copy, 0], loads[share, copy, 1] = panel, slot | ALONE << 16 + rank
-                copy += 1
-            heads[share, 0] = _join(loads[share], of_x, copy, edges)
-            heads[share, 1] = panels * (1 + past - begin) if begin < past else 0
-            for group in range(outs.shape[1]):
-                places[share, group, 0] = past - begin
-                places[share, group, 1] = group * step | step << 16
-                places[share, group, 2] = panels * step | step << 16
-                for k in range(begin, past):
-                    outs[share, group, k - begin] = order[first + k]
-
-
-@inner()
-def _join(loads, of_x, end, edges):
-    """Copies in the place of the loads, (panel, slot | ranks << 16); how many they are."""
-    k = copy = 0
-    for operand in range(2):
-        while k < (end if operand else of_x):
-            panel, code = loads[k]
-            number, run, same = 0, 1, 1
-            if edges[operand, 1] and panel == edges[operand, 0]:
-                panel, number = 0, len(RUNS)
-            else:
-                while (
-                    k + same < (end if operand else of_x)
-                    and loads[k + same, 0] == panel + same
-                    and loads[k + same, 1] == code + same
-                    and panel + same < edges[operand, 0]
-                ):
-                    same += 1
-                while number + 1 < len(RUNS) and RUNS[number + 1] <= same:
-                    number += 1
-                run = RUNS[number]
-            loads[copy, 0] = panel
-            loads[copy, 1] = code | MAPS * operand + number << 8
-            copy, k = copy + 1, k + run
-    return copy
+            share_row(
+                first, end - first, rows[first], columns, rank, cluster, panels, step,
+                item * cluster + rank, heads, loads, places, outs,
+            )  # fmt: skip
 
 
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:
@@ -255,5 +250,5 @@ def cut_of(
     least = steps * max(from_l2(read, tile), memory * from_l2(first, tile))
     order = np.argsort(times, kind="stable")[::-1]
     sums = int(counts[order[order.size // places * places :]].sum()) * tile.B**2
-    rate = 7e4 if tile.UNITS > 1 else 3e5  # pairs of blocks leave theirs number by number
+    rate = 7e4 if tile.B < 128 else 3e5  # pairs of blocks leave theirs number by number
     return *plans.cut(times[order], sums, places, steps, least, rate, plans.TO_ADD), order
