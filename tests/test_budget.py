@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_245,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_600,
-    "numbsparse/kernels/matmul": 10_135,
+    "numbsparse/kernels/matmul": 10_140,
     "numbsparse/kernels/parts": 5_130,
     "numbsparse/kernels/ptx": 2_450,
     "numbsparse/machine_code": 350,

@@ -348,7 +348,7 @@ CEILINGS = {
     "k5_tensor_core": (3, 520),
     "k6_hopper": (4, 970),
     "k7_small_blocks": (4, 955),
-    "k8_small_batch": (6, 890),
+    "k8_small_batch": (6, 895),
     "k9_dense_tiles": (3, 520),
 }
 

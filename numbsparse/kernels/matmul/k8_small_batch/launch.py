@@ -30,7 +30,7 @@ from numbsparse.layout import Index
 SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
-FEW = 8  # units of a warp: from so many on it pays to have twice as many warps in a weight_grad
+FEW = 8  # units of a warp: from so many on rings pay, and twice as many warps in a weight-gradient
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
@@ -148,7 +148,11 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
-    return with_stages(lines, 2 if source.engine else MOST)
+    # One stage, as launches that overlap gain more there: with two 64 rows took 1.04 to 1.07 times
+    # as long, and 16 rows 0.90 to 0.93 (H200).
+    units = -(-batch // lines.rows) * values.size // WIDTH**2
+    few = form.is_16_bit and lines.far and units < FEW * WARPS * n_shares()
+    return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
 def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
