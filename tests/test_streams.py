@@ -25,6 +25,7 @@ def driver(monkeypatch):
 def test_without_a_gpu_there_is_nothing_to_wait_for(monkeypatch):
     monkeypatch.setattr(runtime, "SIMULATED", False)
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "there is none")
+    monkeypatch.setattr(streams, "after_waiting", [])  # earlier tests left what is told
     ns.synchronize()
 
 

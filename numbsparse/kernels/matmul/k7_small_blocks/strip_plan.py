@@ -53,12 +53,11 @@ OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, 
 PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
 FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
 # Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
-# as they are stored; of 512, 325 instead of 358 if packed. Where less is kept, packing pays from
-# so many rows times features on, for each row of a block: 28 us instead of 33 at 192 rows (H200).
-PACK_FLOAT32_FROM = 256
+# as they are stored; of 512, 325 instead of 358 if packed. Before, packing pays from so many rows
+# times features on: 130 us instead of 158 with 12,288 features and 256 rows; and where less is
+# kept, for each row of a block: 28 us instead of 33 at 192 rows (H200).
+PACK_FLOAT32_FROM, PACK_LARGE_FROM = 256, 3 * 2**20
 SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
-# Rows times features, whatever is kept: with 12,288 features and 256 rows 130 us instead of 158.
-PACK_LARGE_FROM = 3 * 2**20
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
