@@ -19,7 +19,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_600,
     "numbsparse/kernels/matmul": 10_140,
-    "numbsparse/kernels/parts": 5_130,
+    "numbsparse/kernels/parts": 5_140,
     "numbsparse/kernels/ptx": 2_450,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_735,

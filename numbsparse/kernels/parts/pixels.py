@@ -94,8 +94,9 @@ def has_room(sizes: Three, features: int, B: int) -> bool:
 
 def places_in_squares(lines: np.ndarray, offsets: tuple[int, ...], n_lines: int) -> np.ndarray:
     """Of block columns (pixel of a square, block), n_lines of all, what `store` takes."""
-    residue, block = np.divmod(lines, n_lines // len(offsets))
-    of_pixel = np.array(offsets)[np.minimum(residue, len(offsets) - 1)] * (n_lines // len(offsets))
+    a_pixel = n_lines // len(offsets)
+    residue, block = np.divmod(lines, a_pixel)
+    of_pixel = np.array(offsets)[np.minimum(residue, len(offsets) - 1)] * a_pixel
     return residue << RESIDUE_AT | of_pixel + block
 
 

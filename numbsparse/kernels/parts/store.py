@@ -132,9 +132,26 @@ def column_of(of: Sums) -> Any:
     return column
 
 
+@cache
+def four_strips(of: Sums) -> Any:
+    """four(sums, tile, s, half) -> the words of 8 columns of strip s + lane % 4."""
+    pair = packed(of)
+
+    @cuda.jit(device=True)
+    def four(sums, tile, s, half):
+        return transposed(
+            pair(sums, tile, s, half),
+            pair(sums, tile, s + 1, half),
+            pair(sums, tile, s + 2, half),
+            pair(sums, tile, s + 3, half),
+        )
+
+    return four
+
+
 def _tile_by_rows(of: Sums) -> Any:
     """Four strips at once: each lane of four gets 8 columns of one of them."""
-    STRIPS, pair, column = of.STRIPS, packed(of), column_of(of)
+    STRIPS, four, column = of.STRIPS, four_strips(of), column_of(of)
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
@@ -142,12 +159,7 @@ def _tile_by_rows(of: Sums) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         for half in range(2):
             for s in range(0, STRIPS, 4):
-                a, b, c, d = transposed(
-                    pair(sums, tile, s, half),
-                    pair(sums, tile, s + 1, half),
-                    pair(sums, tile, s + 2, half),
-                    pair(sums, tile, s + 3, half),
-                )
+                a, b, c, d = four(sums, tile, s, half)
                 k, n = column(columns, s + lane % 4), row + 8 * half + lane // 4
                 if n < batch and k >= 0 and k < features:
                     store_4xu32(values, n * stride + k, a, b, c, d)
@@ -183,7 +195,7 @@ def place_in_square(B: int) -> Any:
 
 def _tile_by_pixels(of: Sums) -> Any:
     """As by rows; y has `places` for its second stride, and features of a pixel for the first."""
-    STRIPS, pair, place, A_COLUMN = of.STRIPS, packed(of), place_in_square(of.B), of.B // 8
+    STRIPS, four, place, A_COLUMN = of.STRIPS, four_strips(of), place_in_square(of.B), of.B // 8
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
@@ -192,12 +204,7 @@ def _tile_by_pixels(of: Sums) -> Any:
         for half in range(2):
             pixel, inside = square_of(places, row + 8 * half + lane // 4, batch)
             for s in range(0, STRIPS, 4):
-                a, b, c, d = transposed(
-                    pair(sums, tile, s, half),
-                    pair(sums, tile, s + 1, half),
-                    pair(sums, tile, s + 2, half),
-                    pair(sums, tile, s + 3, half),
-                )
+                a, b, c, d = four(sums, tile, s, half)
                 strip = s + lane % 4
                 there, k = place(columns[strip // A_COLUMN], inside)
                 if there:
