@@ -139,21 +139,21 @@ def _time(graph: Graph, count: int) -> float:
     """Seconds a replay, of `count` replays from an idle GPU, if there is one, to an idle GPU."""
     wait = synchronize if is_available() else lambda: None
     wait()
-    events = _events() if graph.recorded and not SIMULATED else ()
+    by_gpu = graph.recorded and not SIMULATED
     began = time.perf_counter()
-    for event in events[:1]:
-        runtime.driver().cuEventRecord(event, LEGACY)  # a stream that waits for all others
+    if by_gpu:
+        runtime.driver().cuEventRecord(_events()[0], LEGACY)  # a stream that waits for all others
     for _ in range(count):
         graph.replay()
-    for event in events[1:]:
-        runtime.driver().cuEventRecord(event, LEGACY)
+    if by_gpu:
+        runtime.driver().cuEventRecord(_events()[1], LEGACY)
     wait()
-    if events:
-        error, milliseconds = runtime.driver().cuEventElapsedTime(*events)
-        if error:
-            raise RuntimeError(f"the GPU's clock failed: {error}")
-        return float(milliseconds) / 1e3 / count
-    return (time.perf_counter() - began) / count
+    if not by_gpu:
+        return (time.perf_counter() - began) / count
+    error, milliseconds = runtime.driver().cuEventElapsedTime(*_events())
+    if error:
+        raise RuntimeError(f"the GPU's clock failed: {error}")
+    return float(milliseconds) / 1e3 / count
 
 
 @cache
