@@ -15,30 +15,26 @@ from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, unpack_bfloat2, unp
 from numbsparse.layout import Index
 
 
-@cache
-def any_nan(COUNT: int, *rest: int) -> Any:
-    """Whether accumulators of this shape, of a thread, hold a NaN: 0 or 1."""
-    if not rest:
+@cuda.jit(device=True)
+def nan_in(values):
+    """Whether accumulators of a thread hold a NaN: 0 or 1."""
+    found = 0
+    for i in range(values.shape[0]):
+        if values[i] != values[i]:
+            found = 1
+    return found
 
-        @cuda.jit(device=True)
-        def nan_in_values(acc):
-            found = 0
-            for i in range(COUNT):
-                if acc[i] != acc[i]:
-                    found = 1
-            return found
 
-        return nan_in_values
-    nan_in_each = any_nan(*rest)
-
-    @cuda.jit(device=True)
-    def nan_in(acc):
-        found = 0
-        for i in range(COUNT):
-            found |= nan_in_each(acc[i])
-        return found
-
-    return nan_in
+@cuda.jit(device=True)
+def nan_in_sums(acc):
+    """The same of (M, N, 4)."""
+    found = 0
+    for m in range(acc.shape[0]):
+        own = 0
+        for n in range(acc.shape[1]):
+            own |= nan_in(acc[m, n])
+        found |= own
+    return found
 
 
 @cuda.jit(device=True)

@@ -172,7 +172,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     exact, TB, REGISTERS, CHUNKS = precision == "highest", B // 8, B // 2, B // CHUNK
     SLOT, PIECES = (2 if exact else 1) * B * B, B // 4  # of 16 bytes of a line
     LINES = 8 // PIECES  # of which the pieces are swapped alike
-    split, clear_sums = splitting(exact, fast=True), clear(1, TB)
+    split = splitting(exact, fast=True)
     multiply = wgmma_split(B, TB, exact, 1, True, not exact)
     store_sums = store_tile(precision, 1, TB, True, row_at)
 
@@ -193,7 +193,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def start(sums):
-        clear_sums(sums)
+        clear(sums)
 
     @cuda.jit(device=True)
     def add(_, ring, x_place, shift, w_place, own):

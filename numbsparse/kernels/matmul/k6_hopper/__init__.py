@@ -55,15 +55,13 @@ from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
-from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_init,
     more_registers,
     shfl_idx,
@@ -215,11 +213,7 @@ def line_kernel(form: Form) -> Any:
                 mbarrier_init(bars, 2 * STAGES + i, WARPS // SCALERS)
             for i in range(STAGES):
                 info[MASKS + i] = uint32(0)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
+        show_barriers(t, CLUSTER)
         wait_for_earlier_kernels()
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]

@@ -41,16 +41,14 @@ from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
-from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import KINDS, PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     more_registers,
     shfl_idx,
     wait_for_earlier_kernels,
@@ -224,11 +222,7 @@ def kernel_of(
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
+        show_barriers(t, CLUSTER)
         wait_for_earlier_kernels()
         if warp >= WARPS:
             if GIVEN:

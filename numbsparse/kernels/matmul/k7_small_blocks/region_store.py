@@ -132,7 +132,7 @@ def store_slot(sums: Sums) -> Any:
 def storer(sums: Sums) -> Any:
     """The sums of a warp's slots, in its own part of the ring, as many slots at a time as it holds;
     or to the partial sums, where the region is one of several pieces."""
-    region, save = sums.region, pieces.save(sums.region.SLOTS, sums.TILES)
+    region = sums.region
     WARPS, SLOTS, SLOT = region.WARPS, region.SLOTS, 16 * sums.B * region.ITEM // 4
     AT_ONCE = min(SLOTS, region.STAGES * region.STAGE_BYTES // 4 // (WARPS * SLOT))
     put, store = put_slot(sums), store_slot(sums)
@@ -159,7 +159,7 @@ def storer(sums: Sums) -> Any:
     @cuda.jit(device=True)
     def store_region(acc, warp, slot, partial, used, words, start, into, dense):
         if partial >= 0:
-            save(into.partials, int64(partial) * WARPS + warp, acc)
+            pieces.save(into.partials, int64(partial) * WARPS + warp, acc)
         else:
             at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, slot)
             store_slots(acc, used, stored, words, at, into, dense)
@@ -225,8 +225,7 @@ def total_kernel(sums: Sums) -> Any:
 def _total_kernel(sums: Sums) -> Any:
     SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
-    ALL, clear, add = ADDERS * WORDS, pieces.clear(*ACC[:2]), pieces.add(*ACC[:2])
-    read, COMING, GATED = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC), sums.gated
+    ALL, COMING, GATED = ADDERS * WORDS, (AHEAD, *ACC), sums.gated
 
     @cuda.jit
     def kernel(uncut, slots, count, into, dense):
@@ -240,16 +239,16 @@ def _total_kernel(sums: Sums) -> Any:
             wait_for_earlier_kernels()
         stored = stored_blocks(into.blocks, uncut + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
-        clear(acc)
+        pieces.clear(acc)
         wait_for_earlier_kernels()
         for first in range(0, count, AHEAD):
             for p in range(AHEAD):
-                clear(coming[p])  # the last one is read again
+                pieces.clear(coming[p])  # the last one is read again
                 piece = which * count + min(first + p, count - 1)
-                read(into.partials, piece * SLOTS + slot, coming[p])
+                pieces.add_saved(into.partials, piece * SLOTS + slot, coming[p])
             for p in range(AHEAD):
                 if first + p < count:
-                    add(acc, coming[p])
+                    pieces.add(acc, coming[p])
         put(acc[0], words, warp * WORDS)
         sync_warp()
         store(words, warp * WORDS, stored, 0, into, dense)

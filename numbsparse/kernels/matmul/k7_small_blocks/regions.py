@@ -53,17 +53,15 @@ from numbsparse.kernels.parts.pixels import (
 )
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
-from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fence_proxy_async,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
@@ -268,9 +266,7 @@ def region_kernel(sums: Sums) -> Any:
             fence_proxy_async()
         if t == 0:
             begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
+        show_barriers(t, 1)
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
@@ -385,7 +381,7 @@ def load_box(sums: Sums, transposed: bool) -> Any:
 def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
     region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
-    WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
+    WARPS, SLOTS = region.WARPS, region.SLOTS
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     _, MORE, _ = handed_over(region.WARPS, region.FETCHERS)
     own_piece, (place, add_products) = piece_of_block(region), products(sums)
@@ -411,7 +407,7 @@ def multiplier(sums: Sums) -> Any:
         for p in range(SLOTS):
             slot = shfl_idx(left, uint32(p)) if GATED else codes[own_warp * SLOTS + p]
             code[p] = place(slot, lane)
-        clear_sums(acc)
+        clear(acc)
         stage = phase = uint32(0)
         for _ in range(steps):
             mbarrier_wait(bars, stage, phase)

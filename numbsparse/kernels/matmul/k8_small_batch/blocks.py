@@ -207,10 +207,8 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(blocks), multiplying(blocks)
     write = writing(form, depth, x_side.groups, source.engine)
-    clear, after = pieces.clear(M, 4), stepping(LONG)
-    leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
-    take_gates, next_gates, wanted = gating(WIDTH // depth, GATED)
-    EACH = WIDTH // depth
+    EACH, after = WIDTH // depth, stepping(LONG)
+    take_gates, next_gates, wanted = gating(EACH, GATED)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
@@ -276,7 +274,7 @@ def block_kernel(blocks: Blocks) -> Any:
             if GATED:
                 loaded -= 1
             if step == first:
-                clear(acc)
+                pieces.clear(acc)
             if wanted(own_gates):
                 multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
@@ -293,7 +291,7 @@ def block_kernel(blocks: Blocks) -> Any:
             unit, step = after(unit, step, first, end)
             if step == first:
                 if SPLIT > 1:
-                    leave(floats[base:], 0, acc)
+                    pieces.save(floats[base:], 0, acc)
                 elif wanted(own_gates):
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
                 now = coming
@@ -302,9 +300,9 @@ def block_kernel(blocks: Blocks) -> Any:
         if SPLIT > 1:
             cuda.syncthreads()
             if mine:
-                clear(acc)
+                pieces.clear(acc)
                 for k in range(SPLIT):
-                    add(floats[base + k * MINE :], 0, acc)
+                    pieces.add_saved(floats[base + k * MINE :], 0, acc)
                 write(operands, w_view, whole, dvalues, shared, leaving, acc)
         if ENGINE and elect() != 0:
             bulk_wait_read()
@@ -410,7 +408,7 @@ def multiplying(blocks: Blocks) -> Any:
     TILES, (TILE, NEXT) = blocks.tiles, apart_of(form, blocks.dy)
     FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
     take, add = fragment(form, blocks.dy), products(form, M, 4)
-    clear, add_up, split = pieces.clear(M, 4), pieces.add(M, 4), splitting(True)
+    split = splitting(True)
 
     @cuda.jit(device=True)
     def step(tile, start, s, pitch, x_hi, x_lo, acc):
@@ -418,12 +416,12 @@ def multiplying(blocks: Blocks) -> Any:
         take(tile, start, s, pitch if SLAB else uint32(0), (), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
-            clear(sums)
+            pieces.clear(sums)
             # The smallest first; lo times lo is less than what a float32 holds.
             add(x_lo, hi, sums)
             add(x_hi, lo, sums)
             add(x_hi, hi, sums)
-            add_up(acc, sums)
+            pieces.add(acc, sums)
         else:
             add(x_hi, hi, acc)
 

@@ -32,8 +32,8 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
-from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
+from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for, map_of
 from numbsparse.kernels.ptx import (
@@ -44,11 +44,9 @@ from numbsparse.kernels.ptx import (
     cp_async_arrive,
     cp_async_zero_fill,
     elect,
-    fence_mbarrier_init,
     fence_proxy_async,
     fence_tensor_map,
     first_multiple,
-    let_next_kernel_start,
     load_4xu32,
     mbarrier_arrive,
     mbarrier_expect,
@@ -129,9 +127,7 @@ def tile_kernel(tile: Tile) -> Any:
                 prefetch_tensor_map(x_map)
             begin_ring(bars, 0, STAGES, 1 + 32 * FETCHERS, WARPS)
             mbarrier_init(bars, 2 * STAGES, 1)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
+        show_barriers(t, 1)
         warp, row = shfl_idx(uint32(t // 32), 0), int32(top * plan.rows)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -249,7 +245,7 @@ def consumer(tile: Tile) -> Any:
     OWN_ROWS = LINE * (DEPTH if x_transposed else SQUARE)  # bytes
     add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT)
     store = storer(Sums(tile.kind, WIDTH, 1, 1, APART=64), tile.order)
-    nan_in, repair = any_nan(OWN), repairing_lines(False, tile.kind)
+    repair = repairing_lines(False, tile.kind)
 
     @cuda.jit(device=True)
     def finish(sums, place, row, y, dense):
