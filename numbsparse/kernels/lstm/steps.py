@@ -58,7 +58,7 @@ def run_steps(
     plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles)
     launch(
         kernel, count, THREADS,
-        tensor_maps(*((a, box, box[-1] * ring.ITEM) for a, box in operands)),
+        tensor_maps(*operands),
         Plan(*plan), given, arrived, of_steps, size,
         shared_bytes=1024 + ring.STAGE * ring.STAGES, together=of_steps[0] > 1,
     )  # fmt: skip

@@ -81,7 +81,7 @@ def weight_of(
     """
     size = values.shape[2]
     if values.itemsize == 2:
-        return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
+        return tensor_map(values.reshape(-1, size), (B, B))
     strides = (1, size) if transposed else (size, 1)  # along the sum and across
     return images_of(values, strides, rows, NO_EDGE, B, B, False, alone=arithmetic == "high")
 
@@ -106,7 +106,7 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
         [slice(f, None, s) for f, s in zip(first, view.step, strict=True)]
         for first in np.ndindex(*view.residues)
     )
-    return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
+    return tensor_maps(*((images[(slice(None), *of)], box) for of in along))
 
 
 @cache

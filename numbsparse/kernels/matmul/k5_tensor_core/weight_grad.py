@@ -20,7 +20,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
-from numbsparse.kernels.parts.repair import factors_of, nan_in_sums, repairing_blocks
+from numbsparse.kernels.parts.repair import factors_of, nan_in_sums, repair_block
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored, storing_two
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
@@ -171,12 +171,11 @@ def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
 @cache
 def repairing(B: int, BM: int, orders: tuple[bool, bool, bool]) -> Any:
     """Of BM x BM values of dvalues, from a row and a column on, those that are NaN."""
-    repair_one = repairing_blocks(B)
 
     @cuda.jit(device=True)
     def repair(dvalues, top, left, dense):
         for item in range(cuda.threadIdx.x, BM * BM, THREADS):
             at = (top + item // BM) * int64(B) + left + item % BM
-            repair_one(dvalues, at, dense, orders)
+            repair_block(dvalues, at, B, dense, orders)
 
     return repair

@@ -143,7 +143,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     if is_16_bit:
         maps = maps_of(form, lines, all_values, edge, y, rows if form.even else 0)
     else:
-        maps = tensor_maps((lines, x_box(form, rows if form.even else 0), LINE))
+        maps = tensor_maps((lines, x_box(form, rows if form.even else 0)))
         lines_of_w = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         cut = tile.N, tile.DEPTH, x_transposed
@@ -168,13 +168,13 @@ def maps_of(
     form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray, rows: int
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
-    w, of_y = w_box(form), box_of(form.tile.stored(form.kind), form.order)
-    boxes: list[Any] = [(x, x_box(form, rows), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
+    boxes: list[Any] = [(x, x_box(form, rows))]
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
-        boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
+        boxes += [(own, w_box(form)), (inside, w_box(form))]
     if form.order != ANY:
-        boxes.append((y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]))
+        of_y = form.tile.stored(form.kind)
+        boxes.append((y.T if form.order == FEATURES else y, box_of(of_y, form.order)))
     return tensor_maps(*boxes)
 
 

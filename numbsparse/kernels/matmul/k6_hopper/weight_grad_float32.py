@@ -20,7 +20,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import nan_in_sums, repairing_blocks
+from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
@@ -310,13 +310,12 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = False) -> Any:
     """`storer`, to blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
 
-    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
+    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
     split makes NaN of infinities.
     """
     swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
     together = of_one_strip(orders[1])
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    repair = repairing_blocks(B)
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, whole, outs, item):
@@ -357,6 +356,6 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
                 start = place_of(c // ACROSS, c % ACROSS, warp, whole, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
-                    repair(out, at, dense, orders)
+                    repair_block(out, at, B, dense, orders)
 
     return store

@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.repair import repairing_blocks
+from numbsparse.kernels.parts.repair import repair_block
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
@@ -106,7 +106,7 @@ def store_slot(sums: Sums) -> Any:
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
     RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
-    repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
+    orders = False, sums.x_transposed, sums.dy_transposed
     exact = sums.arithmetic == "highest" and not sums.of_images
 
     @cuda.jit(device=True)
@@ -123,7 +123,7 @@ def store_slot(sums: Sums) -> Any:
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
                     number = first + w // RUN * 128 + lane * RUN + w % RUN
-                    repair(into.dvalues, number, dense, orders)
+                    repair_block(into.dvalues, number, B, dense, orders)
 
     return store
 

@@ -50,7 +50,7 @@ from numbsparse.kernels.parts.store import (
 )
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
-from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
+from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -106,7 +106,8 @@ def along_strips(
     if offsets:
         rows, x_map = prod(y.tile), tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
-        x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
+        high = min(rows, strip.BOX_ROWS(x_transposed))
+        x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
     w = of_bits(values.span)
     if gates is not None and strip.PACKED:
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates

@@ -140,10 +140,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     maps = units
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
-        line = WIDTH * x.itemsize
         maps = tensor_maps(
-            squares if slabs[0] else (x if x_across else x.T, box, line),
-            squares if slabs[1] else (dy if dy_across else dy.T, box, line),
+            squares if slabs[0] else (x if x_across else x.T, box),
+            squares if slabs[1] else (dy if dy_across else dy.T, box),
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
@@ -207,8 +206,7 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(blocks), multiplying(blocks)
     write = writing(form, depth, x_side.groups, source.engine)
-    EACH, after = WIDTH // depth, stepping(LONG)
-    take_gates, next_gates, wanted = gating(EACH, GATED)
+    EACH, (take_gates, next_gates, wanted) = WIDTH // depth, gating(WIDTH // depth, GATED)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
@@ -239,7 +237,7 @@ def block_kernel(blocks: Blocks) -> Any:
             record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
-            ahead, step_ahead = after(ahead, step_ahead, first, end)
+            ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
         record, now = read(plan, ahead), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
@@ -253,7 +251,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 top = step_ahead * ROWS
                 request(new, other, operands, top, shared, start, bars, own)
                 requested = new[LINE]
-            ahead, step_ahead = after(ahead, step_ahead, first, end)
+            ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
             close()
         stage = phase = uint32(0)
         loaded = STAGES  # whatever their gates are
@@ -285,10 +283,10 @@ def block_kernel(blocks: Blocks) -> Any:
                     requested = record[LINE]
                 elif ENGINE and elect() != 0:
                     mbarrier_arrive(bars, own)
-                ahead, step_ahead = after(ahead, step_ahead, first, end)
+                ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
                 record = read(plan, ahead)
             close()
-            unit, step = after(unit, step, first, end)
+            unit, step = after(unit, step, first, end, LONG)
             if step == first:
                 if SPLIT > 1:
                     pieces.save(floats[base:], 0, acc)
@@ -310,16 +308,11 @@ def block_kernel(blocks: Blocks) -> Any:
     return kernel
 
 
-@cache
-def stepping(long: bool) -> Any:
+@cuda.jit(device=True)
+def after(unit, step, first, end, long):
     """(unit, step) after one, of the steps from first to end of each."""
-
-    @cuda.jit(device=True)
-    def after(unit, step, first, end):
-        more = long and step + 1 < end
-        return (unit, step + 1) if more else (unit + 1, first)
-
-    return after
+    more = long and step + 1 < end
+    return (unit, step + 1) if more else (unit + 1, first)
 
 
 @cache

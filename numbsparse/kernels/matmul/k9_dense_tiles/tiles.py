@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
@@ -35,7 +36,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
-from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for, map_of
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -82,8 +83,7 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     tile = Tile(B, kind, warpgroups, split, depth, transposed, x_transposed, order)
     row_tiles = -(-batch // tile.ROWS)
     rows = tile.ROWS if x_transposed else even_rows(batch, row_tiles)
-    box = (SQUARE, depth) if x_transposed else (rows, SQUARE)
-    x_map = map_of(x, *box, x_transposed)
+    x_map = tensor_map(x, (depth, SQUARE) if x_transposed else (rows, SQUARE))
     own = x.T if x_transposed else x
     launch(
         tile_kernel(tile),
