@@ -22,5 +22,6 @@
 - `pieces`, `pieces_of_blocks`: sums in registers, and pieces of a sum, added in their order;
   `cluster_sums`: those that the blocks of a cluster have.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
-- `store`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any rows of y.
+- `store`, `store_boxes`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any
+  rows of y.
 """

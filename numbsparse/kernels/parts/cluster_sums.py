@@ -54,15 +54,24 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
     return add
 
 
+def slice_of(sums: Sums, parts: int) -> Sums:
+    """One of so many slices of a lane's sums: of fewer block columns, of fewer tiles of rows, or of
+    fewer columns."""
+    strips = sums.B // 8
+    own = sums.COLUMNS * sums.TILES * strips // parts  # strips of 8 columns, in tiles of 16 rows
+    columns, tiles = max(own // (sums.TILES * strips), 1), min(max(own // strips, 1), sums.TILES)
+    return sums._replace(B=8 * min(own, strips), COLUMNS=columns, TILES=tiles)
+
+
 @cache
-def joining(SPLIT: int, all_sums: Sums, own_sums: Sums) -> Any:
+def joining(SPLIT: int, all_sums: Sums) -> Any:
     """join(sums, columns, base): the slice that this block of a cluster stores, of all its blocks.
 
     The slice takes the first place among the sums, and its strips that of the columns, counted in
-    what `own_sums` have for a block. Gives the first row of it.
+    what `slice_of` has for a block. Gives the first row of it.
     """
-    TILES, STRIPS, B = all_sums.TILES, all_sums.B // 8, own_sums.B
-    COLUMNS, WIDTH, ACROSS, APART = own_sums.COLUMNS, B // 8, all_sums.B // B, all_sums.APART
+    TILES, STRIPS, (_, B, COLUMNS, *_) = all_sums.TILES, all_sums.B // 8, slice_of(all_sums, SPLIT)
+    WIDTH, ACROSS, APART = B // 8, all_sums.B // B, all_sums.APART
     OWN = all_sums.COLUMNS * TILES * STRIPS // SPLIT
     SUMS, add = 4 * OWN, add_parts(SPLIT, SPLIT, 1, SPLIT, OWN)
 

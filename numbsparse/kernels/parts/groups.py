@@ -88,8 +88,9 @@ def _match(meets, order, left, pairs):
 
 
 @compiled()
-def write_shares(record, kept, counts, before):
-    """What a record says of its step's kept blocks: a mask for each share, and last the blocks.
+def write_shares(record, kept, counts, before, inputs):
+    """What a record says of its step's kept blocks: a mask for each share, how many inputs they
+    meet, and 256 times how many they are, and last the blocks.
 
     kept (SHARES, BLOCKS, 2) : of each block its share's bit and what names it, of `counts` blocks
     a share, which are 0 after; a mask has the number of blocks in the shares before it from the bit
@@ -103,6 +104,7 @@ def write_shares(record, kept, counts, before):
             record[first + slot] = kept[share, k, 1]
             slot += 1
         record[share], counts[share] = mask, 0
+    record[counts.size] = inputs + 256 * slot
 
 
 def counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:

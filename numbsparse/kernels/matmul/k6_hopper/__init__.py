@@ -56,7 +56,8 @@ from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
-from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, order_of, output_of
+from numbsparse.kernels.parts.store_boxes import y_box
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -145,20 +146,18 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     else:
         maps = tensor_maps((lines, x_box(form, rows if form.even else 0)))
         lines_of_w = index.block_columns if transposed else index.block_rows
-        strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
-        cut = tile.N, tile.DEPTH, x_transposed
-        images = images_of(values, strides, lines_of_w, x.shape[1], *cut, gates)
         x = lines.T if x_transposed else lines
         dense = dense_of(x, values, index, transposed, all_gates)
-    blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
+        cut = tile.N, tile.DEPTH, x_transposed
+        images = images_of(values, dense.w_strides, lines_of_w, x.shape[1], *cut, gates)
     cluster = max(tile.CLUSTER, tile.SPLIT)
     launch(
         line_kernel(form),
-        blocks,
+        (len(tile_starts) - 1) * tile.CLUSTER,
         tile.THREADS,
         *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense, all_gates, rows if form.even else ()),
-        shared_bytes=nbytes,
+        shared_bytes=tile.SHARED_BYTES,
         cluster=(cluster,) if cluster > 1 else None,
         overlap=True,
     )
@@ -174,7 +173,7 @@ def maps_of(
         boxes += [(own, w_box(form)), (inside, w_box(form))]
     if form.order != ANY:
         of_y = form.tile.stored(form.kind)
-        boxes.append((y.T if form.order == FEATURES else y, box_of(of_y, form.order)))
+        boxes.append((y.T if form.order == FEATURES else y, y_box(of_y, form.order)))
     return tensor_maps(*boxes)
 
 

@@ -26,11 +26,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     plan_boxes,
     region_for,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
-    Sums,
-    places_tf32,
-    products,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums, places_tf32, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     ADDERS,
     Into,

@@ -61,6 +61,8 @@ SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
+Sizes = tuple[int, int, int]  # batch, features, columns of y
+
 
 class Strip(NamedTuple):
     """Block size, rows of y, warps that multiply; features that are fetched together, such groups
@@ -168,16 +170,9 @@ def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
 
 
 def strip_of(
-    index: Any,
-    B: int,
-    item: int,
-    transposed: bool,
-    sizes: tuple[int, int, int],
-    gated: str = "",
-    even: bool = False,
-    x_order: str = BY_ROWS,
-    tap: int = WIDE,
-) -> Strip:
+    index: Any, B: int, item: int, transposed: bool, sizes: Sizes,
+    gated: str = "", even: bool = False, x_order: str = BY_ROWS, tap: int = WIDE,
+) -> Strip:  # fmt: skip
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
     `tap` is the features of one.
 
@@ -221,12 +216,7 @@ def strip_of(
 
 
 def is_packed(
-    sizes: tuple[int, int, int],
-    B: int,
-    item: int,
-    n_blocks: int,
-    gated: bool = False,
-    of_images: bool = False,
+    sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = False, of_images: bool = False
 ) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     batch, features, columns = sizes
@@ -249,14 +239,9 @@ def filled(strip: Strip, limit: int) -> Strip:
 
 @lru_cache(1024)
 def shared_out(
-    sizes: tuple[int, int, int],
-    B: int,
-    item: int,
-    n_blocks: int,
-    units: int,
-    even: bool = False,
-    of_images: bool = False,
-) -> tuple[int, int, int]:
+    sizes: Sizes, B: int, item: int, n_blocks: int, units: int,
+    even: bool = False, of_images: bool = False,
+) -> tuple[int, int, int]:  # fmt: skip
     """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time
     on so many multiprocessors.
 

@@ -71,11 +71,6 @@ class Tile(NamedTuple):
         parts = part_bytes(4 * self.WARPGROUPS, COUNT) if self.SPLIT > 1 else 0
         return max(self.STAGES * (self.STAGE_BYTES + 8 * self.RECORD), parts) + PERIOD
 
-    @property
-    def WIDTH(self) -> int:
-        """Columns that a block stores of a sum that is split."""
-        return COLUMNS // self.SPLIT
-
 
 def record_of(B: int, depth: int) -> int:
     """Numbers of a step: a code for each block of a tile of w, its first feature, and zeros."""

@@ -237,7 +237,7 @@ def copying(tile: Tile) -> Any:
 def consumer(tile: Tile) -> Any:
     """consume(plan, strip, first, last, row, shared, base, bars, y, dense)."""
     STAGES, STAGE_BYTES, W_START, B = tile.STAGES, tile.STAGE_BYTES, tile.W_START, tile.B
-    SPLIT, WIDTH, OWN = tile.SPLIT, tile.WIDTH, COUNT // tile.SPLIT
+    SPLIT, WIDTH, OWN = tile.SPLIT, COLUMNS // tile.SPLIT, COUNT // tile.SPLIT
     LINE, DEPTH, x_transposed = 2 * SQUARE, tile.DEPTH, tile.x_transposed
     x = Operand(LINE, LINE * (DEPTH if x_transposed else tile.ROWS), x_transposed)
     w = Operand(LINE, LINE * (COLUMNS if tile.transposed else DEPTH), not tile.transposed)
