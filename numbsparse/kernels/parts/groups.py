@@ -136,21 +136,8 @@ def steps_in_strips(
     n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
     lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
     counts = counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
-    (needed, most), kept = _needed(counts, blocks_a_step - 1), walk.indices.size
-    needed = max(needed, 1)
+    shift, kept = blocks_a_step - 1, walk.indices.size  # a step is of one or two blocks
+    steps = (counts + shift >> shift).sum(2, dtype=np.int64)
+    needed = max(int(np.count_nonzero(steps)), 1)
     part = kept / (needed * columns * (group_width // B))
-    return part, kept / blocks_a_step / needed, most
-
-
-@compiled()
-def _needed(counts, shift):
-    """(groups of which strips need any, the most steps of one, of one or two blocks each)"""
-    needed, most = 0, 1
-    for strip in range(counts.shape[0]):
-        for group in range(counts.shape[1]):
-            steps = 0
-            for column in range(counts.shape[2]):
-                steps += counts[strip, group, column] + shift >> shift
-            needed += steps > 0
-            most = max(most, steps)
-    return needed, most
+    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))

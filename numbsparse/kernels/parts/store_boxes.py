@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.parts.cluster_sums import joining, slice_of
+from numbsparse.kernels.parts.pieces import joining, slice_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, Sums, packed, storer
 from numbsparse.kernels.ptx import (
     bulk_commit,

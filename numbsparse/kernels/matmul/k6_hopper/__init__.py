@@ -50,9 +50,9 @@ from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.pieces import meet
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers

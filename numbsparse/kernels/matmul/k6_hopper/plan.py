@@ -7,9 +7,9 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.cluster_sums import part_bytes, slice_of
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
+from numbsparse.kernels.parts.pieces import part_bytes, slice_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 

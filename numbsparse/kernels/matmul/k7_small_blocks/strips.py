@@ -33,9 +33,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
+from numbsparse.kernels.parts.pieces import add_parts, meet
 from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of

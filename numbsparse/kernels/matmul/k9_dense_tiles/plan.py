@@ -12,7 +12,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
-from numbsparse.kernels.parts.cluster_sums import part_bytes
+from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index

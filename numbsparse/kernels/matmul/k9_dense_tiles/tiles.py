@@ -30,8 +30,8 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
 )
 from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
+from numbsparse.kernels.parts.pieces import add_parts, meet
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
