@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import HALVES, host
+from examples_helpers import run_python
 
 import numbsparse as ns
 from numbsparse import Layout, device
@@ -160,6 +161,31 @@ def test_its_products(case, rng, place, put):
         full[at] = (x64.T @ dy64)[at]
     bound = 2 * UNIT[dtype] * abs(full) + 16 * 2**-23 * (abs(x64.T) @ abs(dy64))
     assert (abs(kept.astype(np.float64) - full) <= bound).all()
+
+
+ALONE = """
+import numpy as np
+import numbsparse as ns
+places = ns.to_device(np.array([0]))
+layout = ns.Layout.on_device(places, places, (1, 1))
+x = np.ones((3, 32), "float16")
+w = ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), x.dtype)), layout)
+for kernel in ("k5_tensor_core", "k6_hopper", "k8_small_batch"):
+    for dtype in ("float16", "float32"):
+        x, w = ns.to_device(np.ones((3, 32), dtype)), w.astype(dtype)
+        for y in (ns.matmul(x, w, kernel=kernel), ns.matmul(x, w.T, kernel=kernel)):
+            assert (y.numpy() == 32).all()
+        assert (ns.sddmm(x.T, x, layout, kernel=kernel).values.numpy() == 3).all()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_imports_the_library_alone_has_all_its_products():
+    """The plans on a GPU are registered where rungs are loaded; tests load more than that."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    run = run_python(ALONE)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.fixture
