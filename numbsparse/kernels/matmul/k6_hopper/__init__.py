@@ -42,10 +42,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, resident
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import (  # noqa: F401, the plans on a GPU registered
-    plan_on_gpu,
-    weight_grad_on_gpu,
-)
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu, weight_grad_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
