@@ -13,7 +13,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/compat": 400,
     "numbsparse/device": 4_130,
     "numbsparse/distributed": 2_030,
-    "numbsparse/jax": 718,
+    "numbsparse/jax": 723,
     "numbsparse/kernels": 3_325,
     "numbsparse/kernels/conv": 3_245,
     "numbsparse/kernels/ladder": 1_940,
@@ -25,10 +25,10 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/nn": 7_735,
     "numbsparse/ops": 5_258,
     "numbsparse/pages": 1_914,
-    "numbsparse/patterns": 980,
+    "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_876,
+    "numbsparse/torch": 1_893,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
