@@ -155,6 +155,30 @@ def check_beside(
         raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
 
 
+def check_form(argument: str, a: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Refuse an array of another shape or dtype."""
+    if a.shape != shape or a.dtype != dtype:
+        raise ValueError(f"{argument} takes {shape} of {dtype}, got {a.shape} of {a.dtype}")
+
+
+def is_contiguous(a: Any) -> bool:
+    """In C order."""
+    return a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous  # type: ignore[no-any-return]
+
+
+def check_contiguous(argument: str, a: Any) -> None:
+    """Refuse an array that is not in C order."""
+    if not is_contiguous(a):
+        raise ValueError(f"{argument} takes a C-contiguous array, got one of strides {a.strides}")
+
+
+def check_written(argument: str, a: Any) -> None:
+    """Refuse what cannot be written in place."""
+    check_contiguous(argument, a)
+    if isinstance(a, np.ndarray) and not a.flags.writeable:
+        raise ValueError(f"{argument} is written in place, and this array is read-only")
+
+
 def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:
     """Refuse all but an array of integers on the device of the argument `other`."""
     if not isinstance(indices, np.ndarray | DeviceArray):
