@@ -104,7 +104,7 @@ class Group:
     def barrier(self) -> None:
         """Wait, on the host, until all ranks are here."""
         if self._links:
-            self._links.meet({"call": "barrier"}, b"", lambda parts: [b""] * len(parts))
+            self._links.meet({"call": "barrier"})
 
     def share(self, value: Any, call: str = "share") -> list[Any]:
         """A list with each rank's value: numbers, strings, None, and lists and dicts of them.
@@ -246,7 +246,7 @@ class Group:
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""
         if (key := str(about)) not in self._agreed:
-            self._links.meet(about, b"", lambda parts: [b""] * len(parts))
+            self._links.meet(about)
             self._agreed.add(key)
 
 
