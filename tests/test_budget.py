@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_033,
+    "numbsparse": 3_022,
     "numbsparse/autograd": 745,
-    "numbsparse/bench": 2_926,
+    "numbsparse/bench": 2_912,
     "numbsparse/compat": 396,
     "numbsparse/device": 4_127,
-    "numbsparse/distributed": 2_026,
-    "numbsparse/jax": 718,
+    "numbsparse/distributed": 2_022,
+    "numbsparse/jax": 708,
     "numbsparse/kernels": 3_325,
     "numbsparse/kernels/conv": 3_244,
     "numbsparse/kernels/ladder": 1_936,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 5_140,
     "numbsparse/kernels/ptx": 2_449,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_717,
-    "numbsparse/ops": 5_253,
+    "numbsparse/nn": 7_732,
+    "numbsparse/ops": 5_257,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 977,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_429,
-    "numbsparse/torch": 1_876,
+    "numbsparse/torch": 1_870,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -117,17 +117,21 @@ def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
     return TypeError(f"{argument} takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
 
 
+def check_pair(first: str, a: Any, second: str, b: Any) -> None:
+    """Refuse two arrays in different places or of different dtypes."""
+    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
+        raise ValueError(places_differ(first, second))
+    if a.dtype != b.dtype:
+        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")
+
+
 def together(**arrays: Any) -> bool:
     """Whether all of them live on the GPU; a mix of places or of dtypes is refused."""
     (first_name, first), *others = arrays.items()
     gpu = on_gpu(first, first_name)
     for name, array in others:
-        if on_gpu(array, name) != gpu:
-            raise ValueError(places_differ(first_name, name))
-        if array.dtype != first.dtype:
-            raise TypeError(
-                f"{first_name} and {name} take one dtype, got {first.dtype} and {array.dtype}"
-            )
+        on_gpu(array, name)
+        check_pair(first_name, first, name, array)
     return gpu
 
 
