@@ -5,7 +5,6 @@ size, so that no damaged or doctored file asks for memory that its content does 
 ever unpickled.
 """
 
-import errno
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from numbsparse.dtypes import from_file
-from numbsparse.files import write_whole
+from numbsparse.files import known_as, write_whole
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 MOST_HEADER = 4096  # characters, of 64 axes 1,400: a longer text is dangerous to parse
@@ -40,15 +39,9 @@ def open_npz(path: Any, what: str) -> "Iterator[dict[str, Member]]":
 
     Whatever is wrong in the block under `with` is the file's fault: ValueError, "not a " + `what`.
     """
-    with open(os.fspath(path), "rb") as file:  # no number of an open one
-        try:
-            yield _members(file, os.fstat(file.fileno()).st_size)
-        except (ImportError, MemoryError):
-            raise
-        except Exception as error:  # NumPy and zipfile have a dozen kinds for what is damaged
-            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-                raise
-            raise ValueError(f"{path} is not a {what}: {error}") from error
+    # By its name: not the number of an open one.
+    with open(os.fspath(path), "rb") as file, known_as(what, path):
+        yield _members(file, os.fstat(file.fileno()).st_size)
 
 
 class Member:
