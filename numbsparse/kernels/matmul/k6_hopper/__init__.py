@@ -42,7 +42,7 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, resident
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401, registered
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu, weight_grad_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
@@ -135,9 +135,8 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
-
-        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
+        known = plan, tile, index, values, gates, lines, row_tiles, units
+        plan, all_values = plan_on_gpu.steps_wanted(*known)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
