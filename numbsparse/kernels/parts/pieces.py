@@ -133,6 +133,7 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
     return add
 
 
+@cache
 def slice_of(sums: Sums, parts: int) -> Sums:
     """One of so many slices of a lane's sums: of fewer block columns, of fewer tiles of rows, or of
     fewer columns."""

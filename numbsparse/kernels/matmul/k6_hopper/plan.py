@@ -98,9 +98,8 @@ class Tile(NamedTuple):
     @property
     def RING_BYTES(self) -> int:
         """Where the sums of parts are left, too, once it is empty."""
-        own = self.SHARE * self.M_TILES * self.N // 2  # sums of a thread
-        parts = part_bytes(self.WARPS, own) if self.SPLIT > 1 else 0
-        return max(self.STAGES * self.STAGE_BYTES, parts)
+        own = self.SHARE * self.M_TILES * self.N // 2 if self.SPLIT > 1 else 0  # sums of a thread
+        return max(self.STAGES * self.STAGE_BYTES, part_bytes(self.WARPS, own))
 
     @property
     def BUFFER_BYTES(self) -> int:

@@ -19,7 +19,6 @@ from numba import cuda, float32, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
     INSIDE_BITS,
@@ -31,7 +30,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
-from numbsparse.kernels.parts.aligned import aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
@@ -61,6 +60,7 @@ from numbsparse.kernels.ptx import (
 )
 
 
+@of_any_blocks
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
@@ -70,11 +70,6 @@ def along_strips(
     so.
     """
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
-    if batch == 0 or columns == 0:
-        return
-    if values.shape[0] == 0:
-        fill(y, 0)
-        return
     arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
     values, tops, offsets, squares = aligned_values(values), (), None, None
     order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))

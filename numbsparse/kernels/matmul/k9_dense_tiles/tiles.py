@@ -16,7 +16,6 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
-from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     COLUMNS,
     COUNT,
@@ -28,7 +27,12 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     plan_tiles,
     shape_of,
 )
-from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import (
+    aligned_either_way,
+    aligned_values,
+    of_any_blocks,
+    of_bits,
+)
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.pieces import add_parts, meet
@@ -65,14 +69,10 @@ from numbsparse.kernels.ptx import (
 from numbsparse.layout import Index
 
 
+@of_any_blocks
 def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> None:
     """y[:] = x @ w, or with w transposed, of 16 bits."""
     (batch, features), B = x.shape, values.shape[1]
-    if y.size == 0:
-        return
-    if values.shape[0] == 0:
-        fill(y, 0)
-        return
     values, order = aligned_values(values), order_of(y)
     x, x_transposed = aligned_either_way(of_bits(x))
     strips = -(-y.shape[1] // COLUMNS)
