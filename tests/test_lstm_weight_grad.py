@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from numbsparse.kernels.parts.regions import in_fours
+from numbsparse.kernels.lstm.deal import in_fours
 from numbsparse.layout import Layout
 
 

@@ -13,8 +13,7 @@ from numbsparse.device import SIMULATED, DeviceArray, compute_capability
 from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
-from numbsparse.kernels.parts.plans import planned, scratch
-from numbsparse.kernels.parts.regions import in_fours
+from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch
@@ -36,6 +35,27 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
     )
+
+
+def in_fours(index: Index) -> tuple[bool]:
+    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on, as an LSTM's gates."""
+    indptr, rows, _ = index.columns
+    lengths = np.diff(indptr)
+    if lengths.size == 0 or lengths.size % GATES:
+        return (False,)
+    lengths = lengths.reshape(-1, GATES)
+    if (lengths != lengths[:, :1]).any():
+        return (False,)
+    # Column by column, their rows are one list after another: those of a four are one list four
+    # times over.
+    place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
+    first = np.repeat(indptr[:-1:GATES], lengths.sum(1))
+    return (bool((rows == rows[first + place]).all()),)
+
+
+@on_gpu_of(in_fours)
+def no_fours(index: Index) -> tuple[bool]:
+    return (False,)
 
 
 class Plan(NamedTuple):

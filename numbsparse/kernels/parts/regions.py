@@ -19,7 +19,6 @@ SAID = "planning, parts of the grid"
 KEPT_FOR_LEFT = 20  # blocks left behind that cancel one gained
 LINES = 1024  # more than a part has
 INSIDE, NEVER = -(1 << 16), -(1 << 30)  # what a line inside gains; less than any line scores
-FOUR = 4
 
 
 class Items(NamedTuple):
@@ -194,19 +193,3 @@ def pieces_of_rows(index: Index, most: int) -> Items:
     lengths = np.diff(index.rows.indptr).astype(np.int64)
     counts = even_pieces(lengths, most)[2]
     return Items(np.arange(lengths.sum()), np.append(0, np.cumsum(counts)), 1 + counts)
-
-
-def in_fours(index: Index) -> tuple[bool]:
-    """Whether columns 0 to 3 keep the same block rows, 4 to 7 do, and so on, as an LSTM's gates."""
-    indptr, rows, _ = index.columns
-    lengths = np.diff(indptr)
-    if lengths.size == 0 or lengths.size % FOUR:
-        return (False,)
-    lengths = lengths.reshape(-1, FOUR)
-    if (lengths != lengths[:, :1]).any():
-        return (False,)
-    # Column by column, their rows are one list after another: those of a four are one list four
-    # times over.
-    place = np.arange(rows.size) - np.repeat(indptr[:-1], lengths.ravel())
-    first = np.repeat(indptr[:-1:FOUR], lengths.sum(1))
-    return (bool((rows == rows[first + place]).all()),)

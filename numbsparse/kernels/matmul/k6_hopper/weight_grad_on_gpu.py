@@ -27,7 +27,6 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.parts.regions import in_fours
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import redux_or
 from numbsparse.layout import Index
@@ -35,11 +34,6 @@ from numbsparse.layout import Index
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 8
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
-
-
-@on_gpu_of(in_fours)
-def no_fours(index: Index) -> tuple[bool]:
-    return (False,)
 
 
 @on_gpu_of(plans.way_of)
