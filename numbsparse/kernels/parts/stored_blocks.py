@@ -58,8 +58,8 @@ def copying(
     """For up to STEPS steps in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0. `gated` is the dtype of
-    values that are multiplied by gates, where these are not one; a block whose gate is 0 is not
-    read. Or gates of blocks, one to a step, are copied to right before them, `beside`: who
+    values that are multiplied by gates, where these are not one, of blocks of 8; one whose gate is
+    0 is not read. Or gates of blocks, one to a step, are copied to right before them, `beside`: who
     multiplies reads them there.
     """
     A_STEP, RUN = 16 // B if item == 2 else 1, 16 // item  # values in 16 bytes
@@ -68,7 +68,7 @@ def copying(
     AT_ONCE, FURTHER = 32 // LANES, LANES // PIECES
     CODES = -(-STEPS * A_STEP // (32 * FETCHERS))
     ROUNDS, EACH = 32 // AT_ONCE, AT_ONCE * FETCHERS
-    SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TIMES * TOGETHER, 4)
+    SCALES, scaled, FOUR = gated != "", scaling(gated or "float16"), (TOGETHER, 4)
 
     @cuda.jit(device=True)
     def weigh(gates, own):
@@ -108,15 +108,12 @@ def copying(
     def copy(values, all_gates, own, many, shared, to, bars, stage, fetcher):
         lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
         block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        exchange, begin = row // 4 % min(PIECES, 2), int32(fetcher * AT_ONCE)
-        if PIECES == 4:
-            exchange += row // 2 % 2 * 2
+        swap, begin = exchange(row, PIECES), int32(fetcher * AT_ONCE)
         rounds = (many - begin + EACH - 1) // EACH
         if beside:
             copy_gates(all_gates, own, many, shared, uint32(to - 4 * STEPS), fetcher)
         words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
         places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
-        others = cuda.local.array(TOGETHER, int32)  # sizes of other halves
         for c in range(CODES):
             mine = min(ROUNDS, rounds - c * ROUNDS)
             for first in range(0, mine, TOGETHER):
@@ -132,7 +129,7 @@ def copying(
                     nbytes = 16 if row < inside else 0
                     if transposed:
                         nbytes = item * min(max(inside - RUN * piece, 0), RUN)
-                    there = uint32(start + (row * PIECES + (piece ^ exchange)) * 16)
+                    there = uint32(start + (row * PIECES + (piece ^ swap)) * 16)
                     of_line = at + int64(row * B + piece * RUN)
                     if SCALES:
                         places[u], sizes[u] = there, nbytes
@@ -140,14 +137,6 @@ def copying(
                             four = load_4xu32(values, of_line)
                             for i in range(4):
                                 words[u, i] = four[i]
-                            if TIMES == 2:
-                                if not transposed:
-                                    nbytes = 16 if row + FURTHER < inside else 0
-                                if nbytes > 0:
-                                    four = load_4xu32(values, of_line + FURTHER * B)
-                                    for i in range(4):
-                                        words[TOGETHER + u, i] = four[i]
-                                others[u] = nbytes
                             continue
                     cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
                     if TIMES == 2:  # the other half of a block, whose pieces are exchanged alike
@@ -159,11 +148,6 @@ def copying(
                     for u in range(TOGETHER):
                         if sizes[u] > 0 and gates[u] != 1:
                             put_scaled(words[u], gates[u], sizes[u], shared, places[u])
-                            if TIMES == 2:
-                                to_half = uint32(places[u] + 512)
-                                put_scaled(
-                                    words[TOGETHER + u], gates[u], others[u], shared, to_half
-                                )
         if SCALES:
             cuda.threadfence_block()
         cp_async_arrive(bars, stage)
