@@ -293,6 +293,32 @@ def test_gradients_go_through_it(rng):
     ns.testing.check_grads(f, a, b, c)
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_are_zeros_in_places_left_over(dtype, rng, put, place):
+    """Whatever values and gates have there: a norm over a gradient sees all of it."""
+    dtype = "float32" if place == "cpu" else dtype
+    pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    layout, right = made(pattern, rng, put), Layout(pattern)
+    values = rng.standard_normal((5, 32, 32)).astype(dtype)
+    gates = np.float32([0.5, 0, -2, np.nan, np.inf])
+    values[3:] = np.nan
+    w = ns.Tensor(ns.BlockSparse(put(values), layout), requires_grad=True)
+    gate = ns.Tensor(put(gates), requires_grad=True)
+    x, dy = (rng.standard_normal((4, n)).astype(dtype) for n in (64, 96))
+    F.sum(F.matmul(put(x), w, gate=gate) * ns.Tensor(put(dy))).backward()
+    dw, dg = host(w.grad.matrix.values), host(gate.grad.data)
+    assert not dw[3:].any()
+    assert not dg[3:].any()
+    full = ns.BlockSparse.from_dense(x.T.astype(np.float64) @ dy, right, block_size=32).data
+    size = ns.BlockSparse.from_dense(abs(x.T) @ abs(dy), right, block_size=32).data
+    exact = full * gates[:3, None, None]
+    assert (abs(dw[:3] - exact) <= 8 * UNIT[dtype] * size * abs(gates[:3, None, None])).all()
+    slopes = np.where(gates[:3] == 0, 0, (full * values[:3]).sum((1, 2)))
+    bound = 8 * UNIT[dtype] * (size * abs(values[:3])).sum((1, 2))
+    assert (abs(dg[:3] - slopes) <= bound).all()
+
+
 def test_what_else_a_matrix_of_it_does(rng, put, place):
     pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
     layout, right = made(pattern, rng, put), Layout(pattern)
