@@ -9,10 +9,10 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, moved, outside_capture, refill
+from numbsparse.device import DeviceArray, refill
 from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn import functional as F
-from numbsparse.nn.kept import check_keys
+from numbsparse.nn.kept import check_keys, in_place_of
 from numbsparse.patterns.checks import integer, number
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class LossScaler:
 
     def array_in(self, device: str) -> Any:
         """The scale as an array without axes, on "cpu" or "cuda:0"; steps change it in place."""
-        if self._state.device != device:
-            with outside_capture():
-                self._state = moved(self._state, device)
+        self._state = in_place_of(self._state, device)
         return ops.getitem(self._state, 0)
 
     def state_dict(self) -> dict[str, Any]:

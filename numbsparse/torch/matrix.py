@@ -52,8 +52,6 @@ class BlockSparse(Blocks):
     torch.Size([3, 4, 4])
     """
 
-    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` is refused here
-
     def __init__(
         self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
     ) -> None:
@@ -73,10 +71,6 @@ class BlockSparse(Blocks):
     @property
     def stored_layout(self) -> Layout:  # type: ignore[override]
         return self.handle.layout
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
 
     @property
     def device(self) -> torch.device:
