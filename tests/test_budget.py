@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_022,
+    "numbsparse": 3_032,
     "numbsparse/autograd": 745,
     "numbsparse/bench": 2_908,
     "numbsparse/compat": 396,
