@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.block_sparse import Blocks, check_values, checked_shape
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import as_array, type_name
 from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
@@ -252,4 +252,9 @@ def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | 
 def _array(argument: str, x: Any) -> jax.Array:
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    if isinstance(x, jax.Array):
+        return x
+    array = as_array(x, argument)
+    if not array.dtype.isnative:
+        raise TypeError(f"{argument} takes this machine's byte order, got {array.dtype}")
+    return jnp.asarray(array)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,7 @@ class ExponentialMovingAverage:
             raise ValueError(
                 f"state takes steps and {len(self.parameters)} averages, got {sorted(state)}"
             )
-        steps = integer("state['steps']", state["steps"], least=0)
+        steps = integer("state['steps']", state["steps"], least=0, most=inf)
         averages = [
             kept.loaded(f"state[{name!r}]", state[name], p.data)
             for name, p in zip(expected, self.parameters, strict=False)

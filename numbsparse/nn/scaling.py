@@ -1,6 +1,7 @@
 """Loss scaling: float16 gradients kept from vanishing."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class LossScaler:
         """Take what `state_dict()` gave; raises TypeError or ValueError where it did not."""
         check_keys("state", state, ["scale", "good_steps"])
         values = _state_of("state['scale']", state["scale"])
-        values[1] = integer("state['good_steps']", state["good_steps"], least=0)
+        values[1] = integer("state['good_steps']", state["good_steps"], least=0, most=inf)
         if isinstance(self._state, DeviceArray):
             refill(self._state, values)
         else:

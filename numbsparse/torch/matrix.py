@@ -61,6 +61,7 @@ class BlockSparse(Blocks):
             raise TypeError(
                 f"values takes a tensor of float16, bfloat16, float32 or float64, got {got}"
             )
+        operators.check_dense("values", values)
         check_values(values, handle.n_blocks)
         size = values.shape[1]
         self.values, self.handle, self.is_transposed = values, handle, False

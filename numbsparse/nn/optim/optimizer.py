@@ -1,6 +1,7 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -315,7 +316,7 @@ class Optimizer:
                 raise ValueError(f"state is of another optimizer: it has {key!r}")
             argument = f"state[{key!r}]"
             found.setdefault(i, {})[name] = (
-                integer(argument, value, least=0)
+                integer(argument, value, least=0, most=inf)
                 if name == "steps"
                 else kept.loaded(argument, value, data)
             )
@@ -331,7 +332,7 @@ def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     for key in _HEADER:
         if key not in state:
             raise ValueError(f"state lacks {key!r}")
-    steps = integer("state['steps']", state["steps"], least=0)
+    steps = integer("state['steps']", state["steps"], least=0, most=inf)
     return steps, integer("state['skipped']", state["skipped"], least=0, most=steps)
 
 
