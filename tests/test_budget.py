@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_033,
+    "numbsparse": 3_030,
     "numbsparse/autograd": 745,
     "numbsparse/bench": 2_910,
     "numbsparse/compat": 400,
