@@ -24,7 +24,7 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def finishing(of: Sums, order: str, BUFFERS: int, ENDS: bool, SPLIT: int) -> Any:
+def finishing(of: Sums, order: str, ENDS: bool, SPLIT: int) -> Any:
     """finish(sums, columns, row, end, base, shared, buffer, y, y_map): by `box_storer`, or where y
     has no order by `store.storer`, up to row `end` where a tile ENDS before its last panel.
 
@@ -32,7 +32,7 @@ def finishing(of: Sums, order: str, BUFFERS: int, ENDS: bool, SPLIT: int) -> Any
     stores a slice.
     """
     own = slice_of(of, SPLIT)
-    store_boxes, store_items = box_storer(own, order, BUFFERS, ENDS), storer(own, ANY)
+    store_boxes, store_items = box_storer(own, order, ENDS), storer(own, ANY)
     join, boxes = joining(SPLIT, of), order != ANY
 
     @cuda.jit(device=True)
@@ -90,16 +90,16 @@ def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
 
 
 @cache
-def box_storer(of: Sums, order: str, BUFFERS: int, ENDS: bool = False) -> Any:
+def box_storer(of: Sums, order: str, ENDS: bool = False) -> Any:
     """store(sums, columns, row, end, shared, buffer, y_map): as `storer`, by the copy engine.
 
-    A warp has BUFFERS panels of its own from byte `buffer` of shared memory on. It goes on, to the
-    next tile if that was the last panel, while the copy engine still reads them: so the
-    multiprocessor writes y while it fetches x. Where a tile ENDS before its last panel, panels from
-    row `end` on are not stored.
+    A warp has a panel of its own from byte `buffer` of shared memory on. It goes on, to the next
+    tile if that was the last panel, while the copy engine still reads it: so the multiprocessor
+    writes y while it fetches x. Where a tile ENDS before its last panel, panels from row `end` on
+    are not stored.
     """
     TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
-    PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
+    PANELS, STRIPS = B // WIDTH, WIDTH // 8
     write, by_features = panel_writer(of, order), order == FEATURES
 
     @cuda.jit(device=True)
@@ -108,20 +108,17 @@ def box_storer(of: Sums, order: str, BUFFERS: int, ENDS: bool = False) -> Any:
             inside = not ENDS or row + APART * m < end
             for c in range(COLUMNS):
                 for p in range(PANELS):
-                    number = (m * COLUMNS + c) * PANELS + p
-                    place = uint32(buffer + number % BUFFERS * PANEL_BYTES)
-                    if number % BUFFERS == 0:
-                        bulk_wait_read()
-                        sync_warp()
-                    write(sums, m, number % (COLUMNS * PANELS) * STRIPS, shared, place)
+                    bulk_wait_read()
+                    sync_warp()
+                    write(sums, m, (c * PANELS + p) * STRIPS, shared, buffer)
                     fence_proxy_async()
                     sync_warp()
                     if elect() != 0 and columns[c] >= 0 and inside:
                         n, k = int32(row + APART * m), int32(columns[c] * B + p * WIDTH)
                         if by_features:
-                            tma_store_2d(shared, place, y_map, n, k)
+                            tma_store_2d(shared, buffer, y_map, n, k)
                         else:
-                            tma_store_2d(shared, place, y_map, k, n)
+                            tma_store_2d(shared, buffer, y_map, k, n)
                         bulk_commit()
 
     return store

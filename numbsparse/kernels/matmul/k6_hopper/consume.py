@@ -130,7 +130,7 @@ def products(form: Form) -> Any:
     shape = tile.M_TILES, tile.B, DEPTH // 16
     add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
-    finish = finishing(of, form.order, tile.BUFFERS, form.even, tile.SPLIT)
+    finish = finishing(of, form.order, form.even, tile.SPLIT)
 
     @cuda.jit(device=True)
     def begin(sums):

@@ -42,7 +42,6 @@ class Tile(NamedTuple):
     CLUSTER: int = 1  # blocks of threads that share the blocks of w
     SHARES: int = 1  # of the strips, each with WARPGROUPS // SHARES warpgroups
     FETCHERS: int = 1  # warps that request copies
-    BUFFERS: int = 1  # panels of y in the buffer of a warp
     ITEM: int = 2  # bytes of a value
     UNIT: int = 1  # bytes in which places in shared memory are counted
     SPLIT: int = 1  # blocks of threads of a cluster that have a part each of a tile's steps
@@ -104,7 +103,7 @@ class Tile(NamedTuple):
     @property
     def BUFFER_BYTES(self) -> int:
         """Where a warp puts y in shared memory; float32 is stored straight from registers."""
-        return 0 if self.ITEM == 4 else self.BUFFERS * self.sums("f16").PANEL_BYTES
+        return 0 if self.ITEM == 4 else self.sums("f16").PANEL_BYTES
 
     @property
     def SHARED_BYTES(self) -> int:
