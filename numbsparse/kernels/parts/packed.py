@@ -16,7 +16,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments import MMA, adding, scaling
 from numbsparse.kernels.parts.gates import adding_gated
 from numbsparse.kernels.parts.split import round_in_one, split_in_two
-from numbsparse.kernels.parts.stored_blocks import loading, loading_float32
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS, loading, loading_float32
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
@@ -27,14 +27,13 @@ from numbsparse.kernels.ptx import (
 )
 
 THREADS, RUN = 128, 4  # of a block, and the steps of a warp
+COUNT_BITS = 6  # of the steps of a column, in the word of a warp
 
 
-def packed(
-    values: DeviceArray, codes: DeviceArray, transposed: bool, inside_bits: int
-) -> DeviceArray:
+def packed(values: DeviceArray, codes: DeviceArray, transposed: bool) -> DeviceArray:
     """The blocks of w in the order of the steps, each value in the register where an mma needs it.
 
-    codes (steps, blocks of a step) : the stored block; below it, in `inside_bits`, how many of its
+    codes (steps, blocks of a step) : the stored block; below it, in INSIDE_BITS, how many of its
         features there are, 0 where there is no block
 
     What is beyond the last of the features that are summed over becomes 0. The next kernel may
@@ -44,15 +43,15 @@ def packed(
     item, a_step = values.itemsize, blocks_of_step(B, values.itemsize)
     n_steps, across = codes.size // a_step, B * item // 4
     out = empty((n_steps * a_step * B * across,), "uint32")
-    kernel, warps = pack_kernel(B, item, transposed, inside_bits), -(-n_steps // RUN)
+    kernel, warps = pack_kernel(B, item, transposed), -(-n_steps // RUN)
     args = values.view("uint32"), codes, out
     launch(kernel, -(-warps * 32 // THREADS), THREADS, *args, overlap=True)
     return out
 
 
 @cache
-def pack_kernel(B: int, item: int, transposed: bool, inside_bits: int) -> Any:
-    pack, BLOCKS = packing(B, item, transposed, inside_bits), blocks_of_step(B, item)
+def pack_kernel(B: int, item: int, transposed: bool) -> Any:
+    pack, BLOCKS = packing(B, item, transposed), blocks_of_step(B, item)
 
     @cuda.jit
     def kernel(values, codes, out):
@@ -69,7 +68,7 @@ def blocks_of_step(B: int, item: int) -> int:
 
 
 @cache
-def packing(B: int, item: int, transposed: bool, INSIDE_BITS: int, gated: str | None = None) -> Any:
+def packing(B: int, item: int, transposed: bool, gated: str | None = None) -> Any:
     """pack(values, codes, n_steps, first, gates, out, to): RUN steps from `first` on, by a warp.
 
     They go to step `to` + first of `out`. `gated` is the dtype of values that are multiplied by
@@ -305,9 +304,7 @@ def nothing(shared, lines, place, x):
 
 
 @cache
-def products(
-    strip: Any, arithmetic: str, x_transposed: bool, transposed: bool, COUNT_BITS: int
-) -> Any:
+def products(strip: Any, arithmetic: str, x_transposed: bool, transposed: bool) -> Any:
     """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. A warp's word

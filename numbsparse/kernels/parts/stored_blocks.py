@@ -27,6 +27,7 @@ from numbsparse.kernels.ptx import (
     store_4xu32,
 )
 
+INSIDE_BITS = 5  # of the code of a block, below its number: how many of its features there are
 TOGETHER = 1 if SIMULATED else 4  # copies that a lane requests one after another
 
 
@@ -50,7 +51,6 @@ def copying(
     item: int,
     STEPS: int,
     FETCHERS: int,
-    INSIDE_BITS: int,
     transposed: bool,
     gated: str = "",
     beside: bool = False,

@@ -18,14 +18,9 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    ALIGNED,
-    COUNT_BITS,
-    INSIDE_BITS,
-    MOST_STEPS,
-    Strip,
-)
-from numbsparse.kernels.parts.packed import RUN, packing
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ALIGNED, MOST_STEPS, Strip
+from numbsparse.kernels.parts.packed import COUNT_BITS, RUN, packing
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.walk_on_gpu import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
@@ -65,7 +60,7 @@ def gate_kernel(strip: Strip, transposed: bool, dtype: str) -> Any:
     MOST = MOST_STEPS * A_STEP
     BLOCKS, STARTS = (2, MOST), LINES + 1
     MASKS, RANKS = (A_STEP, MOST // 32 + 1), (A_STEP, MOST + 1)
-    pack = packing(strip.B, strip.ITEM, transposed, INSIDE_BITS, dtype)
+    pack = packing(strip.B, strip.ITEM, transposed, dtype)
 
     @cuda.jit(device=True)
     def count_of(word, column):

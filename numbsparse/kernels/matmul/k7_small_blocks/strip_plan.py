@@ -18,18 +18,18 @@ from numbsparse.kernels.card import handed_over, multiprocessors, registers, sha
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
-from numbsparse.kernels.parts.packed import blocks_of_step
+from numbsparse.kernels.parts.packed import COUNT_BITS, blocks_of_step
 from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
 SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
-COUNT_BITS, INSIDE_BITS = 6, 5  # of the steps of a column, of the features of a block
 MOST_STEPS = 256  # of a stage
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to

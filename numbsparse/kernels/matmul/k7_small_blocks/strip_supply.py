@@ -14,7 +14,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import INSIDE_BITS, Strip, registers_of
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import Strip, registers_of
 from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
@@ -37,7 +37,7 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
     PACKED, scaled = strip.PACKED, "" if strip.GATES else strip.GATED
-    how = strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, scaled, strip.GATES
+    how = strip.STEPS, strip.FETCHERS, transposed, scaled, strip.GATES
     blocks = copying(strip.B, strip.ITEM, *how)
     OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know,
     EACH = 2 if OF_GATES else 1  # with where the steps of each stage end

@@ -20,8 +20,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    COUNT_BITS,
-    INSIDE_BITS,
     ROWS,
     WIDE,
     Strip,
@@ -102,7 +100,7 @@ def along_strips(
 
         w, words, begins = packed_by_gates(values, codes, words, begins, gates, strip, transposed)
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
-        w = packed(values, codes, transposed, INSIDE_BITS)
+        w = packed(values, codes, transposed)
     all_gates = () if gates is None else gates
     work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates)
     dense: Any = ()
@@ -188,7 +186,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
-    add_stage = products(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
+    add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
     of = Sums(KINDS.get(arithmetic, arithmetic), strip.B, COLUMNS, OWN // 16, APART=16)
     row_of = rows_of(strip.ITEM, strip.WIDTH, x_transposed).row_of

@@ -14,13 +14,14 @@ from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 SQUARE, COLUMNS = 64, 128  # of w, whose rows have 128 bytes; of y
 COUNT = COLUMNS // 2  # sums of a thread
 FLOAT32 = np.dtype("float32")  # compared with in a quarter of the time that its name takes
-FETCHERS, INSIDE_BITS = 4, 5  # warps; of a code
+FETCHERS = 4  # warps
 MOST_STAGES = 3 if SIMULATED else 8
 ROOM = {1: float("inf"), 2: 1.0, 4: 0.76}  # of the multiprocessors, for clusters of that size
 # Microseconds, fitted to an H200: of 64 features, and more for each 64 rows; of a tile beside them,

@@ -20,7 +20,6 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     COLUMNS,
     COUNT,
     FETCHERS,
-    INSIDE_BITS,
     SQUARE,
     Tile,
     depth_of,
@@ -40,6 +39,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
