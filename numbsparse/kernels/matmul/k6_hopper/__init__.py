@@ -51,7 +51,7 @@ from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.pieces import meet
+from numbsparse.kernels.parts.pieces import meet, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
@@ -168,7 +168,7 @@ def maps_of(
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
         boxes += [(own, w), (inside, w)]
     if form.order != ANY:
-        of_y = form.tile.stored(form.kind)
+        of_y = slice_of(form.tile.sums(form.kind), form.tile.SPLIT)
         boxes.append((y.T if form.order == FEATURES else y, y_box(of_y, form.order)))
     return tensor_maps(*boxes)
 

@@ -9,7 +9,7 @@ from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
-from numbsparse.kernels.parts.pieces import part_bytes, slice_of
+from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
@@ -123,10 +123,6 @@ class Tile(NamedTuple):
     def sums(self, kind: str) -> Sums:
         """The 16-bit sums of a warp."""
         return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
-
-    def stored(self, kind: str) -> Sums:
-        """What a block of a cluster stores of them."""
-        return slice_of(self.sums(kind), self.SPLIT)
 
     @property
     def MASKS(self) -> int:

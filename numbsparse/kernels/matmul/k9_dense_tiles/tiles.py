@@ -34,7 +34,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.pieces import add_parts, meet
+from numbsparse.kernels.parts.pieces import add_parts, meet, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
@@ -244,7 +244,7 @@ def consumer(tile: Tile) -> Any:
     add, no_sums = wgmma(tile.kind, 1, COLUMNS, DEPTH // 16, x, w), zeros(COUNT)
     OWN_ROWS = LINE * (DEPTH if x_transposed else SQUARE)  # bytes
     add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT)
-    store = storer(Sums(tile.kind, WIDTH, 1, 1, APART=64), tile.order)
+    store = storer(slice_of(Sums(tile.kind, COLUMNS, 1, 1, APART=64), SPLIT), tile.order)
     repair = repairing_lines(False, tile.kind)
 
     @cuda.jit(device=True)
