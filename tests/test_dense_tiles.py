@@ -87,18 +87,22 @@ def strips_are_faster(monkeypatch):
 
 def test_they_are_chosen_where_most_of_a_tile_is_kept(rng, strips_are_faster):
     clustered = np.kron([[1, 0, 0, 0], [0, 0, 1, 0]], np.ones((16, 16))) > 0
-    for pattern, rows, expected in (
-        (rng.random((32, 64)) < 0.4, 48, True),
-        (rng.random((32, 64)) < 0.4, 47, False),
-        (rng.random((32, 64)) < 0.1, 48, False),
-        (clustered & (rng.random((32, 64)) < 0.6), 48, True),
+    for pattern, rows, expected, with_gates in (
+        (rng.random((32, 64)) < 0.4, 48, True, False),
+        (rng.random((32, 64)) < 0.4, 47, False, False),
+        (rng.random((32, 64)) < 0.1, 48, False, False),
+        (clustered & (rng.random((32, 64)) < 0.6), 48, True, False),
+        (clustered & (rng.random((32, 64)) < 0.6), 255, True, False),
+        (clustered & (rng.random((32, 64)) < 0.6), 256, True, True),
+        (rng.random((32, 64)) < 0.27, 256, True, False),
     ):
         layout = Layout(pattern)
         for product, n in (("forward", 256), ("input_grad", 512)):
             x = to_device(np.zeros((rows, n), np.float16))
             case = product, "auto", 8, x, rows, "highest", layout
-            assert choice.choose(*case) == ("k9_dense_tiles" if expected else "k7_small_blocks")
-            assert choice.choose(*case, gated=True) == "k7_small_blocks"
+            for gated, dense in ((False, expected), (True, with_gates)):
+                name = "k9_dense_tiles" if dense else "k7_small_blocks"
+                assert choice.choose(*case, gated=gated) == name
             assert choice.choose("weight_grad", *case[1:]) == "k7_small_blocks"
 
 

@@ -116,9 +116,47 @@ def test_steps_cut_among_the_blocks_of_a_cluster(
 
 
 @on_hopper
+@pytest.mark.pairs
+@pytest.mark.parametrize("B", TILES)
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("zeros", ["some", "most of many", "of one part", "all"])
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+def test_of_steps_that_are_cut_gates_leave_some(product, zeros, parts, number, B, rng, monkeypatch):
+    """Each part ends with its own last step, whatever that has; what is not left is NaN."""
+    batch, dtype = int(rng.choice([65, 130])), np.dtype(np.float16)
+    tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
+    monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
+    many = 70 if zeros == "most of many" else 5  # a lane holds a step, of 32 at once
+    kept = rng.random((many, 3)) < 0.6
+    kept[:, 1] = kept[1] = False
+    kept[2] = kept[:, 2] = True
+    gone = {"some": 0, "most of many": 0.9, "of one part": np.arange(many) >= 3, "all": 1}[zeros]
+    gates = rng.choice(np.float32([0, 0.5, 1, 2]), (many, 3))
+    gates[rng.random(many) < gone] = 0
+    if product == "input_grad":
+        kept, gates = kept.T, gates.T
+    layout, gates = Layout(kept), gates[kept]
+    rows, columns = np.nonzero(kept)
+    values = rng.integers(-4, 5, (layout.n_blocks, B, B)).astype(dtype)
+    dense = np.zeros((kept.shape[0], B, kept.shape[1], B))
+    dense[rows, :, columns] = values * gates[:, None, None]
+    dense = dense.reshape(-1, kept.shape[1] * B)
+    dense = dense if product == "forward" else dense.T
+    values[gates == 0] = np.nan
+    x = rng.integers(-4, 5, (batch, len(dense))).astype(dtype)
+    y = device.to_device(np.full((batch, dense.shape[1]), np.nan, dtype))
+    x_there, values_there, gates_there = map(device.to_device, (x, values, gates))
+    compute = getattr(rung("k6_hopper"), product)
+    compute(x_there, values_there, index_beside(layout, y), y, gates=gates_there)
+    np.testing.assert_allclose(y.numpy(), x.astype(float) @ dense, rtol=2**-10)
+
+
+@on_hopper
 @pytest.mark.parametrize("gated", [False, True])
-def test_a_tile_has_all_steps_where_the_gpu_alone_knows_them(gated, rng):
-    """With gates, and for a layout made there, whichever tile is named."""
+def test_a_tile_has_all_steps_where_the_gpu_alone_knows_them(gated, rng, monkeypatch):
+    """With gates of many rows, and for a layout made there, whichever tile is named."""
+    monkeypatch.setitem(rung("k6_hopper").FEW, 64, 0)
     tiles = line_tiles(64, 70)
     number = next(n for n, tile in enumerate(tiles) if tile.SPLIT > 1)
     kept, dtype = rng.random((5, 2)) < 0.7, np.dtype(np.float16)

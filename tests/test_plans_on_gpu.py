@@ -110,7 +110,7 @@ def thin_all(tile):
         if i < wanted.size:
             for e in range(RECORD):
                 own[e] = records[i, e]
-            wanted[i] = 1 if thin(own, gates) else 0
+            wanted[i] = 1 if thin(own, records[i, 0] >> 31 != 0, gates) else 0
             for e in range(ALL):
                 thinned[i, e] = own[e]
 

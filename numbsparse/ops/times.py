@@ -136,13 +136,15 @@ def _add_order(
             found[name] += 0 if aligned else copied
 
 
-def is_dense(product: str, block_size: int, dtype: Any, batch: int, layout: Layout) -> bool:
-    """Whether so much is kept that DENSE takes less time than STRIPS.
+def is_dense(
+    product: str, block_size: int, dtype: Any, batch: int, layout: Layout, part: float = 1.0
+) -> bool:
+    """Whether so much is kept, times `part`, that DENSE takes less time than STRIPS.
 
     It takes as long as these do where that begins, for as many blocks as there are.
     """
     how = product, block_size, dtype, batch
-    return block_size < LARGER and bool(_dense().suits(*how, layout.index))
+    return block_size < LARGER and bool(_dense().suits(*how, layout.index, part))
 
 
 def _dense() -> Any:

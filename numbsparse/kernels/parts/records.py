@@ -28,8 +28,8 @@ def walking(
     """walk(fetcher, records, tiles, rows, first, last, bars, more, *args), `rows` those of a tile.
 
     Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
-    thin(record, more) says so, once it has changed their record and the MORE numbers behind it:
-    then the lane that has it comes first, with show(record, stage, *args), if there is any.
+    thin(record, is_last, more) says so, once it has changed their record and MORE numbers behind it
+    (`is_last` of a tile's part): then its lane comes first with show(record, stage, *args), if any.
     """
 
     THINS, ALL = thin is not None, RECORD + MORE
@@ -54,11 +54,11 @@ def walking(
             request(step, row, stage, bars, *args)
 
     @cuda.jit(device=True)
-    def pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args):
+    def pass_wanted(fetcher, held, n, is_end, more, step, done, row, bars, *args):
         """The steps before the n-th that are wanted; how many they are."""
         lane, count, some = uint32(cuda.threadIdx.x) % 32, uint32(0), uint32(0)
         if lane < n:
-            some = uint32(1 if thin(held, more) else 0)
+            some = uint32(1 if thin(held, is_end and lane == n - 1, more) else 0)
         left = redux_or(uint32(some << lane))
         while left != 0:
             k = uint32(lowest(left))
@@ -88,7 +88,7 @@ def walking(
                 for e in range(RECORD):
                     coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
                 if THINS:
-                    n = pass_on_wanted(fetcher, held, n, more, step, done, row, bars, *args)
+                    n = pass_wanted(fetcher, held, n, at >= end, more, step, done, row, bars, *args)
                 else:
                     k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
                     while k < n:

@@ -77,7 +77,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-FEW = {32: 2**32, 64: 2**30, 128: 2**29}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
+FEW = {32: 2**32, 64: 2**33, 128: 2**33}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 
@@ -107,16 +107,16 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     """y = x @ w, or x @ w.T; `how` is the precision, the number of a tile and the gates, if any."""
     precision, number, gates = how
     (batch, features), (n_blocks, size, _) = y.shape, values.shape
-    whole = gates is not None or index.made is not None  # a tile has all steps
+    is_16_bit, edge = str(x.dtype) in KINDS, x.shape[1] % size
+    in_two = gates is not None and is_16_bit and batch * values.size > FEW[size]
+    whole = in_two or index.made is not None  # a tile has all steps
     per_strip = -1 if whole else n_blocks * size / features
     tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
-    tile, edge = tile._replace(SPLIT=1) if whole else tile, x.shape[1] % size
+    tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
-    is_16_bit = str(x.dtype) in KINDS
     lines, x_transposed = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
-    in_two = gates is not None and is_16_bit and batch * values.size > FEW[size]
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
     form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y), gated)
 
@@ -130,9 +130,8 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
-
-        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
+        known = plan, tile, index, values, gates, lines, row_tiles, units
+        plan, all_values = plan_on_gpu.steps_wanted(*known)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()

@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, TO_SCALE, Form
+from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LAST, MOST, TO_SCALE, Form
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.store import ANY, Sums
@@ -46,6 +46,7 @@ def consumer(form: Form) -> Any:
     W_START, OWN_ROWS, UNIT = tile.W_START, 64 * tile.M_TILES, tile.UNIT
     SHARE, SHARES, BITS = tile.SHARE, tile.SHARES, (1 << tile.INPUTS * tile.SHARE) - 1
     CLUSTER, MASKS, CUT = tile.CLUSTER, STAGES * tile.SHARES, tile.SPLIT > 1
+    COUNTED = CUT and not form.gated  # gates leave fewer steps, the last of which says so
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
     by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
@@ -88,9 +89,10 @@ def consumer(form: Form) -> Any:
             below = row >= y[3] or (EVEN and rows >= tile_rows)
             bits = uint32(0 if FLOAT32 and below else BITS)
             acc = begin(sums)
-            mask, left = uint32(0), tiles[i, 3] - tiles[i, 2] if CUT else int32(0)
-            while left > 0 if CUT else mask >> 31 == 0:
-                if CUT:
+            left = tiles[i, 3] - tiles[i, 2] if CUT else int32(1)
+            mask = uint32(0 if left > 0 else LAST)
+            while left > 0 if COUNTED else mask >> 31 == 0:
+                if COUNTED:
                     left -= int32(1)
                 mbarrier_wait(bars, stage, phase)
                 mask = redux_or(

@@ -31,10 +31,11 @@ from numbsparse.kernels.ptx import (
 
 @cache
 def thinning(tile: Tile) -> Any:
-    """thin(record, gates): whether a step has anything to do; its record is changed.
+    """thin(record, is_last, gates): whether a step has anything to do; its record is changed.
 
-    Masks are of blocks that are left. For the counts there are bits of the inputs that these meet,
-    and from the 8th on of the blocks. Of 16 bits the gates of all blocks follow.
+    Masks are of blocks that are left, and LAST of the last one. For the counts there are bits of
+    the inputs that these meet, and from the 8th on of the blocks. Of 16 bits the gates of all
+    blocks follow.
     """
     SHARES, SHARE, INPUTS, BLOCKS = tile.SHARES, tile.SHARE, tile.INPUTS, tile.BLOCKS
     FIRST_BLOCK, OF_BLOCK = tile.SHARES + 1 + tile.INPUTS, tile.PARTS * tile.ACROSS
@@ -42,12 +43,13 @@ def thinning(tile: Tile) -> Any:
     ALL = uint32((1 << 32) - 1)
 
     @cuda.jit(device=True)
-    def thin(record, gates):
+    def thin(record, is_last, gates):
         own, count = cuda.local.array(BLOCKS, float32), record[SHARES] >> 8
         for b in range(BLOCKS):  # behind those of the step there may be anything
             kept = record[FIRST_BLOCK + b] & uint32(EDGE - 1) if b < count else uint32(0)
             own[b] = gates[uint32(kept) // uint32(OF_BLOCK)]
         left, scaled, met, inputs = uint32(0), uint32(0), uint32(0), uint32(0)
+        end = uint32(LAST if is_last else 0)
         for b in range(BLOCKS):
             if b < count:
                 if own[b] != 0:
@@ -57,7 +59,7 @@ def thinning(tile: Tile) -> Any:
         for s in range(SHARES):
             mask, flag = record[s], uint32(0)
             before = uint32(cuda.popc(uint32(left & ~uint32(ALL << met))))
-            kept = uint32(mask & uint32(LAST))
+            kept = end
             for bit in range(INPUTS * SHARE):
                 here = uint32(mask >> uint32(bit) & uint32(1))
                 stays = uint32(here & uint32(left >> met))
@@ -69,7 +71,8 @@ def thinning(tile: Tile) -> Any:
         for b in range(GATES):
             record[FIRST_GATE + b] = as_uint32(own[b])
         record[SHARES] = uint32(inputs | uint32(left << uint32(8)))
-        return left != 0 or record[0] >> uint32(31) != 0
+        # One number: of `left != 0 or is_last` ptxas 13.0 makes another condition at two blocks.
+        return uint32(left | end) != 0
 
     return thin
 

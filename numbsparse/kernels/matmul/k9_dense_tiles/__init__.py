@@ -15,8 +15,10 @@ Where tiles of y are too few for the GPU, two or four blocks of threads of a clu
 
 An infinity in x that meets a zero of no block makes NaN: such sums are computed again.
 
-Of 16 bits, forward and input-gradient. The weight-gradient of so many blocks is k7's, and so are
-products with gates: those skip blocks whose gate is zero, which a tile would still multiply.
+Of 16 bits, forward and input-gradient. The weight-gradient of so many blocks is k7's. With gates w
+is multiplied by them before, and zeros are multiplied too: strips may skip them. Gates that lanes
+read where they copy took 1.14 to 1.8 times as long as none, and other numbers than 0 and 1 up to
+5.4 times (H200).
 
 Reads per output, for a sum of K products at density d: from global memory K / (128 * d) of x and up
 to K / 256 of w; from shared memory K / (128 * d) of x and K / (64 * d) of w, for any B.

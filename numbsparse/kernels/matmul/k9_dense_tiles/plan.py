@@ -143,15 +143,17 @@ def least_kept(product: str, block_size: int, dtype: Any, batch: int) -> float:
     return float("inf")
 
 
-def suits(product: str, block_size: int, dtype: Any, batch: int, index: Index) -> bool:
-    """Whether so much of the tiles is kept that this is faster than strips."""
+def suits(
+    product: str, block_size: int, dtype: Any, batch: int, index: Index, part: float = 1.0
+) -> bool:
+    """Whether so much of the tiles is kept, times `part`, that this is faster than strips."""
     least = least_kept(product, block_size, dtype, batch)
     if least > 1 or index.block_rows.size == 0:
         return False
     key = product == "input_grad", block_size
     known = index.plans.get((kept_of_tiles, key))  # `planned` asks which stream is current
     (kept,) = known or planned(index, kept_of_tiles, *key)
-    return bool(kept >= least)
+    return bool(kept * part >= least)
 
 
 def kept_of_tiles(index: Index, transposed: bool, B: int) -> tuple[float]:
