@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from char_options import share
+from char_options import positive, share
 from layout_runs import (
     Results,
     Run,
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> list[Run]:
     parser = parser_of(__doc__, "grow", steps=400, marks=10)
     parser.add_argument("--density", type=share, default=0.2,
         help="of all sparse ones in the end, about (%(default)s)")  # fmt: skip
-    parser.add_argument("--every", type=int, default=25, metavar="STEPS",
+    parser.add_argument("--every", type=positive, default=25, metavar="STEPS",
         help="from one change of the layout to the next (%(default)s)")  # fmt: skip
     options = parser.parse_args(arguments)
     given = sys.argv[1:] if arguments is None else arguments
@@ -85,6 +85,9 @@ def layouts_of(options: Namespace, kind: str) -> list[Any]:
     n = -(-options.window * options.features // options.block_size)
     neighbours = max(round((options.density * n - 1) / 2), 1)
     density = {"grown": FIRST, "random": (2 * neighbours + 1) / n}  # as many as the small world
+    if 2 * neighbours + 1 > n:
+        takes = f"less, where {neighbours} neighbours on both sides are all of {n} blocks or more"
+        raise ValueError(f"--density takes {takes}, got {options.density}")
     rng = np.random.default_rng([options.seed, KINDS.index(kind)])
     if kind == "dense":
         return [None, None]

@@ -164,6 +164,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
 
 def train_both(options: Namespace, group: Group) -> dict[str, float]:
     text = open_text(options.text)
+    if (shortest := min(text.train.size, text.held_out.size)) <= options.context:
+        takes = f"one of which {options.context + 1} bytes are held out, as --context asks"
+        raise ValueError(f"--text takes {takes}, got {shortest}")
     print(f"{text.name}, {text.train.size:,} bytes to learn from")
     width, symbols = options.width, len(text.alphabet)
     size = options.hidden, options.experts, options.block_size

@@ -172,7 +172,15 @@ def batch_of(part: np.ndarray, text: Text, rng: Any, options: Namespace) -> torc
 
 def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
     """Train each model and print the table; gives its rows."""
-    options, began = parse(arguments), time.perf_counter()
+    options = parse(arguments)
+    try:
+        return train_all(options, sys.argv[1:] if arguments is None else arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        sys.exit(f"torch_gpt: {error}")
+
+
+def train_all(options: Namespace, given: list[str]) -> list[dict[str, Any]]:
+    began = time.perf_counter()
     with all_ranks() as (rank, size):
         if options.batch % size:
             raise ValueError(f"--batch takes a multiple of the {size} ranks, got {options.batch}")
@@ -189,10 +197,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, Any]]:
         card = device.card() if options.device == "cuda" else "CPU"
         of = in_a_list(versions_of("numbsparse", "numba", "numba-cuda", "torch"))
         start = f"torchrun --nproc-per-node {size}" if size > 1 else "python"
-        given = shlex.join(sys.argv[1:] if arguments is None else arguments)
         about = {
             "machine": f"{size} x {card}; {of}",
-            "command": f"{start} examples/torch_gpt.py {given}",
+            "command": f"{start} examples/torch_gpt.py {shlex.join(given)}",
             "text": text.identity,
             "took": time.perf_counter() - began,
             "rows": rows,
@@ -226,6 +233,8 @@ def parse(arguments: list[str] | None) -> Namespace:
     options = parser.parse_args(arguments)
     if options.width % HEAD:
         parser.error(f"--width takes multiples of {HEAD}, got {options.width}")
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json takes a file in a folder that is there, got {options.json}")
     return options
 
 

@@ -61,7 +61,7 @@ class Blocks:
 
     def own_size(self, block_size: int | None) -> int:
         """The block size, of a matrix that is the `layout` of a product; another is refused."""
-        if block_size not in (None, self.block_size):
+        if block_size is not None and integer("block_size", block_size) != self.block_size:
             takes = f"that of layout, {self.block_size}"
             raise ValueError(f"block_size takes {takes}, got {block_size}")
         return self.block_size
@@ -246,7 +246,11 @@ class BlockSparse(Blocks):
         "cpu" gives the blocks that it keeps, in `layout.to_host()`. Raises ValueError for another
         place, RuntimeError where there is no GPU.
         """
-        if place == "cpu" and (host := self.stored_layout.to_host()) is not self.stored_layout:
+        if (
+            isinstance(place, str)
+            and place == "cpu"
+            and (host := self.stored_layout.to_host()) is not self.stored_layout
+        ):
             values, shape = moved(self.values[: host.n_blocks], place), self.shape
             if self.is_transposed:
                 return BlockSparse(values, host, shape=shape[::-1]).T

@@ -1,9 +1,15 @@
 """Bad arguments are refused when a layer or an optimizer is made, and by their names."""
 
+import copy
+import inspect
 import re
+from zlib import crc32
 
 import numpy as np
 import pytest
+from arguments_helpers import ODD, what_is_said
+from drawn import DRAWS
+from drawn import SEED as DRAWN
 
 import numbsparse as ns
 from numbsparse import nn
@@ -66,7 +72,7 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "ExponentialMovingAverage": (optim.ExponentialMovingAverage, {"parameters": P}, {
         "parameters": (P[0], [1]), "decay": (*NUMBER, 1.0)}),
     "SGD": (optim.SGD, {"parameters": P, "lr": 0.1}, {
-        "parameters": (None, 3, P[0]), "lr": NUMBER, "momentum": (*NUMBER, 1.0),
+        "parameters": (None, 3, P[0], np.array(3)), "lr": NUMBER, "momentum": (*NUMBER, 1.0),
         "weight_decay": NUMBER}),
     "Adam": (optim.Adam, {"parameters": P}, {
         "lr": NUMBER, "eps": NUMBER, "weight_decay": NUMBER,
@@ -131,15 +137,18 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "x": (1.0, [1.0, 2.0], X[:, :4], *NO_FLOATS, X.astype(float))})
         for layer in (nn.LayerNorm, nn.BatchNorm)},
     "remap": (F.remap, {"w": W, "layout": W.layout}, {"w": NO_MATRIX}),
+    "remap of a matrix": (W.remap, {"layout": W.layout}, {"fresh": (3, "a", X, W.layout, [])}),
+    "diagonal": (W.diagonal, {"k": 1}, {"k": (None, 1.5, True, "a", 2**70, -(2**70), X)}),
+    "moved": (W.to, {"place": "cpu"}, {"place": (None, 3, X, X[:0], "gpu", "cuda:x")}),
     "block_norms": (F.block_norms, {"w": W}, {"w": NO_MATRIX, "by": BAD}),
-    "column_norms": (F.column_norms, {"w": W}, {"w": NO_MATRIX}),
+    "column_norms": (F.column_norms, {"w": W}, {"w": NO_MATRIX, "eps": NUMBER}),
     "scale_columns": (F.scale_columns, {"w": W, "scale": np.ones(8, np.float32)}, {
         "w": NO_MATRIX, "scale": WORDS}),
     "normalise_columns": (F.normalise_columns, {"v": W, "g": np.ones(8, np.float32)}, {
-        "v": NO_MATRIX, "g": WORDS}),
+        "v": NO_MATRIX, "g": WORDS, "eps": NUMBER}),
     "scale_blocks": (F.scale_blocks, {"w": W, "gate": np.ones(2, np.float32)}, {
         "w": NO_MATRIX, "gate": WORDS}),
-    "Tensor": (ns.Tensor, {"data": X}, {"data": WORDS}),
+    "Tensor": (ns.Tensor, {"data": X}, {"data": WORDS, "requires_grad": FLAG}),
     "find": (W.layout.find, {"block_rows": [0], "block_columns": [1]}, {
         "block_rows": (*WORDS, 0.5), "block_columns": (*WORDS, 0.5, [1.0])}),
     "blocks of one shape": (W.layout.find, {"block_rows": [0, 0], "block_columns": [1, 0]}, {
@@ -254,6 +263,31 @@ def test_bad_arguments_are_named(name):
             with pytest.raises((TypeError, ValueError)) as refused:
                 call(**right | {argument: value})
             assert re.search(rf"\b{argument}\b.* takes? ", str(refused.value)), (argument, value)
+
+
+OTHERS_SAY = {  # what a function says that is given
+    ("MultiplicativeLSTM", "layout"), ("seeds of mLSTM", "layout"), ("flags of mLSTM", "layout"),
+    ("apply", "function"), ("no rows", "logits"), ("optimizers", "optimizers"),
+    ("load", "path"), ("save", "path"), ("dropout", "call"), ("dropout x", "call"),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", CALLS)
+def test_odd_arguments_are_taken_or_refused_in_our_words(name):
+    """Drawn for each argument; an array is not asked whether it is true."""
+    call, right, _ = CALLS[name]
+    rng = np.random.default_rng([DRAWN, crc32(name.encode())])
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    parameters = inspect.signature(call).parameters.items()
+    names = {*right, *(n for n, of in parameters if of.kind not in several)}
+    for argument in sorted(names):
+        if (name, argument) in OTHERS_SAY:
+            continue
+        for i in rng.permutation(len(ODD))[: 16 * DRAWS]:
+            said = what_is_said(call, right | {argument: copy.deepcopy(ODD[i])})
+            ours = rf"\b({'|'.join(names)})\b| takes? "
+            assert said is None or re.search(ours, said), (argument, ODD[i], said)
 
 
 def test_a_model_of_any_seed_resumes():

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 3_030,
-    "numbsparse/autograd": 745,
+    "numbsparse/autograd": 752,
     "numbsparse/bench": 2_910,
     "numbsparse/compat": 400,
     "numbsparse/device": 4_125,
@@ -18,17 +18,17 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_245,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 9_910,
+    "numbsparse/kernels/matmul": 9_925,
     "numbsparse/kernels/parts": 5_230,
     "numbsparse/kernels/ptx": 2_405,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_720,
-    "numbsparse/ops": 5_253,
+    "numbsparse/nn": 7_725,
+    "numbsparse/ops": 5_255,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_890,
+    "numbsparse/torch": 1_887,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

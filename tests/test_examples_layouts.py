@@ -127,6 +127,14 @@ def test_too_few_steps_are_refused_before_anything_is_trained(program, arguments
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("program", ["grow"], indirect=True)
+def test_a_density_that_leaves_no_small_world_is_refused(program, arguments):
+    with pytest.raises(SystemExit, match=r"grow: --density takes less, .* got 1"):
+        program.main([*arguments, "--density", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        program.main([*arguments, "--every", "0"])
+
+
 def test_without_checkpoints_the_numbers_are_the_same(program, plain, arguments, tmp_path):
     runs = program.main(arguments)
     other = program.main([*arguments, "--no-checkpoints", "--out", str(tmp_path / "other")])

@@ -79,6 +79,13 @@ def test_what_fails_later_is_said_in_a_sentence(example):
         example.main(["--steps", "1", "--text", "no-such-file"])
 
 
+@pytest.mark.parametrize("text", ["a", "ab" * 10])
+def test_a_text_too_short_for_the_context_is_refused(example, text, tmp_path):
+    (tmp_path / "short.txt").write_text(text)
+    with pytest.raises(SystemExit, match="mixture_of_experts: --text takes one of which 9 bytes"):
+        example.main(["--text", str(tmp_path / "short.txt")])
+
+
 def test_what_is_timed_in_torch_agrees(monkeypatch):
     torch = pytest.importorskip("torch")
     times = imported(monkeypatch, "mixture_times")

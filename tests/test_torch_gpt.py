@@ -26,6 +26,21 @@ def test_it_learns(monkeypatch, tmp_path, capsys, more):
     assert "bits per character, held out" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--text", "no-such-file"], "torch_gpt: --text takes .* got no-such-file"),
+        (["--text", __file__, "--length", "9999"], "torch_gpt: the training text has .* at least"),
+        (["--json", "no/such/folder.json"], "2"),
+    ],
+)
+def test_the_program_refuses_before_it_trains(monkeypatch, capsys, wrong, said):
+    torch_gpt = imported(monkeypatch, "torch_gpt")
+    with pytest.raises(SystemExit, match=said):
+        torch_gpt.main([*SMALL.split(), *wrong])
+    assert "--json" not in wrong or "--json takes a file in a folder" in capsys.readouterr().err
+
+
 def test_only_mlps_are_made_sparse(monkeypatch):
     torch_gpt = imported(monkeypatch, "torch_gpt")
     model = torch_gpt.make("sparse", 16, torch_gpt.parse([*SMALL.split(), "--layers", "2"]))

@@ -13,6 +13,7 @@ from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
 from numbsparse.ops.operands import check_form
+from numbsparse.patterns.checks import flag
 
 
 def grad(
@@ -37,7 +38,8 @@ def grad(
         raise TypeError(f"output takes a Tensor, got {type_name(output)}")
     inputs = tensors_of("inputs", inputs)
     seed = seed_of(output, grad_output, "grad_output")
-    return _found(inputs, gradients_of(output, seed, create_graph))
+    again = flag("create_graph", create_graph)
+    return _found(inputs, gradients_of(output, seed, again))
 
 
 def _found(

@@ -14,6 +14,7 @@ from numbsparse.autograd.watch import check_unchanged, values_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
 from numbsparse.dtypes import NO_NUMBERS, as_array, is_floating
+from numbsparse.patterns.checks import flag
 
 
 class Tensor:
@@ -66,6 +67,8 @@ class Tensor:
 
     def __init__(self, data: Any, *, requires_grad: bool = False):
         data = as_data(data)
+        if type(requires_grad) is not bool:
+            requires_grad = flag("requires_grad", requires_grad)
         if requires_grad and not is_floating(data.dtype):
             raise TypeError(f"data takes floats where requires_grad is True, got {data.dtype}")
         self._data = data
@@ -194,6 +197,7 @@ class Tensor:
         from numbsparse.autograd.tape import gradients_of, seed_of
 
         found = []  # all of them, before one is added
+        create_graph = flag("create_graph", create_graph)
         with reducing(create_graph) as reduced:
             for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
                 if not leaf._edges and leaf.requires_grad:
@@ -288,7 +292,8 @@ def as_tensor(x: Any, argument: str = "x") -> Tensor:
 
 def listed(argument: str, given: Any) -> list[Any]:
     """What an argument lists; refused is a Tensor, whose rows would be copies."""
-    if isinstance(given, Tensor) or not isinstance(given, Iterable):
+    alone = isinstance(given, Tensor) or not getattr(given, "ndim", 1)
+    if alone or not isinstance(given, Iterable):
         raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}")
     return list(given)
 

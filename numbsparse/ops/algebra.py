@@ -32,7 +32,7 @@ from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
-from numbsparse.patterns.checks import INTEGER, word
+from numbsparse.patterns.checks import INTEGER, LARGEST, integer, word
 
 NORMS = ("l1", "l2", "max")
 
@@ -57,6 +57,8 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
     if layout.shape != w.layout.shape:
         raise ValueError(f"layout takes {w.layout.shape} blocks, as the matrix, got {layout.shape}")
     if fresh is not None:
+        if not isinstance(fresh, BlockSparse):
+            raise TypeError(f"fresh takes a BlockSparse or None, got {type_name(fresh)}")
         w, fresh = _like_each_other(w, fresh, "remap")
     if layout == w.layout:
         return w
@@ -144,8 +146,7 @@ def diagonal(w: BlockSparse, k: int = 0) -> Any:
     >>> BlockSparse(np.arange(8.0).reshape(2, 2, 2), [[1, 0], [0, 1]]).diagonal()
     array([0., 3., 4., 7.])
     """
-    if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise TypeError(f"k takes an integer, got {k!r}")
+    k = max(-w.shape[0], min(integer("k", k, least=-LARGEST), w.shape[1]))
     if w.is_transposed:
         return diagonal(w.T, -k)
     size = w.block_size

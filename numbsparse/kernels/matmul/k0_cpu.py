@@ -41,7 +41,7 @@ from numbsparse.kernels.cores import (
     read_only,
     wait_or_part,
 )
-from numbsparse.kernels.matmul.few_rows import ALONE, few, few_product
+from numbsparse.kernels.matmul.few_rows import ALONE, LEAN, few, few_product
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
     empty_panels,
@@ -224,8 +224,9 @@ def product_of(batch, values, index, transposed):
     Whole tiles of the batch first; the last few rows follow by themselves.
     """
     size, dtype = values.shape[1], from_dtype(values.dtype)
-    most_few = few(values.dtype, size, transposed)
     lines, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
+    lean = len(values) <= LEAN * (len(others.indptr) - 1)
+    most_few = few(values.dtype, size, transposed, lean)
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
     slab = max(1, SLAB // (wide * size * max(1, len(others.indptr) - 1))) * wide
@@ -339,7 +340,12 @@ def tiles_kernel(dtype, size, columns):
                     store_transposed(tile, y, n * n_stride + k, n_stride)
                 elif inside and n_stride == 1:  # feature-major
                     store(tile, y, (k * k_stride + n,), 0, k_stride)
-                else:  # the tile reaches over the edge of y
+                elif k_stride == 1 and k + rows <= n_outputs:  # over the end of the batch
+                    store_transposed(tile, corner, 0, rows)
+                    for v in range(batch - n):
+                        row = load(corner, (v * rows,), 0, rows, 1, rows)
+                        store(row, y, ((n + v) * n_stride + k,), 0, n_stride)
+                else:  # over the edge of y
                     store_transposed(tile, corner, 0, rows)
                     for v in range(min(columns, batch - n)):
                         for i in range(min(rows, n_outputs - k)):

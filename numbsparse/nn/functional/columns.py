@@ -9,6 +9,7 @@ from numbsparse.nn.functional.arithmetic import add, as_matrix, cast, divide, mu
 from numbsparse.nn.functional.joint import jointly
 from numbsparse.nn.functional.layers import check_features
 from numbsparse.nn.functional.shape import getitem, reshape, sum, sum_rows, take_rows
+from numbsparse.patterns.checks import number
 
 
 def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None) -> Tensor:
@@ -22,7 +23,7 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     >>> column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
-    w, _ = _with_columns(w)
+    (w, _), eps = _with_columns(w), number("eps", eps)
     data = w.matrix
     lengths = _lengths(ops.inside(data, tap_features), data, eps)
 
@@ -74,7 +75,7 @@ def normalise_columns(
     array([[0.70710678, 1.41421356],
            [0.70710678, 1.41421356]])
     """
-    v, _ = _with_columns(v, "v")
+    (v, _), eps = _with_columns(v, "v"), number("eps", eps)
     data, g = v.matrix, as_tensor(g, "g")
     check_features(data.shape[1:], None, g=g)
     layout, n, width = data.layout, data.shape[1], data.layout.shape[1] * data.block_size

@@ -70,7 +70,8 @@ def as_model(model: Any) -> Any:
     """A Module, or the list of Parameters that stands for one."""
     if isinstance(model, Module):
         return model
-    if isinstance(model, Tensor | BlockSparse) or not isinstance(model, Iterable):
+    alone = isinstance(model, Tensor | BlockSparse) or not getattr(model, "ndim", 1)
+    if alone or not isinstance(model, Iterable):
         raise TypeError(f"model takes a Module or a list of Parameters, got {type_name(model)}")
     return list(model)
 
