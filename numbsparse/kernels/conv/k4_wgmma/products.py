@@ -18,15 +18,15 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map, tensor_maps
 from numbsparse.kernels.conv.boxes import in_box, moved, place_of, plus, row_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
-from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.images import images_of, load_image
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.store import KINDS, Sums, panel_writer
+from numbsparse.kernels.parts.store import KINDS, Sums
+from numbsparse.kernels.parts.store_boxes import panel_writer
 from numbsparse.kernels.parts.store_tile import store_tile
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_commit,
-    bulk_load,
     bulk_wait_read,
     elect,
     fence_proxy_async,
@@ -81,7 +81,7 @@ def weight_of(
     """
     size = values.shape[2]
     if values.itemsize == 2:
-        return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
+        return tensor_map(values.reshape(-1, size), (B, B))
     strides = (1, size) if transposed else (size, 1)  # along the sum and across
     return images_of(values, strides, rows, NO_EDGE, B, B, False, alone=arithmetic == "high")
 
@@ -106,7 +106,7 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
         [slice(f, None, s) for f, s in zip(first, view.step, strict=True)]
         for first in np.ndindex(*view.residues)
     )
-    return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
+    return tensor_maps(*((images[(slice(None), *of)], box) for of in along))
 
 
 @cache
@@ -172,13 +172,9 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     exact, TB, REGISTERS, CHUNKS = precision == "highest", B // 8, B // 2, B // CHUNK
     SLOT, PIECES = (2 if exact else 1) * B * B, B // 4  # of 16 bytes of a line
     LINES = 8 // PIECES  # of which the pieces are swapped alike
-    split, clear_sums = splitting(exact, fast=True), clear(1, TB)
+    split = splitting(exact, fast=True)
     multiply = wgmma_split(B, TB, exact, 1, True, not exact)
     store_sums = store_tile(precision, 1, TB, True, row_at)
-
-    @cuda.jit(device=True)
-    def fetch_block(images, block, ring, start, bars, full):
-        bulk_load(ring, start, images, int64(block) * SLOT, uint32(4 * SLOT), bars, full)
 
     @cuda.jit(device=True)
     def first_row(warp, lane):
@@ -193,7 +189,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def start(sums):
-        clear_sums(sums)
+        clear(sums)
 
     @cuda.jit(device=True)
     def add(_, ring, x_place, shift, w_place, own):
@@ -217,7 +213,9 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         where = y.batch, y.view, places, own, image, top, first
         store_sums(sums, y.values, where, int64(column), y.features)
 
-    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
+    return LineProduct(
+        *(float32, 4, (1, TB, 4), SLOT, 0, load_image(4 * SLOT), begin, start, add, store)
+    )
 
 
 @cuda.jit(device=True)

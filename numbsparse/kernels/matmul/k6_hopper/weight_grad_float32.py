@@ -20,7 +20,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import any_nan, repairing_blocks
+from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
@@ -184,10 +184,9 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of units left."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
+    VALUES = (UNITS, DEPTH // 2)
     split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
     PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
-    together = of_one_strip(x_transposed)
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
 
     @cuda.jit(device=True)
@@ -196,14 +195,15 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
         stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
-        number, whole = places[line, group, 0], together(places, line, group)
+        number = places[line, group, 0]
+        whole = of_one_strip(places, line, group, x_transposed)
         upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
         lower_x = uint32(begin + (places[line, group, 3] & 0xFFFF) * SIZE)
         upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
         lower = uint32(base // 4 + (places[line, group, 4] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
-        clear_sums(sums)
+        clear(sums)
         stage, phase, buffer, buffer_phase = ring_at
         for _ in range(heads[item, 1]):
             mbarrier_wait(bars, FULL + stage, phase)
@@ -231,17 +231,12 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     return multiply
 
 
-@cache
-def of_one_strip(x_transposed: bool) -> Any:
+@cuda.jit(device=True)
+def of_one_strip(places, line, group, x_transposed):
     """Whether both products of a warpgroup are of the same strip: then a batch-major x is read by
     four features at once, of one panel for a warp; of strips apart by two."""
-
-    @cuda.jit(device=True)
-    def together(places, line, group):
-        same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
-        return not x_transposed and same
-
-    return together
+    same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
+    return not x_transposed and same
 
 
 @cuda.jit(device=True)
@@ -310,13 +305,12 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = False) -> Any:
     """`storer`, to blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
 
-    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
+    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
     split makes NaN of infinities.
     """
-    swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
-    together = of_one_strip(orders[1])
+    (swapped, x_transposed, _), UNITS = orders, tile.UNITS
+    ACROSS, PARTS = tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, whole, outs, item):
@@ -344,19 +338,19 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
-        whole = together(places, item, warp // 4)
+        whole = of_one_strip(places, item, warp // 4, x_transposed)
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, whole, outs, item)
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
-        if repairs and nan_in(sums):
+        if repairs and nan_in_sums(sums):
             for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, whole, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
-                    repair(out, at, dense, orders)
+                    repair_block(out, at, B, dense, orders)
 
     return store
