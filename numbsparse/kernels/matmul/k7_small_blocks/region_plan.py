@@ -72,12 +72,13 @@ class Region(NamedTuple):
 
 
 class Smaller(NamedTuple):
-    """A region smaller than the large one: microseconds beside those of its rows, and how many
-    times as long as in proportion a row takes."""
+    """A region smaller than the large one: microseconds beside those of its rows, how many times as
+    long as in proportion a row takes, and blocks of a cluster that has one, at most."""
 
     region: Region
     alone: float
     slower: float
+    most: int = 8
 
 
 def plan_boxes(
@@ -272,10 +273,10 @@ def _fastest(
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    for (small, alone, slower), (n, height, groups) in zip(smaller, sizes, strict=True):
+    for (small, alone, slower, most), (n, height, groups) in zip(smaller, sizes, strict=True):
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(slower * row * part, group * (height + groups / n))
-        for blocks, (room, meeting) in SPLITS.items():
+        for blocks, (room, meeting) in list(SPLITS.items())[: most.bit_length()]:
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (alone + a_row * batch / blocks + meeting)
             ways.append((time, small._replace(SPLIT=blocks), 1))

@@ -89,26 +89,26 @@ REGIONS_FLOAT32 = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
-# Where those leave multiprocessors free; by bytes of a value and block size. Of half a large one
-# there is one round where the others take two: 4,096 features, density 0.1, 40 to 512 rows of 16
-# bits took 0.66 to 0.78 of the time without it, of float32 0.73 to 0.92 (H200).
+# Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
+# large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
+# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200).
 SMALLER = {
     (2, 8): (
-        Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2),
+        Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
         Smaller(Region(8, 9, 16, 32, 3), 2.2, 1.25),
         Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.64),
     ),
     (2, 16): (
-        Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4),
+        Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
         Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.25),
         Smaller(Region(8, 2, 16, 32, 3), 2.2, 1.64),
     ),
     (4, 8): (
-        Smaller(Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2),
+        Smaller(Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
         Smaller(Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25),
     ),
     (4, 16): (
-        Smaller(Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2),
+        Smaller(Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
         Smaller(Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25),
     ),
 }
@@ -147,7 +147,7 @@ def in_regions(
     places, large = multiprocessors(), region_of(B, item, kept, transposed)
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
     times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one, A_GROUP[transposed]
-    smaller = SMALLER[item, B][-1:] if SIMULATED else SMALLER[item, B]
+    smaller = SMALLER[item, B][1 if type(x) is Images else 0 :]  # of images the first is not timed
     smaller = tuple(
         each._replace(region=large if SIMULATED else fitted(each.region)) for each in smaller
     )
@@ -161,8 +161,8 @@ def in_regions(
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, dy)))
     else:
-        even = has_even_rows(B, region) and not transposed
-        rows = even_rows(batch, -(-batch // rows)) if even else rows
+        if has_even_rows(B, region, not transposed):
+            rows = even_rows(batch, -(-batch // rows))
         box = rows, region.FEATURES
         maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
@@ -244,14 +244,20 @@ def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -
     return Region(2, 128 // B, groups, depth, 2)
 
 
-def has_even_rows(B: int, region: Region, of_images: bool = False) -> bool:
-    """Whether stages have as many rows each (`even_rows`), and zeros behind them.
+def has_even_rows(B: int, region: Region, by_rows: bool) -> bool:
+    """Whether stages have as many rows each (`even_rows`), and zeros behind them, where x and dy
+    lie `by_rows`.
 
-    4,096 features, density 0.1, 65, 97 and 257 rows took 0.89, 0.84 and 0.95 of the time, 8,192 and
-    0.02 0.81, 0.88 and 0.89 (H200). Small regions took up to 1.2 times as long, blocks of 8 of
-    4,096 features 1.0 to 1.07 times, float32 up to 1.1.
+    4,096 features, density 0.1, 65, 97 and 257 rows took 0.94 to 0.96 of the time, 33 rows 1.05;
+    8,192 and 0.02 0.80 to 0.86, 33 rows 0.85 (H200). With stages of 16 rows or small regions they
+    took 1.0 to 1.2 times as long, in blocks of 8 of 4,096 features 1.0 to 1.07, in float32 to 1.1.
     """
-    return not of_images and B == 16 and region.ITEM == 2 and region.GROUPS > FULL
+    large = region.DEPTH == 32 and region.GROUPS > FULL
+    return by_rows and B == 16 and region.ITEM == 2 and large
+
+
+def lie_by_rows(sums: Sums) -> bool:
+    return not (sums.of_images or sums.x_transposed or sums.dy_transposed)
 
 
 @cache
@@ -261,7 +267,7 @@ def region_kernel(sums: Sums) -> Any:
     FETCHERS, CODES, BARRIERS = region.FETCHERS, WARPS * SLOTS, 2 * region.STAGES
     SPLIT, OF_IMAGES, ALL = region.SPLIT, sums.of_images, STAGES * region.STAGE_BYTES // 4
     GATED, GROUPS, A_GROUP = sums.gated, region.GROUPS, region.GROUP_BYTES // 4
-    EVEN = has_even_rows(sums.B, region, sums.of_images)
+    EVEN = has_even_rows(sums.B, region, lie_by_rows(sums))
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
 
@@ -329,7 +335,7 @@ def supplier(sums: Sums) -> Any:
     SHARE = -(-GROUPS // (32 * FETCHERS))
     FEWER, *_ = handed_over(region.WARPS, region.FETCHERS)
     OF_IMAGES, top = sums.of_images, finding(True) if sums.of_images else as_it_is
-    EVEN, STEP = has_even_rows(sums.B, region, sums.of_images), 1 if OF_IMAGES else DEPTH
+    EVEN, STEP = has_even_rows(sums.B, region, lie_by_rows(sums)), 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
 
     @cuda.jit(device=True)
