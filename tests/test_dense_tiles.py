@@ -127,6 +127,17 @@ def test_each_product_has_tiles_of_its_own(rng):
     assert suits == [True, False, False]
 
 
+@pytest.mark.parametrize(("side", "rows", "size", "suits"), [
+    (64, 768, 16, True), (64, 767, 16, False), (65, 768, 16, False), (64, 191, 8, False),
+])  # fmt: skip
+def test_small_weights_of_many_rows_suit_it_sooner(side, rows, size, suits):
+    """A quarter of all blocks is kept."""
+    kept = np.zeros((side, 64), bool)
+    kept[np.add.outer(np.arange(side), np.arange(64)) % 4 == 0] = True
+    for index in (Layout(kept).index, Layout(kept.T.copy()).index):
+        assert RUNG.suits("forward", size, "float16", rows, index) == suits
+
+
 def test_a_layout_of_no_blocks():
     case = Case(batch=3, in_features=40, out_features=24, block_size=8, density=0)
     for product in ("forward", "input_grad"):
