@@ -24,7 +24,7 @@ LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
-MOST_PIECES = 32  # of a batch; with one 2,048 to 8,192 rows took 1.0 to 1.9 times as long (H200)
+MOST_PIECES = 64  # of a batch; with one 2,048 to 8,192 rows took 1.0 to 1.9 times as long (H200)
 # Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
 # the batch. A row takes longer in the small regions. By blocks of a cluster: the part of the places
 # that so large ones find, and microseconds until they have added their sums. Without clusters 512
@@ -266,6 +266,9 @@ def _fastest(
     for small, (n, height, groups), slower in zip(regions[1:], sizes[1:], SLOWER, strict=False):
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(slower * row * part, group * (height + groups / n))
+        for pieces in range(2, min(MOST_PIECES, places // n, -(-batch // small.DEPTH)) + 1):
+            time = time_of(n, places, batch, a_row, part * sums, pieces, A_SMALL_REGION)
+            ways.append((time, small, pieces))
         for blocks, (room, meeting) in SPLITS.items():
             rounds = ceil(n * blocks / (room * places))
             time = rounds * (A_SMALL_REGION + a_row * batch / blocks + meeting)
@@ -273,11 +276,13 @@ def _fastest(
     return min(ways, key=lambda way: way[0])[1:]
 
 
-def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
+def time_of(
+    n: int, places: int, batch: int, row: float, sums: float, pieces: int, region: float = A_REGION
+) -> float:
     """Of the regions that are left, cut into pieces, and of adding these up."""
     rest = n % places
     again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
-    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
+    return -(-rest * pieces // places) * (region + row * batch / pieces) + again
 
 
 class Cuts(NamedTuple):
