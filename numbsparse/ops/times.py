@@ -1,7 +1,8 @@
 """How long each rung takes, as one card measured it on a grid: the basis of `auto`.
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input as
-output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
+output features; `python -m numbsparse times` makes it. DENSE was measured where features are few,
+below WIDE; from there on what is known of it is where it begins to be faster. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
 as between the last two. Beyond the last features all rungs take longer as there are more values:
 some that have places to spare until then would seem to gain for ever. What counts is the order of
@@ -19,7 +20,7 @@ and feature-major rows, was fitted to 479 drawn products, each in both orders an
 import json
 from functools import cache
 from itertools import product as every
-from math import inf, prod
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
 STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
 LARGER = 32  # blocks than those of these rungs
+WIDE = 1024  # features
 WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
 ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
 # By rung and bytes of a value: microseconds that a block of the longest line takes, by block size,
@@ -88,7 +90,8 @@ def expected(
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     logs = {name: _at(array, times.axes, point) + 2 * beyond for name, array in of_rung.items()}
-    if STRIPS in of_rung and is_dense(product, block_size, dtype, batch, layout):
+    few = logs.get(DENSE, nan) == logs.get(DENSE, nan)  # features: it was measured as it is
+    if STRIPS in of_rung and not few and is_dense(product, block_size, dtype, batch, layout):
         point[1] = min(point[1], np.log2(_dense().least_kept(product, block_size, dtype, batch)))
         logs[DENSE] = _at(of_rung[STRIPS], times.axes, point) + 2 * beyond
     found = {name: 2**log for name, log in logs.items() if log == log}
