@@ -132,7 +132,7 @@ def grid(
 def timed(problem: Problem, product: str, only: str | None = None) -> Row:
     """Of each rung that may be the fastest, and is timed for that; or of one, as it is."""
     left_out = [SLOW] if problem.block_size == 8 else [SLOW, PLAIN]
-    left_out += [times.DENSE] if problem.in_features >= times.WIDE else []
+    left_out += [times.DENSE] if problem.in_features > times.WIDE else []
     serving = [name for name in named(problem, product, "all") if name in RUNGS]
     names = [name for name in serving if name not in left_out and only in (None, name)]
     return measure(problem, product, ",".join(names), seconds=0.0)

@@ -2,7 +2,7 @@
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input as
 output features; `python -m numbsparse times` makes it. DENSE was measured where features are few,
-below WIDE; from there on what is known of it is where it begins to be faster. Between the points of the grid the logarithm
+up to WIDE; beyond, what is known of it is where it begins to be faster. Between the points of the grid the logarithm
 of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
 as between the last two. Beyond the last features all rungs take longer as there are more values:
 some that have places to spare until then would seem to gain for ever. What counts is the order of
@@ -118,7 +118,8 @@ def _add_lines(
         found[name] *= late if name in WHOLE else 1.0
         of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
         if block_size in of_blocks:
-            alone = of_blocks[block_size] * longest * max(batch / rows, 1.0)
+            wide = min(layout.shape[product == "forward"] * block_size / WIDE, 1.0)
+            alone = of_blocks[block_size] * longest * max(wide * batch / rows, 1.0)
             found[name] = max(found[name], LAUNCH + alone)
     share = layout.n_blocks * -(-batch // ROWS) / MULTIPROCESSORS + TOGETHER
     if "k8_small_batch" in found and longest > share > usual(product, layout):
