@@ -326,8 +326,8 @@ def test_regions_are_put_together_anew_of_what_gates_leave(
     Whole regions, some that are cut over the batch, and clusters.
     """
 
-    def chosen(index, B, widths, batch, of, *times):
-        region = of[0]._replace(SLOTS=24) if pieces > 1 else of[0]  # as many as on some cards
+    def chosen(index, B, widths, batch, large, *times):
+        region = large._replace(SLOTS=24) if pieces > 1 else large  # as many as on some cards
         return region._replace(SPLIT=split), pieces
 
     monkeypatch.setattr(regions, "region_for", chosen)

@@ -30,8 +30,13 @@ ROWS = [range(2, 16), range(17, 32), range(33, 63)]
 @pytest.fixture
 def copies(monkeypatch):
     """The shapes of what is copied."""
-    shapes, copy = [], aligned.copy_matrix
-    monkeypatch.setattr(aligned, "copy_matrix", lambda to, a: (shapes.append(a.shape), copy(to, a)))
+    shapes, copy = [], aligned.copy_matrices
+
+    def remember(*copies):
+        shapes.extend(a.shape for _, a in copies)
+        copy(*copies)
+
+    monkeypatch.setattr(aligned, "copy_matrices", remember)
     return shapes
 
 

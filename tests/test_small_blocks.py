@@ -206,7 +206,7 @@ FEATURE_MAJOR = [
     ids=str,
 )
 def test_products_of_feature_major_activations(product, case, monkeypatch):
-    monkeypatch.setattr(aligned, "copy_matrix", None)  # they are read as they are
+    monkeypatch.setattr(aligned, "copy_matrices", None)  # they are read as they are
     check_rung(rung("k7_small_blocks"), product, case, "float16", "cuda", feature_major=True)
 
 
@@ -327,8 +327,8 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 
-    def halves(index, B, widths, batch, regions, places, *times):
-        return regions[0], 2
+    def halves(index, B, widths, batch, large, *times):
+        return large, 2
 
     cut_of = []
     monkeypatch.setattr(regions, "region_for", halves)
@@ -341,8 +341,8 @@ def test_sums_of_regions_that_are_cut(dtype, B, monkeypatch):
 @pytest.mark.parametrize("slots", [2, 6])
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
-    def shared(index, B, widths, batch, regions, *times):
-        return regions[0]._replace(SLOTS=slots, SPLIT=4), 1
+    def shared(index, B, widths, batch, large, *times):
+        return large._replace(SLOTS=slots, SPLIT=4), 1
 
     monkeypatch.setattr(regions, "region_for", shared)
     case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
@@ -356,25 +356,44 @@ def test_regions_are_cut_where_that_pays():
     assert np.argmin(times(50, 64)) == 0
     assert np.argmin(times(50, 2048)) > 0
     assert np.argmin(times(132, 8192)) == 0
-    regions_of = Region(12, 18, 38, 32, 3), Region(8, 9, 16, 32, 3)
-    _, pieces = region_plan._fastest(regions_of, ((1, 1, 1),), 40, 132, 5.0, 0.0, 0.0)
+    large = Region(12, 18, 38, 32, 3)
+    _, pieces = region_plan._fastest(large, (1, 1, 1), (), (), 40, 132, 5.0, 0.0, 0.0)
     assert pieces == 2  # a stage each
 
 
 @pytest.mark.parametrize(
     ("batch", "places", "which", "blocks"),
-    [(64, 132, 2, 1), (300, 132, 2, 2), (4096, 132, 1, 8), (64, 13, 1, 1), (64, 4, 0, 1)],
+    [
+        *((64, 132, 3, 1), (300, 132, 3, 2), (4096, 132, 2, 8)),
+        *((64, 13, 1, 1), (64, 4, 0, 1)),
+    ],
 )
 def test_regions_are_small_where_large_ones_leave_places_free(
     batch, places, which, blocks, monkeypatch
 ):
     monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
-    sizes = regions.region_of(8, 2, 0.1, False), *regions.SMALLER[2, 8]
-    where = index, 8, (1024, 1024), batch, sizes, places
+    large, smaller = regions.region_of(8, 2, 0.1, False), regions.SMALLER[2, 8]
+    where = index, 8, (1024, 1024), batch, large, smaller, places
     region, pieces = region_plan.region_for(*where, 0.04, 0.05, 0.0013)
-    assert region == sizes[which]._replace(SPLIT=blocks)
+    assert region == (large, *(each.region for each in smaller))[which]._replace(SPLIT=blocks)
     assert pieces == 1
+
+
+@pytest.mark.parametrize("batch", [1024, 1 << 14, 1 << 17])
+@pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
+def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
+    """As many as there are places for, if rows are many; a second pass is worth no few rows."""
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
+    large, smaller = regions.region_of(B, item, 0.2, False), regions.SMALLER[item, B]
+    where = index, B, (128, 128), batch, large, smaller, 132
+    region, pieces = region_plan.region_for(*where, 0.1, 0.05, 0.0013)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
+    assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
+    assert n * pieces * region.SPLIT <= 132
+    assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1024 else (1, True))
+    assert batch < 1 << 17 or pieces > 64
 
 
 @pytest.mark.parametrize("places", range(2, 12))
@@ -386,7 +405,7 @@ def test_wider_regions_where_they_save_a_round(places, monkeypatch):
     n, m = (region_plan.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
     fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
     assert m <= fewer <= n
-    where = index, 8, (1536, 1536), 64, (large,), places, 0.04, 0.05, 0.0013
+    where = index, 8, (1536, 1536), 64, large, (), places, 0.04, 0.05, 0.0013
     assert region_plan.region_for(*where)[0] == large
     saves = -(-fewer // places) < -(-n // places)
     assert region_plan.region_for(*where, wider)[0] == (wider if saves else large)

@@ -106,7 +106,7 @@ def nothing_is_copied(monkeypatch):
     def copy(*_):
         raise AssertionError("an operand is copied")
 
-    monkeypatch.setattr(aligned, "copy_matrix", copy)
+    monkeypatch.setattr(aligned, "copy_matrices", copy)
 
 
 @needs_a_gpu

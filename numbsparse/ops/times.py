@@ -2,16 +2,18 @@
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input as
 output features; `python -m numbsparse times` makes it. DENSE was measured where features are few,
-up to WIDE; beyond, what is known of it is where it begins to be faster. Between the points of the grid the logarithm
-of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
-as between the last two. Beyond the last features all rungs take longer as there are more values:
-some that have places to spare until then would seem to gain for ever. What counts is the order of
-the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+up to WIDE; beyond, what is known of it is where it begins to be faster. Between the points of the
+grid the logarithm of a time is interpolated; before the first it is that of the first, and beyond
+the last it goes on as between the last two. Beyond the last features all rungs take longer as there
+are more values: some that have places to spare until then would seem to gain for ever. What counts
+is the order of the rungs, not their times: on another card it may differ, and `numbsparse.tune`
+measures it there.
+
 Of k6, k7 and k8 half of the points of 8 to 2,048 rows, 6,568, were measured at once, all of float16
 but for some in blocks of 16 and 64, by the GPU's clock; the others are as before, scaled as their
-neighbours changed. A weight that is not square is as a square one with the same values, whose sides
-are between a line of the result and the mean of both sides: that came nearest to 151 products that
-nobody tuned.
+neighbours changed. Of 128 and 512 features 2,300 were, of two densities and six batches. A weight
+that is not square is as a square one with the same values, whose sides are between a line of the
+result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 
 The grid has random layouts, and rows in order. What a long line adds, of a layout that is uneven,
 and feature-major rows, was fitted to 479 drawn products, each in both orders and by all rungs.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint16, uint64
 
@@ -17,6 +17,18 @@ LINE = 128  # of a cache line: where rows are longer, copies of them begin at on
 MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
 
 
+class Move(NamedTuple):
+    """As one argument of a kernel: out[i * out_stride + j] = x[i * stride + j * step]."""
+
+    shape: tuple[int, ...]
+    part: int  # of a row, that a warp copies
+    out: Any
+    x: Any
+    out_stride: int
+    stride: int
+    step: int
+
+
 def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """x, or x.T where the batch is contiguous, or an aligned copy of it; whether it is x.T."""
     transposed = x.batch_is_contiguous
@@ -25,42 +37,66 @@ def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
 
 def aligned(x: DeviceArray) -> DeviceArray:
     """x (rows, width), or a copy unless it is aligned."""
-    if is_aligned(x):
-        return x
+    return aligned_together(x)[0]
+
+
+def aligned_together(*arrays: DeviceArray) -> list[DeviceArray]:
+    """One or two arrays, each as it is or an aligned copy; two are copied by one launch."""
+    found = [x if is_aligned(x) else _aligned_like(x) for x in arrays]
+    copies = [(to, x) for to, x in zip(found, arrays, strict=True) if to is not x]
+    if copies:
+        copy_matrices(*copies)
+    return found
+
+
+def _aligned_like(x: DeviceArray) -> DeviceArray:
     rows, width = x.shape
     run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
-    whole = empty((rows, -(-width // run) * run), x.dtype)
-    rounded = whole[:, :width]
-    copy_matrix(rounded, x)
-    return rounded
+    return empty((rows, -(-width // run) * run), x.dtype)[:, :width]
 
 
 def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
-    """out[:] = x, where rows of `out` are gapless.
+    """out[:] = x, where rows of `out` are gapless."""
+    copy_matrices((out, x))
+
+
+def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
+    """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are gapless.
 
     In parts of rows that are as long each, and no longer than can be awaited at once.
     """
-    out_stride, stride, step = (n // x.itemsize for n in (out.strides[0], *x.strides))
-    rows, width = x.shape
-    if rows and width:
+    copies = tuple((out, x) for out, x in copies if 0 not in x.shape)
+    if not copies:
+        return
+    args, grids = [], []
+    for out, x in copies:
+        rows, width = x.shape
         parts = -(-width // MOST)
-        part, grid = -(-width // (32 * parts)) * 32, (-(-rows // WARPS), parts)
-        kernel = matrix_kernel(x.itemsize, copy_engine(), step == 1)
-        args = x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, stride, step
-        launch(kernel, grid, (32, WARPS), *args, overlap=copy_engine())
+        part = -(-width // (32 * parts)) * 32
+        out_stride, *strides = (n // x.itemsize for n in (out.strides[0], *x.strides))
+        args.append(Move(x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, *strides))
+        grids.append((-(-rows // WARPS), parts))
+    contiguous = all(x.strides[1] == x.itemsize for _, x in copies)
+    how = copies[0][1].itemsize, copy_engine(), contiguous
+    grid = *map(max, zip(*grids, strict=True)), len(copies)
+    if len(copies) == 1:
+        launch(matrix_kernel(*how), grids[0], (32, WARPS), *args[0], overlap=copy_engine())
+    else:
+        launch(two_matrices_kernel(*how), grid, (32, WARPS), *args, overlap=copy_engine())
 
 
 @cache
-def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
-    """A warp has a part of a row, and awaits all of it at once.
+def moving(size: int, overlap: bool, contiguous: bool) -> Any:
+    """move(shape, part, out, x, out_stride, stride, step): a warp has a part of a row, and awaits
+    all of it at once.
 
     1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x; and
     in parts of even length in 0.66 to 0.88 of the time that parts of 256 took.
     """
     EACH, DTYPE = MOST // 32, uint16 if size == 2 else float32
 
-    @cuda.jit
-    def kernel(shape, part, out, x, out_stride, stride, step):
+    @cuda.jit(device=True)
+    def move(shape, part, out, x, out_stride, stride, step):
         own = cuda.local.array(EACH, DTYPE)
         row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
         begin = int64(cuda.blockIdx.y) * part
@@ -79,6 +115,31 @@ def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
             if 32 * k < left:
                 out[uint64(there + 32 * k)] = own[k]
 
+    return move
+
+
+@cache
+def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
+    move = moving(size, overlap, contiguous)
+
+    @cuda.jit
+    def kernel(shape, part, out, x, out_stride, stride, step):
+        move(shape, part, out, x, out_stride, stride, step)
+
+    return kernel
+
+
+@cache
+def two_matrices_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
+    move = moving(size, overlap, contiguous)
+
+    @cuda.jit
+    def kernel(one, other):
+        if cuda.blockIdx.z == 0:
+            move(*one)
+        else:
+            move(*other)
+
     return kernel
 
 
@@ -90,11 +151,11 @@ def is_aligned(x: DeviceArray) -> bool:
     return contiguous and stride > 0 and x.address % BYTES == stride % BYTES == 0
 
 
-def aligned_in_place(x: DeviceArray) -> DeviceArray:
-    """x (rows, width), or a copy unless it or x.T is aligned."""
-    if is_aligned(x) or is_aligned(x.T):
-        return x
-    return aligned(x.T).T if x.batch_is_contiguous else aligned(x)
+def aligned_in_place(*arrays: DeviceArray) -> list[DeviceArray]:
+    """Each x (rows, width), or a copy unless it or x.T is aligned; two are copied by one launch."""
+    across = [not is_aligned(x) and (is_aligned(x.T) or x.batch_is_contiguous) for x in arrays]
+    lines = aligned_together(*(x.T if t else x for x, t in zip(arrays, across, strict=True)))
+    return [line.T if t else line for line, t in zip(lines, across, strict=True)]
 
 
 def is_gapless(x: DeviceArray) -> bool:

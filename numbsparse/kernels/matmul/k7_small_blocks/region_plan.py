@@ -25,13 +25,13 @@ NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
 MOST_PIECES = 64  # of a batch in large regions; small ones are as many as there are places, at most
-# Microseconds (H200): of a region, of a small one and of a second pass, beside those that grow with
-# the batch. A row takes longer in the small regions. By blocks of a cluster: the part of the places
-# that so large ones find, and microseconds until they have added their sums where all places have
-# one. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to 1.9 times as long, 512 to
-# 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of small regions, of 128 to 512
-# features, 4,096 rows of float32 take 0.5 to 0.9 times as long as before, 16,384 rows 0.4 to 0.9.
-A_REGION, A_SMALL_REGION, SECOND_PASS, SLOWER = 4.5, 2.2, 6.0, (1.25, 1.64)
+# Microseconds (H200): of a large region and of a second pass, beside those that grow with the
+# batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
+# until they have added their sums where all places have one. With one piece and no clusters 2,048
+# to 8,192 rows took 1.0 to 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to
+# 1.8 times. In pieces of small regions, of 128 to 512 features, 4,096 rows of float32 take 0.5 to
+# 0.9 times as long as before, 16,384 rows 0.4 to 0.9.
+A_REGION, SECOND_PASS = 4.5, 6.0
 SMALL_PASS, A_PIECE = 2.0, 0.1  # of small regions, and of each piece, that are added in turn
 SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 
@@ -72,6 +72,16 @@ class Region(NamedTuple):
     @property
     def SHARED_BYTES(self) -> int:
         return self.STAGES * self.STAGE_BYTES + PERIOD
+
+
+class Smaller(NamedTuple):
+    """A region smaller than the large one: microseconds beside those of its rows, how many times as
+    long as in proportion a row takes, and blocks of a cluster that has one, at most."""
+
+    region: Region
+    alone: float
+    slower: float
+    most: int = 8
 
 
 def plan_boxes(
@@ -224,29 +234,30 @@ def _deal_slots(
 
 
 def region_for(
-    index: Index, B: int, widths: tuple[int, int], batch: int, regions: tuple[Region, ...],
-    places: int, row: float, sums: float, group: float, wider: Region | None = None,
+    index: Index, B: int, widths: tuple[int, int], batch: int, large: Region,
+    smaller: tuple[Smaller, ...], places: int, row: float, sums: float, group: float,
+    wider: Region | None = None,
 ) -> tuple[Region, int]:  # fmt: skip
     """The region that takes least time, and into how many pieces of the batch those are cut that
     are left when all places have as many.
 
-    That is the first one; or, where that saves a round, the `wider` one, of a few more slots; or,
-    where the first one leaves places free, a smaller one, which reads more of x and dy and has less
+    That is the large one; or, where that saves a round, the `wider` one, of a few more slots; or,
+    where the large one leaves places free, a smaller one, which reads more of x and dy and has less
     to add up, maybe of a cluster or in pieces.
 
-    row, sums : microseconds of a row in the first one, and of its sums to be written and read
+    row, sums : microseconds of a row in the large one, and of its sums to be written and read
         again; a row of another takes as many in proportion, or what x and dy take
     group : microseconds of a row of 128 bytes of these
     """
-    sizes = [planned(index, size_of, B, widths, regions[0])]
-    n, *rest = sizes[0]
+    size = planned(index, size_of, B, widths, large)
+    n, *rest = size
     if wider:
-        fewer = ceil(n * (regions[0].WARPS * regions[0].SLOTS) / (wider.WARPS * wider.SLOTS))
+        fewer = ceil(n * (large.WARPS * large.SLOTS) / (wider.WARPS * wider.SLOTS))
         if ceil(fewer / places) < ceil(n / places):
-            return _fastest((wider,), ((fewer, *rest),), batch, places, row, sums, group)
-    if n < places:
-        sizes += [planned(index, size_of, B, widths, small) for small in regions[1:]]
-    return _fastest(regions, tuple(sizes), batch, places, row, sums, group)
+            return _fastest(wider, (fewer, *rest), (), (), batch, places, row, sums, group)
+    smaller = smaller if n < places else ()
+    sizes = tuple(planned(index, size_of, B, widths, each.region) for each in smaller)
+    return _fastest(large, size, smaller, sizes, batch, places, row, sums, group)
 
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
@@ -258,23 +269,22 @@ def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tu
 
 @lru_cache
 def _fastest(
-    regions: tuple[Region, ...], sizes: tuple[tuple[int, int, int], ...], batch: int, places: int,
-    row: float, sums: float, group: float,
+    large: Region, size: tuple[int, int, int], smaller: tuple[Smaller, ...],
+    sizes: tuple[tuple[int, int, int], ...], batch: int, places: int, row: float, sums: float,
+    group: float,
 ) -> tuple[Region, int]:  # fmt: skip
-    large, most = regions[0], min(MOST_PIECES, -(-batch // regions[0].DEPTH))
-    times = [
-        time_of(sizes[0][0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)
-    ]
+    most = min(MOST_PIECES, -(-batch // large.DEPTH))
+    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    for small, (n, height, groups), slower in zip(regions[1:], sizes[1:], SLOWER, strict=False):
+    for (small, alone, slower, most), (n, height, groups) in zip(smaller, sizes, strict=True):
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(slower * row * part, group * (height + groups / n))
-        for pieces in range(2, min(places // n, -(-batch // small.DEPTH)) + 1):
+        for pieces in range(2, min(places // n, -(-batch // small.DEPTH)) + 1 if most > 1 else 0):
             again = SMALL_PASS + pieces * (A_PIECE + 2 * n * part * sums)
-            ways.append((A_SMALL_REGION + a_row * batch / pieces + again, small, pieces))
-        for blocks, (room, meeting) in SPLITS.items():
+            ways.append((alone + a_row * batch / pieces + again, small, pieces))
+        for blocks, (room, meeting) in list(SPLITS.items())[: most.bit_length()]:
             rounds = n * blocks / (room * places)
-            time = A_SMALL_REGION + a_row * batch / blocks + meeting * min(rounds, 1)
+            time = alone + a_row * batch / blocks + meeting * min(rounds, 1)
             ways.append((ceil(rounds) * time, small._replace(SPLIT=blocks), 1))
     return min(ways, key=lambda way: way[0])[1:]
 

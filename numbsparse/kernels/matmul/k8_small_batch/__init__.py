@@ -71,7 +71,8 @@ def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):
 def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
         n_blocks, size, _ = values.shape
-        operands = by_feature(in_reach(x, size), n_blocks, size), values, y
+        (x,) = in_reach(size, x)
+        operands = by_feature(x, n_blocks, size), values, y
         more = () if gates is None else (gates,)
         again(index, along_lines, operands, transposed, _form(values, precision), more=more)
 

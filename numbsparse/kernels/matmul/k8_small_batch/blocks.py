@@ -98,7 +98,8 @@ class Blocks(NamedTuple):
 def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> None:
     """dvalues = x.T @ dy at the kept blocks, anything where their gates are 0."""
     n_blocks, size, _ = dvalues.shape
-    x, dy = (launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy))
+    near = launch.in_reach(size, x, dy)
+    x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
     again(index, along_blocks, (x, dy, dvalues), form, more=() if gates is None else (gates,))
 
 
@@ -116,7 +117,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    in_step = tiles_of(x.shape[0], engine)
+    in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares))
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
@@ -141,11 +142,21 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
-def tiles_of(batch: int, engine: bool) -> int:
+def tiles_of(batch: int, engine: bool, form: Form, units: float) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
-    registers hold as much of it. In 16 bits that took 21 to 34 % less, in float32 7 to 17 % less of
-    12,288 features, and up to 17 % more of 4,096 (H200)."""
-    return 2 if WIDTH < batch <= HELD_ROWS and engine else 1
+    registers hold as much of it.
+
+    units : of a warp. In 16 bits two took 21 to 34 % less. Float32 in two parts took 7 % less from
+    14 units on, and 3 to 18 % more of up to 6; else 2 to 37 % less, but of half a unit to two 3 to
+    14 % more (1,024 to 12,288 features, H200).
+    """
+    if not engine or not WIDTH < batch <= HELD_ROWS:
+        return 1
+    if form.is_16_bit:
+        return 2
+    if form.split:
+        return 2 if units >= launch.FEW else 1
+    return 1 if 0.5 < units < 2 else 2
 
 
 def split_of(steps: int, units: int, warps: int) -> int:

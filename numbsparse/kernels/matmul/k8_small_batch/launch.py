@@ -30,7 +30,7 @@ from numbsparse.layout import Index
 SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
-FEW = 8  # units of a warp: from so many on rings pay, and twice as many warps in a weight-gradient
+FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
@@ -51,9 +51,15 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     return size >= WIDTH and x.shape[1] % size == 0 and values.size > 0 and has_engine()
 
 
-def in_reach(x: DeviceArray, size: int) -> DeviceArray:
-    """x, or a copy unless it or x.T is aligned, or a slab of all its rows is read at once."""
-    return x if slab_of(x, size) else aligned_in_place(x)
+def in_reach(size: int, *operands: DeviceArray) -> list[DeviceArray]:
+    """Each, or a copy unless it or its transpose is aligned, or a slab of all rows is read at once.
+
+    Two are copied by one launch.
+    """
+    kept = [slab_of(x, size) > 0 for x in operands]
+    others = [x for x, slab in zip(operands, kept, strict=True) if not slab]
+    found = iter(aligned_in_place(*others))
+    return [x if slab else next(found) for x, slab in zip(operands, kept, strict=True)]
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -148,10 +154,11 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
-    # One stage, as launches that overlap gain more there: with two 64 rows took 1.04 to 1.07 times
-    # as long, and 16 rows 0.90 to 0.93 (H200).
+    # One stage, as launches that overlap gain more there: with two, tiles of 64 rows and up to four
+    # units of a warp took 0.98 to 1.05 times as long, more units 0.79 to 0.96, and 16 rows 0.90 to
+    # 0.93 (1,024 to 8,192 features, H200).
     units = -(-batch // lines.rows) * values.size // WIDTH**2
-    few = form.is_16_bit and lines.far and units < FEW * WARPS * n_shares()
+    few = form.is_16_bit and lines.far and units < FEW // 2 * WARPS * n_shares()
     return with_stages(lines, (1 if few else 2) if source.engine else MOST)
 
 
@@ -172,14 +179,17 @@ def _tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_ac
     Float32 in two parts has tiles of SECOND_ROWS where no tile needs more: 33 to 48 and 65 to 72
     rows of 4,096 and 8,192 features, density 0.1 and 0.25, took an H200 0.79 to 0.98 of the time,
     at B = 16 0.81 to 0.84. Operands that are not split took up to 1.3 times as long so, and those
-    with 5 blocks in a line up to 1.1.
+    with 5 blocks in a line up to 1.1. In blocks of 8 65 and 72 rows took 0.73 to 0.85, and 36 to
+    48 rows 1.04 to 1.10, where two tiles are one of 64.
     """
     if batch <= WIDTH:
         return WIDTH if batch > 16 or x_across else 16
+    few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
+    units = squares * (WIDTH // min(size, WIDTH))
+    if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
+        return SECOND_ROWS
     if not form.is_16_bit and size > 8:  # registers hold the sums of 32 at once
-        few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
-        units = squares * (WIDTH // min(size, WIDTH))
-        return SECOND_ROWS if few and units > LONG_LINES * lines else WIDTH
+        return WIDTH
     tiles, longer = -(-batch // WIDTH), -(-batch // (2 * WIDTH))
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
     many = lines * tiles > most * n_shares()
