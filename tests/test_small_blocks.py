@@ -380,6 +380,22 @@ def test_regions_are_small_where_large_ones_leave_places_free(
     assert pieces == 1
 
 
+@pytest.mark.parametrize("batch", [1024, 1 << 14, 1 << 17])
+@pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
+def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
+    """As many as there are places for, if rows are many; a second pass is worth no few rows."""
+    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
+    large, smaller = regions.region_of(B, item, 0.2, False), regions.SMALLER[item, B]
+    where = index, B, (128, 128), batch, large, smaller, 132
+    region, pieces = region_plan.region_for(*where, 0.1, 0.05, 0.0013)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
+    assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
+    assert n * pieces * region.SPLIT <= 132
+    assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1024 else (1, True))
+    assert batch < 1 << 17 or pieces > 64
+
+
 @pytest.mark.parametrize("places", range(2, 12))
 def test_wider_regions_where_they_save_a_round(places, monkeypatch):
     monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)

@@ -34,7 +34,7 @@ from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
-FEATURES = (1024, 2048, 4096, 8192)
+FEATURES = (128, 512, 1024, 2048, 4096, 8192)
 DENSITIES = (0.02, 0.1, 0.3)
 BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
 SLOW = "k1_naive"  # nowhere the fastest, of products and of convolutions
@@ -106,7 +106,8 @@ def grid(
     found: dict[str, dict[str, np.ndarray]] = {}
     for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
         for size, numbers, (k, batch) in every(BLOCK_SIZES, APART, enumerate(batches)):
-            problem = matrices(width, size, density, batch, *numbers)
+            some = max(density, (size / width) ** 2)  # a block at least
+            problem = matrices(width, size, some, batch, *numbers)
             for product in PRODUCTS:
                 of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
                 for name, seconds in timed(problem, product, only)["seconds"].items():
@@ -130,7 +131,8 @@ def grid(
 
 def timed(problem: Problem, product: str, only: str | None = None) -> Row:
     """Of each rung that may be the fastest, and is timed for that; or of one, as it is."""
-    left_out = (SLOW, times.DENSE) if problem.block_size == 8 else (SLOW, times.DENSE, PLAIN)
+    left_out = [SLOW] if problem.block_size == 8 else [SLOW, PLAIN]
+    left_out += [times.DENSE] if problem.in_features > times.WIDE else []
     serving = [name for name in named(problem, product, "all") if name in RUNGS]
     names = [name for name in serving if name not in left_out and only in (None, name)]
     return measure(problem, product, ",".join(names), seconds=0.0)

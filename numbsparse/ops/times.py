@@ -1,16 +1,19 @@
 """How long each rung takes, as one card measured it on a grid: the basis of `auto`.
 
 `times.json` has microseconds over batch, features and density of random layouts of as many input as
-output features; `python -m numbsparse times` makes it. Between the points of the grid the logarithm
-of a time is interpolated; before the first it is that of the first, and beyond the last it goes on
-as between the last two. Beyond the last features all rungs take longer as there are more values:
-some that have places to spare until then would seem to gain for ever. What counts is the order of
-the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures it there.
+output features; `python -m numbsparse times` makes it. DENSE was measured where features are few,
+up to WIDE; beyond, what is known of it is where it begins to be faster. Between the points of the
+grid the logarithm of a time is interpolated; before the first it is that of the first, and beyond
+the last it goes on as between the last two. Beyond the last features all rungs take longer as there
+are more values: some that have places to spare until then would seem to gain for ever. What counts
+is the order of the rungs, not their times: on another card it may differ, and `numbsparse.tune`
+measures it there.
+
 Of k6, k7 and k8 half of the points of 8 to 2,048 rows, 6,568, were measured at once, all of float16
 but for some in blocks of 16 and 64, by the GPU's clock; the others are as before, scaled as their
-neighbours changed. A weight that is not square is as a square one with the same values, whose sides
-are between a line of the result and the mean of both sides: that came nearest to 151 products that
-nobody tuned.
+neighbours changed. Of 128 and 512 features 2,300 were, of two densities and six batches. A weight
+that is not square is as a square one with the same values, whose sides are between a line of the
+result and the mean of both sides: that came nearest to 151 products that nobody tuned.
 
 The grid has random layouts, and rows in order. What a long line adds, of a layout that is uneven,
 and feature-major rows, was fitted to 479 drawn products, each in both orders and by all rungs.
@@ -19,7 +22,7 @@ and feature-major rows, was fitted to 479 drawn products, each in both orders an
 import json
 from functools import cache
 from itertools import product as every
-from math import inf, prod
+from math import inf, nan, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +36,7 @@ AXES = ("features", "densities", "batches")
 TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
 STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
 LARGER = 32  # blocks than those of these rungs
+WIDE = 1024  # features
 WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
 ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
 # By rung and bytes of a value: microseconds that a block of the longest line takes, by block size,
@@ -88,7 +92,8 @@ def expected(
     point[0] -= beyond
     of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
     logs = {name: _at(array, times.axes, point) + 2 * beyond for name, array in of_rung.items()}
-    if STRIPS in of_rung and is_dense(product, block_size, dtype, batch, layout):
+    few = logs.get(DENSE, nan) == logs.get(DENSE, nan)  # features: it was measured as it is
+    if STRIPS in of_rung and not few and is_dense(product, block_size, dtype, batch, layout):
         point[1] = min(point[1], np.log2(_dense().least_kept(product, block_size, dtype, batch)))
         logs[DENSE] = _at(of_rung[STRIPS], times.axes, point) + 2 * beyond
     found = {name: 2**log for name, log in logs.items() if log == log}
@@ -115,7 +120,8 @@ def _add_lines(
         found[name] *= late if name in WHOLE else 1.0
         of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
         if block_size in of_blocks:
-            alone = of_blocks[block_size] * longest * max(batch / rows, 1.0)
+            wide = min(layout.shape[product == "forward"] * block_size / WIDE, 1.0)
+            alone = of_blocks[block_size] * longest * max(wide * batch / rows, 1.0)
             found[name] = max(found[name], LAUNCH + alone)
     share = layout.n_blocks * -(-batch // ROWS) / MULTIPROCESSORS + TOGETHER
     if "k8_small_batch" in found and longest > share > usual(product, layout):
