@@ -18,11 +18,18 @@ import numpy as np
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import (
+    Boxes,
+    Pass,
+    Three,
+    boxes_of,
+    even_chunks,
+    spread_of,
+)
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDTH
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDE, WIDTH
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, of_bits
@@ -43,6 +50,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 # Pixels that are loaded while a tile's columns are multiplied, for each: by block size. At 56 x 56
 # pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
+# Taps share boxes up to so many columns of y, where this part of the pixels is loaded, at most, and
+# so many at once.
+SHARED_UP_TO, WORTH, LARGEST = 256, 0.75, 200
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -71,13 +81,14 @@ unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     of, B = window.seeing(product), values.shape[1]
-    lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B, True)
+    tile, boxes = tile_and_boxes(x, of, B, y.shape[2] * prod(of.view.residues))
+    group = WIDTH if boxes is None else group_of(x)
+    how = window.taps, product, of, group // B, True, boxes
+    lines, *_ = planned(index, taps_in_lines, *how)
     if not x.size or not lines.block_rows.size:
         fill(y, 0.0)
         return
-    images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
-    columns = min(y.shape[2] * prod(of.view.residues), MOST_COLUMNS)
-    tile = tile_that_fits(x.shape[0], of.view.counts, ROWS, A_COLUMN[B] * columns)
+    images = images_of(x, of.view.sizes, of.view.counts, of, group, boxes)
     places, offsets = planned(index, places_of, of, x.shape[0], tile)
     out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
     along_strips(images, values, lines, out, product == "input_grad", precision)
@@ -114,9 +125,45 @@ def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]
     return places, tuple((residues @ strides[1:]).tolist())
 
 
-def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int) -> Images:
+def tile_and_boxes(x: DeviceArray, of: Pass, B: int, columns: int) -> tuple[Four, Boxes | None]:
+    """How outputs are cut into tiles, and the boxes that taps share, if that pays."""
+    fits_best = partial(tile_that_fits, x.shape[0], of.view.counts, ROWS)
+    a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
+    tile = fits_best(a_tile)
+    if x.itemsize > 2 or columns > SHARED_UP_TO or seen < 2:
+        return tile, None
+    chunks = even_chunks(of)
+    spread, part = spread_of(chunks), len(chunks) / seen
+    common = fits_best(a_tile, 1.0, spread, part)
+    box = common[0] * prod(t + s for t, s in zip(common[1:], spread, strict=True))
+    if part * box / prod(common) > WORTH or box > LARGEST:
+        return tile, None
+    return common, boxes_of(of, common, spread)
+
+
+def group_of(x: DeviceArray) -> int:
+    """Features of x that are loaded together."""
+    return WIDE if x.shape[2] % WIDE == 0 else WIDTH
+
+
+def images_of(
+    x: DeviceArray,
+    sizes: Three,
+    outputs: Three,
+    of: Pass | None,
+    group: int,
+    boxes: Boxes | None = None,
+) -> Images:
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
     pixels = aligned(of_bits(x).reshape(-1, features))
-    taps = [(max(of.view.scale) - 1, *by) for by in of.seen[0]] if of else [(0, 0, 0, 0)]
-    return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)
+    width, taps = -(-features // group) * group, [(0, 0, 0, 0)]
+    if of:
+        offsets = boxes.origins if boxes else of.seen[0]
+        taps = [(max(of.view.scale) - 1, *by) for by in offsets]
+    images = Images(pixels, batch, sizes, outputs, tuple(taps), width)
+    if boxes is None:
+        return images
+    return images._replace(
+        width=width * boxes.shifts, group=group, shifts=boxes.shifts, spread=boxes.spread
+    )

@@ -26,6 +26,7 @@ ONE = (1, 1, 1)
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
+MOST_SHARED = 12  # taps of a box, lest a column has more steps than a stage counts
 MOST_WASTE = 1000.0 if SIMULATED else 4.0  # places in all tiles, over outputs
 
 
@@ -242,8 +243,7 @@ def cut(
     together = max(1024 // line, ALIGNED)
     while True:
         chunks = chunks_of(of, most_taps)
-        shifts = [shift for chunk in chunks for shift in chunk.shifts]
-        spread = np.max(shifts or [(0, 0, 0)], axis=0).tolist()
+        spread = spread_of(chunks)
         best = min(
             (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
             default=None,
@@ -273,6 +273,44 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
             (origin,) = _threes(np.array([low * of.view.scale + rest]))
             chunks.append(Chunk(numbers, _threes(some - low), origin))
     return tuple(chunks)
+
+
+class Boxes(NamedTuple):
+    """Boxes of pixels that taps share: the first pixel of each, from that of output 0, and of each
+    tap which box it is and how many pixels into it; of these numbers there are `shifts`, a power of
+    two. Boxes of `across` pixels a line are larger than tiles by `spread`."""
+
+    origins: tuple[Three, ...]
+    of_taps: tuple[tuple[int, int], ...]
+    shifts: int
+    spread: Three
+
+
+@lru_cache(maxsize=1024)
+def boxes_of(of: Pass, tile: Four, spread: Three) -> Boxes:
+    """Of tiles (images, *outputs)."""
+    chunks = even_chunks(of)
+    box = [t + s for t, s in zip(tile[1:], spread, strict=True)]
+    of_taps = [(0, 0)] * len(of.taps)
+    for k, chunk in enumerate(chunks):
+        for tap, (z, y, x) in zip(chunk.taps, chunk.shifts, strict=True):
+            of_taps[tap] = k, (z * box[1] + y) * box[2] + x
+    shifts = 1 << max(shift for _, shift in of_taps).bit_length()
+    return Boxes(tuple(chunk.origin for chunk in chunks), tuple(of_taps), shifts, spread)
+
+
+@lru_cache(maxsize=1024)
+def even_chunks(of: Pass) -> tuple[Chunk, ...]:
+    """Of up to MOST_SHARED taps each."""
+    n = len(of.taps)
+    return chunks_of(of, -(-n // -(-n // MOST_SHARED))) if n else ()
+
+
+def spread_of(chunks: tuple[Chunk, ...]) -> Three:
+    """How much larger than a tile a box is that each of them fits."""
+    shifts = [shift for chunk in chunks for shift in chunk.shifts]
+    spread: Any = tuple(np.max(shifts or [(0, 0, 0)], axis=0).tolist())
+    return spread
 
 
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:

@@ -17,7 +17,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES, RESIDUE_AT, Output
-from numbsparse.kernels.parts.swizzle import load_for
+from numbsparse.kernels.parts.swizzle import PERIOD, load_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
 
@@ -33,8 +33,20 @@ Three = tuple[int, int, int]
 Four = tuple[int, int, int, int]
 
 
+class Shared(NamedTuple):
+    """A box that several taps see: features of a group, pixels, places by which blocks count."""
+
+    width: int
+    pixels: int
+    shifts: int
+
+
 class Images(NamedTuple):
-    """Pixels as the matrix of what outputs see through taps; `width` is that of a tap."""
+    """Pixels as the matrix of what outputs see through taps; `width` is that of a tap.
+
+    Where taps share boxes, `taps` are the boxes, larger than a tile by `spread`, and w has a block
+    row for each of the first `shifts` pixels in a box, and each of its blocks of features.
+    """
 
     pixels: DeviceArray  # (batch * pixels, features), aligned
     batch: int
@@ -42,6 +54,27 @@ class Images(NamedTuple):
     outputs: Three
     taps: tuple[Four, ...]  # whether they see every second pixel; of what they see, offsets
     width: int
+    group: int = 0  # features of a box that is shared
+    shifts: int = 1
+    spread: Three = (0, 0, 0)
+
+    def box(self, tile: Four) -> Four:
+        """Of the outputs of a tile."""
+        (images, z, y, x), (by_z, by_y, by_x) = tile, self.spread
+        return images, z + by_z, y + by_y, x + by_x
+
+    def shared(self, tile: Four) -> Shared | None:
+        if not self.group:
+            return None
+        together = PERIOD // (self.pixels.itemsize * self.group)
+        return Shared(self.group, -(-prod(self.box(tile)) // together) * together, self.shifts)
+
+    def within(self, index: Index, tile: Four, rows: int) -> Any:
+        """Where the rows of a tile begin in a box that is shared, in bytes."""
+        if not self.group:
+            return ()
+        how = rows, tile, self.box(tile), self.pixels.itemsize * self.group
+        return planned(index, rows_in_boxes, *how)[0]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,7 +92,7 @@ class Images(NamedTuple):
         shape = self.batch, *self.sizes, x.shape[1]
         whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
         steps = 1, *3 * (1 + self.taps[0][0],), 1
-        return whole, (*tile, features), x.itemsize * features, steps
+        return whole, (*self.box(tile), features), x.itemsize * features, steps
 
 
 class PixelRows(NamedTuple):
@@ -102,12 +135,19 @@ def places_in_squares(lines: np.ndarray, offsets: tuple[int, ...], n_lines: int)
 
 @lru_cache
 def tile_that_fits(
-    batch: int, outputs: Three, rows: int, a_tile: float, uneven: float = 1.0
+    batch: int,
+    outputs: Three,
+    rows: int,
+    a_tile: float,
+    uneven: float = 1.0,
+    spread: Three = (0, 0, 0),
+    loads: float = 1.0,
 ) -> Four:
     """The box of up to `rows` outputs of which images take least.
 
     A tile costs as much as loading `a_tile` of its pixels, and each line of them A_LINE; images
-    that are not made of whole tiles cost `uneven` times as much.
+    that are not made of whole tiles cost `uneven` times as much. Boxes that taps share are larger
+    by `spread`, and loaded `loads` times a tap.
 
     >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 32)
     ((1, 1, 8, 8), (1, 1, 1, 56))
@@ -124,7 +164,8 @@ def tile_that_fits(
     def cost(tile: Four) -> Any:
         whole = is_whole(tile, outputs)
         counts = (-(-n // t) for n, t in zip((batch, *outputs), tile, strict=True))
-        of_tile = a_tile + prod(tile) + A_LINE * prod(tile[:3])
+        *lines, across = (t + s for t, s in zip(tile[1:], spread, strict=True))
+        of_tile = a_tile + loads * tile[0] * prod(lines) * (across + A_LINE)
         return (
             prod(counts) * of_tile * (1 if whole else uneven),
             not whole,
@@ -144,6 +185,12 @@ def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.nd
     counts = batch, *outputs
     tops = np.indices([-(-n // t) for n, t in zip(counts, tile, strict=True)]).reshape(4, -1).T
     return ((tops * tile)[:, ::-1].astype(np.int32),)
+
+
+def rows_in_boxes(index: Index, rows: int, tile: Four, box: Four, nbytes: int) -> tuple[np.ndarray]:
+    """(rows,): the byte where each row of a tile begins in a box, of lines of `nbytes`."""
+    places = np.ravel_multi_index(np.indices(tile).reshape(4, -1), box) * nbytes
+    return (np.resize(places, rows).astype(np.int32),)
 
 
 def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
-from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
+from numbsparse.kernels.parts.pixels import IMAGES, Shared, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
@@ -31,6 +31,7 @@ SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
 COUNT_BITS, INSIDE_BITS = 6, 5  # of the steps of a column, of the features of a block
 MOST_STEPS = 256  # of a stage
+PLACE_BITS = 16  # of a place in the groups of a stage
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
@@ -87,6 +88,8 @@ class Strip(NamedTuple):
     PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
     GATED: str = ""  # the dtype of values that are multiplied by gates
     RAGGED: bool = False  # whether a block of these has features that are not there
+    BOX: int = 0  # pixels of a group that several taps see (`pixels.Shared`); 0: ROWS
+    SHIFTS: int = 1  # of a box, by which its blocks are counted
 
     @property
     def COLUMNS(self) -> int:
@@ -130,8 +133,13 @@ class Strip(NamedTuple):
         return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // PERIOD) * PERIOD
 
     @property
+    def SPAN(self) -> int:
+        """Features of a group, as blocks of w are counted."""
+        return self.WIDTH * self.SHIFTS
+
+    @property
     def GROUP_BYTES(self) -> int:
-        return self.ITEM * self.WIDTH * self.ROWS
+        return self.ITEM * self.WIDTH * (self.BOX or self.ROWS)
 
     def BOX_ROWS(self, transposed: bool) -> int:
         """Rows of the batch in one copy of a group; of feature-major x those of a line."""
@@ -177,9 +185,10 @@ def strip_of(
     even: bool = False,
     x_order: str = BY_ROWS,
     tap: int = WIDE,
+    shared: Shared | None = None,
 ) -> Strip:
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
-    `tap` is the features of one.
+    `tap` is the features of one, and `shared` what several see.
 
     As wide as y is, up to 512 columns, of float32 384; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -193,10 +202,11 @@ def strip_of(
     columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
-    width, group = warps * WARP_COLUMNS, WIDTH
-    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
+    width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))
+    per_group = B, transposed, width, group * shifts, blocks_a_step
+    kept, mean, most = planned(index, steps_in_strips, *per_group)
     packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
-    if item == 2 and x_order != FEATURES and tap % WIDE == 0:
+    if item == 2 and x_order != FEATURES and tap % WIDE == 0 and not shared:
         of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
         if kept < WORTH * of_wide[0]:
             group, (kept, mean, most) = WIDE, of_wide
@@ -208,13 +218,13 @@ def strip_of(
         stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
-    ring = stages, cluster, fetchers, item, split, packed, gated, ragged
+    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts
     base = Strip(B, rows, warps, group, 0, 0, *ring)
     for groups in OF_STAGE[item, group]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)
-        if limit >= strip.SHARED_BYTES:
+        if limit >= strip.SHARED_BYTES and groups * strip.GROUP_BYTES < 1 << PLACE_BITS:
             break
     strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
@@ -335,8 +345,8 @@ def plan_strips(
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER, strip.TOGETHER)
-    shift = (strip.WIDTH // strip.B).bit_length() - 1
-    counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
+    shift = (strip.SPAN // strip.B).bit_length() - 1
+    counts = counted(walk, lines, -(-features // strip.SPAN), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
@@ -355,7 +365,7 @@ def plan_strips(
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     if offsets is not None:
-        groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
+        groups = boxes_of(groups, offsets, features // len(offsets) // strip.SPAN)
     own = lines if squares is None else places_in_squares(lines, squares, walk.indptr.size - 1)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at, column, sizes, words, codes)
