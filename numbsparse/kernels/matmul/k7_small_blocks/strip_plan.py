@@ -37,6 +37,7 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+BESIDE_UP_TO, SLOWER = 4, 1.3  # warps, of which a multiprocessor has two blocks; then they take
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
@@ -90,6 +91,7 @@ class Strip(NamedTuple):
     RAGGED: bool = False  # whether a block of these has features that are not there
     BOX: int = 0  # pixels of a group that several taps see (`pixels.Shared`); 0: ROWS
     SHIFTS: int = 1  # of a box, by which its blocks are counted
+    BESIDE: int = 1  # blocks of threads of a multiprocessor
 
     @property
     def COLUMNS(self) -> int:
@@ -171,7 +173,7 @@ class Strip(NamedTuple):
 def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
     """As `handed_over`: of four fours of warps some are."""
     if strip.WARPS != 12:
-        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS), most=255)
+        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS) * strip.BESIDE, most=255)
     return handed_over(strip.WARPS, strip.FETCHERS, FETCHING)
 
 
@@ -197,11 +199,13 @@ def strip_of(
     share their groups in a cluster if they need much the same. Where strips are too few for the
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
-    limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = blocks_of_step(B, item)
     columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
+    side = beside_of(warps, of_images)
+    whole = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // side - 1024
+    limit = whole - 1024  # besides the ring there are barriers
     width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))
     per_group = B, transposed, width, group * shifts, blocks_a_step
     kept, mean, most = planned(index, steps_in_strips, *per_group)
@@ -218,7 +222,7 @@ def strip_of(
         stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
-    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts
+    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts, side
     base = Strip(B, rows, warps, group, 0, 0, *ring)
     for groups in OF_STAGE[item, group]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
@@ -276,14 +280,15 @@ def shared_out(
     64 rows alone 48 to 160 rows took 1.12 to 1.32 times as long (H200).
     """
     batch, features, columns = sizes
-    of_images = of_images and item == 2
+    images, of_images = of_images, of_images and item == 2
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
-        if split > 1 and tiles * split > units * room[split]:
+        places = units * beside_of(warps, images)
+        if split > 1 and tiles * split > places * room[split]:
             return float("inf")
         if item == 4:
             block = of_block * warps * (beside if warps < NARROW else 1)
@@ -293,7 +298,8 @@ def shared_out(
             group = (of_rows * high + of_block * blocks) * (warps + beside)
             parts = split / 2 if of_images else 1
         adding = of_sums * warps * high * (split > 1) * parts
-        return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
+        rounds = -(-tiles * split // places) * (SLOWER if tiles * split > units else 1)
+        return rounds * (features / WIDTH / split * group + adding)
 
     whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
     if whole >= (16 if even and item == 4 else 2) * units:
@@ -309,6 +315,11 @@ def shared_out(
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
+
+
+def beside_of(warps: int, of_images: bool) -> int:
+    """Blocks of threads of a multiprocessor: a warp that has a scheduler alone waits for itself."""
+    return 2 if of_images and warps <= BESIDE_UP_TO else 1
 
 
 def warps_for(columns: int, item: int) -> int:

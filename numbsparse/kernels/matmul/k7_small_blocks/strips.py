@@ -114,7 +114,7 @@ def along_strips(
     bare = strip._replace(SPLIT=1, GATED="", RAGGED=False)
     how = transposed, features, bare, offsets, squares
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
-    units = multiprocessors() // strip.CLUSTER
+    units = multiprocessors() * strip.BESIDE // strip.CLUSTER
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     loaded = rows
     if offsets:
