@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray
+from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import (
@@ -130,7 +131,8 @@ def tile_and_boxes(x: DeviceArray, of: Pass, B: int, columns: int) -> tuple[Four
     fits_best = partial(tile_that_fits, x.shape[0], of.view.counts, ROWS)
     a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
     tile = fits_best(a_tile)
-    if x.itemsize > 2 or columns > SHARED_UP_TO or seen < 2:
+    tiles = x.shape[0] * prod(of.view.counts) / ROWS
+    if columns > SHARED_UP_TO or seen < 2 or tiles < multiprocessors() / 2:
         return tile, None
     chunks = even_chunks(of)
     spread, part = spread_of(chunks), len(chunks) / seen
@@ -143,7 +145,7 @@ def tile_and_boxes(x: DeviceArray, of: Pass, B: int, columns: int) -> tuple[Four
 
 def group_of(x: DeviceArray) -> int:
     """Features of x that are loaded together."""
-    return WIDE if x.shape[2] % WIDE == 0 else WIDTH
+    return WIDE if x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
 
 
 def images_of(

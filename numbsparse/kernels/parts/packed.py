@@ -220,7 +220,8 @@ def reading_tf32(strip: Any, rows: Rows) -> Any:
     """
     TM, PIECES, find, load = strip.ROWS // 16, strip.B // PIECE, rows.find, rows.load
     MASK, BEHIND = 0xFFFF & -4 * PIECE, 4 * PIECE
-    LAST = (strip.GROUPS - 1) * strip.GROUP_BYTES + 4 * (strip.WIDTH - strip.B)
+    of_last = strip.GROUP_BYTES if strip.BOX else 4 * strip.WIDTH
+    LAST = (strip.GROUPS - 1) * strip.GROUP_BYTES + of_last - 4 * strip.B
 
     @cuda.jit(device=True)
     def read(shared, lines, place, pair, x):

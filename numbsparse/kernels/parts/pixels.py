@@ -26,7 +26,7 @@ BITS, WIDTHS = 7, 512  # of an offset along an axis, and at most so many groups 
 MIDDLE, MOST = 1 << BITS - 1, (1 << BITS) - 1
 # How many pixels take as long to load as a line of a box begins (H200: of 256 features and 56 x 56
 # images, in blocks of 16, tiles of 8 x 8 took 65 us, of 1 x 56, an eighth more of them, 57).
-A_LINE = 1.2
+A_LINE = 0.3
 UNEVEN = 1.1  # what is saved, at least, where sums may have to be repaired: see `k6_strips`
 
 Three = tuple[int, int, int]

@@ -105,7 +105,7 @@ def rows_of(item: int, width: int, transposed: bool, in_boxes: bool = False) -> 
     """For groups of `width` features of `item` bytes; transposed, in boxes of 128 bytes of rows;
     or of rows that are anywhere in boxes of pixels."""
     if in_boxes:
-        return _in_boxes_16_bit(width)
+        return _in_boxes(item, width)
     if item == 2:
         return _transposed_16_bit(width) if transposed else _rows_16_bit(width)
     return _transposed_tf32(width) if transposed else _rows_tf32()
@@ -149,19 +149,21 @@ def _rows_16_bit(width: int) -> Rows:
     return _rows(2 * width, find)
 
 
-def _in_boxes_16_bit(width: int) -> Rows:
+def _in_boxes(item: int, width: int) -> Rows:
     @cuda.jit(device=True)
     def begin(start, within):
         return start, within
 
     @cuda.jit(device=True)
     def find(lines, place):
-        return lines[0], place >> lane_of_warp() // 16 * 16 & uint32(0xFFFF), lines[1]
+        upper = lane_of_warp() // 16 * 16
+        half = place + upper if item == 4 else place >> upper & uint32(0xFFFF)
+        return lines[0], uint32(half), lines[1]
 
     @cuda.jit(device=True)
     def load(shared, at, m, x):
         start, half, within = at
-        v = ldmatrix_x4(shared, uint32(start + place_of_byte(half + within[m], 2 * width)))
+        v = ldmatrix_x4(shared, uint32(start + place_of_byte(half + within[m], item * width)))
         x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
 
     return Rows(begin, find, load, row_of_16)

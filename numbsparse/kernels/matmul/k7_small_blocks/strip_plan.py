@@ -37,7 +37,7 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
-BESIDE_UP_TO, SLOWER = 4, 1.3  # warps, of which a multiprocessor has two blocks; then they take
+BESIDE_UP_TO = 4  # warps: a multiprocessor has two such blocks of images
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
@@ -164,10 +164,15 @@ class Strip(NamedTuple):
         return 16 * -(-self.ROWS // 16 // self.SLICES)
 
     @property
+    def BEHIND(self) -> int:
+        """Bytes besides the stages: where they begin, and of boxes what is read ahead of a step."""
+        return PERIOD + (self.GROUP_BYTES if self.BOX and self.ITEM == 4 else 0)
+
+    @property
     def SHARED_BYTES(self) -> int:
         """The parts of a sum that is split are where the ring was."""
         parts = part_bytes(self.WARPS, self.ROWS) if self.SPLIT > 1 else 0
-        return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
+        return max(self.STAGES * self.STAGE_BYTES, parts) + self.BEHIND
 
 
 def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
@@ -203,7 +208,8 @@ def strip_of(
     columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
-    side = beside_of(warps, of_images)
+    tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
+    side = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
     whole = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // side - 1024
     limit = whole - 1024  # besides the ring there are barriers
     width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))
@@ -230,7 +236,7 @@ def strip_of(
         strip = base._replace(GROUPS=groups, STEPS=steps)
         if limit >= strip.SHARED_BYTES and groups * strip.GROUP_BYTES < 1 << PLACE_BITS:
             break
-    strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
+    strip = strip._replace(STAGES=2 if SIMULATED else (limit - strip.BEHIND) // strip.STAGE_BYTES)
     return strip if warps == widest and split == 1 else filled(strip, limit)
 
 
@@ -280,15 +286,14 @@ def shared_out(
     64 rows alone 48 to 160 rows took 1.12 to 1.32 times as long (H200).
     """
     batch, features, columns = sizes
-    images, of_images = of_images, of_images and item == 2
+    of_images = of_images and item == 2
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
-        places = units * beside_of(warps, images)
-        if split > 1 and tiles * split > places * room[split]:
+        if split > 1 and tiles * split > units * room[split]:
             return float("inf")
         if item == 4:
             block = of_block * warps * (beside if warps < NARROW else 1)
@@ -298,8 +303,7 @@ def shared_out(
             group = (of_rows * high + of_block * blocks) * (warps + beside)
             parts = split / 2 if of_images else 1
         adding = of_sums * warps * high * (split > 1) * parts
-        rounds = -(-tiles * split // places) * (SLOWER if tiles * split > units else 1)
-        return rounds * (features / WIDTH / split * group + adding)
+        return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
     whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
     if whole >= (16 if even and item == 4 else 2) * units:
@@ -315,11 +319,6 @@ def shared_out(
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
-
-
-def beside_of(warps: int, of_images: bool) -> int:
-    """Blocks of threads of a multiprocessor: a warp that has a scheduler alone waits for itself."""
-    return 2 if of_images and warps <= BESIDE_UP_TO else 1
 
 
 def warps_for(columns: int, item: int) -> int:
