@@ -272,8 +272,9 @@ def taps_in_lines(
     (offsets, which), (residues, reached) = of.seen, of.reached
     n_boxes, shifts, shift = len(offsets), 1, np.zeros(len(of.taps), int)
     if boxes:
-        n_boxes, shifts = len(boxes.origins), boxes.shifts
-        which, shift = np.array(boxes.of_taps).T
+        n_boxes, shifts, which = len(boxes.chunks), boxes.shifts, np.empty_like(shift)
+        for k, (taps, places, _) in enumerate(boxes.chunks):
+            which[list(taps)], shift[list(taps)] = k, [boxes.shift(place) for place in places]
     if whole:
         residues, reached = tuple(range(prod(of.view.residues))), np.array(of.residues, int)
     seen, begin = int(product == "input_grad"), 0

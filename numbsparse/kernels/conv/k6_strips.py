@@ -9,7 +9,7 @@ copy engine finds them in the images, tap by tap, and a table has the places of 
 Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -23,8 +23,7 @@ from numbsparse.kernels.conv.window import (
     Boxes,
     Pass,
     Three,
-    boxes_of,
-    even_chunks,
+    chunks_of,
     spread_of,
 )
 from numbsparse.kernels.elementwise import fill
@@ -52,8 +51,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 # pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
 # Taps share boxes up to so many columns of y, where this part of the pixels is loaded, at most, and
-# so many at once.
-SHARED_UP_TO, WORTH, LARGEST = 256, 0.75, 200
+# so many at once; so many taps, lest a column has more steps than a stage counts.
+SHARED_UP_TO, WORTH, LARGEST, MOST_TAPS = 256, 0.75, 200, 12
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -82,8 +81,9 @@ unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0),
 def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     of, B = window.seeing(product), values.shape[1]
-    tile, boxes = tile_and_boxes(x, of, B, y.shape[2] * prod(of.view.residues))
-    group = WIDTH if boxes is None else group_of(x)
+    columns = y.shape[2] * prod(of.view.residues)
+    tile, boxes = tile_and_boxes(of, x.shape[0], B, columns)
+    group = WIDE if boxes and x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
     how = window.taps, product, of, group // B, True, boxes
     lines, *_ = planned(index, taps_in_lines, *how)
     if not x.size or not lines.block_rows.size:
@@ -126,26 +126,22 @@ def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]
     return places, tuple((residues @ strides[1:]).tolist())
 
 
-def tile_and_boxes(x: DeviceArray, of: Pass, B: int, columns: int) -> tuple[Four, Boxes | None]:
-    """How outputs are cut into tiles, and the boxes that taps share, if that pays."""
-    fits_best = partial(tile_that_fits, x.shape[0], of.view.counts, ROWS)
+@lru_cache(1024)
+def tile_and_boxes(of: Pass, batch: int, B: int, columns: int) -> tuple[Four, Boxes | None]:
+    """How outputs are cut into tiles, and the boxes that taps share, where that pays."""
+    tile_for = partial(tile_that_fits, batch, of.view.counts, ROWS)
     a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
-    tile = fits_best(a_tile)
-    tiles = x.shape[0] * prod(of.view.counts) / ROWS
-    if columns > SHARED_UP_TO or seen < 2 or tiles < multiprocessors() / 2:
-        return tile, None
-    chunks = even_chunks(of)
-    spread, part = spread_of(chunks), len(chunks) / seen
-    common = fits_best(a_tile, 1.0, spread, part)
-    box = common[0] * prod(t + s for t, s in zip(common[1:], spread, strict=True))
-    if part * box / prod(common) > WORTH or box > LARGEST:
-        return tile, None
-    return common, boxes_of(of, common, spread)
-
-
-def group_of(x: DeviceArray) -> int:
-    """Features of x that are loaded together."""
-    return WIDE if x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
+    tiles = batch * prod(of.view.counts) / ROWS
+    if columns <= SHARED_UP_TO and seen > 1 and tiles > multiprocessors() / 2:
+        n = len(of.taps)
+        chunks = chunks_of(of, -(-n // -(-n // MOST_TAPS)))
+        spread, part = spread_of(chunks), len(chunks) / seen
+        tile = tile_for(a_tile, 1.0, spread, part)
+        box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
+        pixels = tile[0] * prod(box)
+        if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:
+            return tile, Boxes(chunks, box)
+    return tile_for(a_tile), None
 
 
 def images_of(
@@ -158,14 +154,13 @@ def images_of(
 ) -> Images:
     """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
     batch, _, features = x.shape
-    pixels = aligned(of_bits(x).reshape(-1, features))
-    width, taps = -(-features // group) * group, [(0, 0, 0, 0)]
-    if of:
-        offsets = boxes.origins if boxes else of.seen[0]
-        taps = [(max(of.view.scale) - 1, *by) for by in offsets]
-    images = Images(pixels, batch, sizes, outputs, tuple(taps), width)
+    pixels, width = aligned(of_bits(x).reshape(-1, features)), -(-features // group) * group
+    seen: Any = of.seen[0] if of else [(0, 0, 0)]
+    if boxes:
+        seen = [chunk.origin for chunk in boxes.chunks]
+    double = max(of.view.scale) - 1 if of else 0
+    images = Images(pixels, batch, sizes, outputs, tuple((double, *by) for by in seen), width)
     if boxes is None:
         return images
-    return images._replace(
-        width=width * boxes.shifts, group=group, shifts=boxes.shifts, spread=boxes.spread
-    )
+    shifts = boxes.shifts
+    return images._replace(width=width * shifts, group=group, shifts=shifts, box=boxes.box)

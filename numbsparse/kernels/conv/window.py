@@ -26,7 +26,6 @@ ONE = (1, 1, 1)
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
-MOST_SHARED = 12  # taps of a box, lest a column has more steps than a stage counts
 MOST_WASTE = 1000.0 if SIMULATED else 4.0  # places in all tiles, over outputs
 
 
@@ -276,34 +275,20 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
 
 
 class Boxes(NamedTuple):
-    """Boxes of pixels that taps share: the first pixel of each, from that of output 0, and of each
-    tap which box it is and how many pixels into it; of these numbers there are `shifts`, a power of
-    two. Boxes of `across` pixels a line are larger than tiles by `spread`."""
+    """Boxes of pixels, of this size, that the taps of a chunk share."""
 
-    origins: tuple[Three, ...]
-    of_taps: tuple[tuple[int, int], ...]
-    shifts: int
-    spread: Three
+    chunks: tuple[Chunk, ...]
+    box: Three
 
+    def shift(self, place: Three) -> int:
+        """The number of a pixel in a box."""
+        z, y, x = place
+        return (z * self.box[1] + y) * self.box[2] + x
 
-@lru_cache(maxsize=1024)
-def boxes_of(of: Pass, tile: Four, spread: Three) -> Boxes:
-    """Of tiles (images, *outputs)."""
-    chunks = even_chunks(of)
-    box = [t + s for t, s in zip(tile[1:], spread, strict=True)]
-    of_taps = [(0, 0)] * len(of.taps)
-    for k, chunk in enumerate(chunks):
-        for tap, (z, y, x) in zip(chunk.taps, chunk.shifts, strict=True):
-            of_taps[tap] = k, (z * box[1] + y) * box[2] + x
-    shifts = 1 << max(shift for _, shift in of_taps).bit_length()
-    return Boxes(tuple(chunk.origin for chunk in chunks), tuple(of_taps), shifts, spread)
-
-
-@lru_cache(maxsize=1024)
-def even_chunks(of: Pass) -> tuple[Chunk, ...]:
-    """Of up to MOST_SHARED taps each."""
-    n = len(of.taps)
-    return chunks_of(of, -(-n // -(-n // MOST_SHARED))) if n else ()
+    @property
+    def shifts(self) -> int:
+        """More than that of each tap, a power of two."""
+        return 1 << max(self.shift(each[-1]) for _, each, _ in self.chunks).bit_length()
 
 
 def spread_of(chunks: tuple[Chunk, ...]) -> Three:

@@ -44,8 +44,8 @@ class Shared(NamedTuple):
 class Images(NamedTuple):
     """Pixels as the matrix of what outputs see through taps; `width` is that of a tap.
 
-    Where taps share boxes, `taps` are the boxes, larger than a tile by `spread`, and w has a block
-    row for each of the first `shifts` pixels in a box, and each of its blocks of features.
+    Where taps share boxes, larger than tiles, `taps` are those, and w has block rows for each of
+    the first `shifts` pixels of a box.
     """
 
     pixels: DeviceArray  # (batch * pixels, features), aligned
@@ -56,24 +56,23 @@ class Images(NamedTuple):
     width: int
     group: int = 0  # features of a box that is shared
     shifts: int = 1
-    spread: Three = (0, 0, 0)
+    box: Three | None = None
 
-    def box(self, tile: Four) -> Four:
-        """Of the outputs of a tile."""
-        (images, z, y, x), (by_z, by_y, by_x) = tile, self.spread
-        return images, z + by_z, y + by_y, x + by_x
+    def seen(self, tile: Four) -> Four:
+        """The pixels of a box, of a tile of outputs."""
+        return (tile[0], *self.box) if self.box else tile
 
     def shared(self, tile: Four) -> Shared | None:
         if not self.group:
             return None
         together = PERIOD // (self.pixels.itemsize * self.group)
-        return Shared(self.group, -(-prod(self.box(tile)) // together) * together, self.shifts)
+        return Shared(self.group, -(-prod(self.seen(tile)) // together) * together, self.shifts)
 
     def within(self, index: Index, tile: Four, rows: int) -> Any:
         """Where the rows of a tile begin in a box that is shared, in bytes."""
         if not self.group:
             return ()
-        how = rows, tile, self.box(tile), self.pixels.itemsize * self.group
+        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.group
         return planned(index, rows_in_boxes, *how)[0]
 
     @property
@@ -92,7 +91,7 @@ class Images(NamedTuple):
         shape = self.batch, *self.sizes, x.shape[1]
         whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
         steps = 1, *3 * (1 + self.taps[0][0],), 1
-        return whole, (*self.box(tile), features), x.itemsize * features, steps
+        return whole, (*self.seen(tile), features), x.itemsize * features, steps
 
 
 class PixelRows(NamedTuple):
@@ -149,7 +148,7 @@ def tile_that_fits(
     that are not made of whole tiles cost `uneven` times as much. Boxes that taps share are larger
     by `spread`, and loaded `loads` times a tap.
 
-    >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 32)
+    >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 8)
     ((1, 1, 8, 8), (1, 1, 1, 56))
     """
     depth, height, width = outputs

@@ -118,7 +118,7 @@ def along_strips(
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     loaded = rows
     if offsets:
-        rows, loaded = prod(y.tile), prod(x.box(y.tile))
+        rows, loaded = prod(y.tile), prod(x.seen(y.tile))
         x_map = tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
         x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
