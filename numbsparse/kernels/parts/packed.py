@@ -318,7 +318,8 @@ def products(
     X_START, W_START, HEAD, NEXT = strip.X_START, strip.W_START, strip.HEAD, strip.STEP_BYTES // 4
     LAST_COLUMN, COUNT, FLOAT32 = strip.COLUMNS - 1, (1 << COUNT_BITS) - 1, strip.ITEM == 4
     AHEAD, HELD = (1, held_tf32(strip)) if FLOAT32 else (0, (1, 1))
-    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed, strip.BOX > 0)
+    in_boxes = strip.GROUPS * strip.GROUP_BYTES if strip.BOX else 0
+    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed, in_boxes)
     read_x, begin_x = reading_tf32(strip, rows), rows.begin  # read_x is for float32 alone
     load = (loading_float32 if FLOAT32 else loading)(strip.B, transposed)
     if strip.PACKED:

@@ -101,11 +101,11 @@ class Rows(NamedTuple):
 
 
 @cache
-def rows_of(item: int, width: int, transposed: bool, in_boxes: bool = False) -> Rows:
+def rows_of(item: int, width: int, transposed: bool, in_boxes: int = 0) -> Rows:
     """For groups of `width` features of `item` bytes; transposed, in boxes of 128 bytes of rows;
-    or of rows that are anywhere in boxes of pixels."""
+    or of rows that are anywhere in boxes of pixels, of so many bytes, before a line of zeros."""
     if in_boxes:
-        return _in_boxes(item, width)
+        return _in_boxes(item, width, in_boxes)
     if item == 2:
         return _transposed_16_bit(width) if transposed else _rows_16_bit(width)
     return _transposed_tf32(width) if transposed else _rows_tf32()
@@ -149,7 +149,9 @@ def _rows_16_bit(width: int) -> Rows:
     return _rows(2 * width, find)
 
 
-def _in_boxes(item: int, width: int) -> Rows:
+def _in_boxes(item: int, width: int, ZEROS: int) -> Rows:
+    SOME = item == 2
+
     @cuda.jit(device=True)
     def begin(start, within):
         return start, within
@@ -163,7 +165,8 @@ def _in_boxes(item: int, width: int) -> Rows:
     @cuda.jit(device=True)
     def load(shared, at, m, x):
         start, half, within = at
-        v = ldmatrix_x4(shared, uint32(start + place_of_byte(half + within[m], item * width)))
+        row = uint32(0) if SOME and half == ZEROS else within[m]
+        v = ldmatrix_x4(shared, uint32(start + place_of_byte(half + row, item * width)))
         x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
 
     return Rows(begin, find, load, row_of_16)

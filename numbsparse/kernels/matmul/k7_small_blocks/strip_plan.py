@@ -148,10 +148,15 @@ class Strip(NamedTuple):
         return 128 // self.ITEM if transposed else self.ROWS
 
     @property
+    def ZERO_BYTES(self) -> int:
+        """A group of zeros where a step may be half empty; of boxes a line is enough."""
+        if self.BLOCKS_A_STEP == 1:
+            return 0
+        return PERIOD if self.BOX else self.GROUP_BYTES
+
+    @property
     def STAGE_BYTES(self) -> int:
-        """With a group of zeros where a step may be half empty."""
-        groups = self.GROUPS + (self.BLOCKS_A_STEP == 2)
-        return self.X_START + groups * self.GROUP_BYTES
+        return self.X_START + self.GROUPS * self.GROUP_BYTES + self.ZERO_BYTES
 
     @property
     def SLICES(self) -> int:

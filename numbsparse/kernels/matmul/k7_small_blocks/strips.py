@@ -179,8 +179,8 @@ def strip_kernel(
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_order, transposed)
     consume = consumer(strip, arithmetic, x_order, y_order, transposed)
-    STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
-    ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
+    STAGE_BYTES, WORDS = strip.STAGE_BYTES, strip.ZERO_BYTES // 4
+    ZEROS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES
 
     @cuda.jit(**registers_of(strip)[2])
     def kernel(x_map, fresh, w, plan, y, dense):
@@ -190,7 +190,9 @@ def strip_kernel(
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
-        if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups
+        if (
+            WORDS
+        ):  # where a step is half empty the pieces that steps lack are the zeros after all groups
             for stage in range(STAGES):
                 zeros = (base + stage * STAGE_BYTES + ZEROS) // 4
                 for i in range(4 * t, WORDS, 4 * THREADS):
