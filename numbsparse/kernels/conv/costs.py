@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.kernels import matmul
-from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.conv.window import SIDE, Window, even_chunks, spread_of
 
 FILE = Path(__file__).with_name("costs.json")
 UNFOLDED = "k2_unfolded"
@@ -23,6 +23,7 @@ MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch
 LARGEST = 64  # block that was measured: larger ones are taken as several
 STRIPS = ("k6_strips", f"{UNFOLDED}/k7_small_blocks")  # whose tiles, where few, are shared
 TILE, SHARES, PLACES = (64, 512), 8, 132  # outputs and features; at most; multiprocessors
+SHARED_UP_TO = 256  # columns
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -54,7 +55,9 @@ def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str
 
 def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) -> tuple[float, ...]:
     """What takes time, of what `sizes_of` gives."""
-    outputs, seen, features, n_blocks, square = sizes
+    outputs, seen, features, n_blocks, square, *in_boxes = sizes
+    if rung == STRIPS[0] and product != "weight_grad" and is_shared(outputs, features):
+        seen = min(seen, *in_boxes)
     kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
     terms, copies = float(outputs), square > 0 and rung.partition("/")[0] == UNFOLDED
     if product != "weight_grad":
@@ -69,6 +72,11 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
     )
 
 
+def is_shared(outputs: int, features: int, places: int = PLACES) -> bool:
+    """Whether taps share boxes of pixels in `k6_strips`: for few columns, and enough tiles."""
+    return features <= SHARED_UP_TO and 2 * outputs > TILE[0] * places
+
+
 def shares(rung: str, outputs: int, features: int) -> float:
     """How many blocks of threads share a sum."""
     rows, columns = TILE
@@ -78,14 +86,17 @@ def shares(rung: str, outputs: int, features: int) -> float:
 
 def sizes_of(
     product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
-) -> tuple[int, int, int, int, int]:
-    """Outputs; features that each sees, and computes; kept blocks; features of a square, if any."""
-    of = window.whole(product)
+) -> tuple[int, int, int, int, int, int]:
+    """Outputs; features that each sees, and computes; kept blocks; features of a square, if any;
+    features that are loaded for each where taps share boxes."""
+    of, seen = window.whole(product), window.seeing(product)
+    chunks = even_chunks(seen)
+    each = prod(1 + s / SIDE for s in spread_of(chunks)) * len(chunks)
     outputs, offsets, square = batch * prod(of.view.counts), len(of.seen[0]), prod(of.view.residues)
     if product != "input_grad":
-        return outputs, in_features * offsets, out_features, n_blocks, 0
+        return outputs, in_features * offsets, out_features, n_blocks, 0, int(in_features * each)
     computed, square = in_features * len(of.reached[0]), in_features * square if square > 1 else 0
-    return outputs, out_features * offsets, computed, n_blocks, square
+    return outputs, out_features * offsets, computed, n_blocks, square, int(out_features * each)
 
 
 def multipliers(

@@ -17,13 +17,14 @@ import numpy as np
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.conv.costs import is_shared
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import (
     Boxes,
     Pass,
     Three,
-    chunks_of,
+    even_chunks,
     spread_of,
 )
 from numbsparse.kernels.elementwise import fill
@@ -50,9 +51,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 # Pixels that are loaded while a tile's columns are multiplied, for each: by block size. At 56 x 56
 # pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
-# Taps share boxes up to so many columns of y, where this part of the pixels is loaded, at most, and
-# so many at once; so many taps, lest a column has more steps than a stage counts.
-SHARED_UP_TO, WORTH, LARGEST, MOST_TAPS = 256, 0.75, 200, 12
+# Taps share boxes where this part of the pixels is loaded, at most, and so many at once.
+WORTH, LARGEST = 0.75, 200
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -131,10 +131,8 @@ def tile_and_boxes(of: Pass, batch: int, B: int, columns: int) -> tuple[Four, Bo
     """How outputs are cut into tiles, and the boxes that taps share, where that pays."""
     tile_for = partial(tile_that_fits, batch, of.view.counts, ROWS)
     a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
-    tiles = batch * prod(of.view.counts) / ROWS
-    if columns <= SHARED_UP_TO and seen > 1 and tiles > multiprocessors() / 2:
-        n = len(of.taps)
-        chunks = chunks_of(of, -(-n // -(-n // MOST_TAPS)))
+    if seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
+        chunks = even_chunks(of)
         spread, part = spread_of(chunks), len(chunks) / seen
         tile = tile_for(a_tile, 1.0, spread, part)
         box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))

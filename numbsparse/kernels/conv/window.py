@@ -26,6 +26,7 @@ ONE = (1, 1, 1)
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
+MOST_TAPS = 12  # of a box in `k6_strips`, lest a column has more steps than a stage counts
 MOST_WASTE = 1000.0 if SIMULATED else 4.0  # places in all tiles, over outputs
 
 
@@ -289,6 +290,13 @@ class Boxes(NamedTuple):
     def shifts(self) -> int:
         """More than that of each tap, a power of two."""
         return 1 << max(self.shift(each[-1]) for _, each, _ in self.chunks).bit_length()
+
+
+@lru_cache(maxsize=1024)
+def even_chunks(of: Pass) -> tuple[Chunk, ...]:
+    """Of up to MOST_TAPS each."""
+    n = max(len(of.taps), 1)
+    return chunks_of(of, -(-n // -(-n // MOST_TAPS)))
 
 
 def spread_of(chunks: tuple[Chunk, ...]) -> Three:
