@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from conftest import HALVES, host
+from examples_helpers import run_python
 
 import numbsparse as ns
 from numbsparse import Layout, device
@@ -162,6 +163,31 @@ def test_its_products(case, rng, place, put):
     assert (abs(kept.astype(np.float64) - full) <= bound).all()
 
 
+ALONE = """
+import numpy as np
+import numbsparse as ns
+places = ns.to_device(np.array([0]))
+layout = ns.Layout.on_device(places, places, (1, 1))
+x = np.ones((3, 32), "float16")
+w = ns.BlockSparse(ns.to_device(np.ones((1, 32, 32), x.dtype)), layout)
+for kernel in ("k5_tensor_core", "k6_hopper", "k8_small_batch"):
+    for dtype in ("float16", "float32"):
+        x, w = ns.to_device(np.ones((3, 32), dtype)), w.astype(dtype)
+        for y in (ns.matmul(x, w, kernel=kernel), ns.matmul(x, w.T, kernel=kernel)):
+            assert (y.numpy() == 32).all()
+        assert (ns.sddmm(x.T, x, layout, kernel=kernel).values.numpy() == 3).all()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_imports_the_library_alone_has_all_its_products():
+    """The plans on a GPU are registered where rungs are loaded; tests load more than that."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    run = run_python(ALONE)
+    assert run.returncode == 0, run.stderr
+
+
 @pytest.fixture
 def spare(monkeypatch):
     """Indexes of layouts that are gone: none at first."""
@@ -242,6 +268,32 @@ def test_gradients_go_through_it(rng):
         return F.sum(F.tanh(ns.matmul(hidden, c)))
 
     ns.testing.check_grads(f, a, b, c)
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_are_zeros_in_places_left_over(dtype, rng, put, place):
+    """Whatever values and gates have there: a norm over a gradient sees all of it."""
+    dtype = "float32" if place == "cpu" else dtype
+    pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    layout, right = made(pattern, rng, put), Layout(pattern)
+    values = rng.standard_normal((5, 32, 32)).astype(dtype)
+    gates = np.float32([0.5, 0, -2, np.nan, np.inf])
+    values[3:] = np.nan
+    w = ns.Tensor(ns.BlockSparse(put(values), layout), requires_grad=True)
+    gate = ns.Tensor(put(gates), requires_grad=True)
+    x, dy = (rng.standard_normal((4, n)).astype(dtype) for n in (64, 96))
+    F.sum(F.matmul(put(x), w, gate=gate) * ns.Tensor(put(dy))).backward()
+    dw, dg = host(w.grad.matrix.values), host(gate.grad.data)
+    assert not dw[3:].any()
+    assert not dg[3:].any()
+    full = ns.BlockSparse.from_dense(x.T.astype(np.float64) @ dy, right, block_size=32).data
+    size = ns.BlockSparse.from_dense(abs(x.T) @ abs(dy), right, block_size=32).data
+    exact = full * gates[:3, None, None]
+    assert (abs(dw[:3] - exact) <= 8 * UNIT[dtype] * size * abs(gates[:3, None, None])).all()
+    slopes = np.where(gates[:3] == 0, 0, (full * values[:3]).sum((1, 2)))
+    bound = 8 * UNIT[dtype] * (size * abs(values[:3])).sum((1, 2))
+    assert (abs(dg[:3] - slopes) <= bound).all()
 
 
 def test_what_else_a_matrix_of_it_does(rng, put, place):
