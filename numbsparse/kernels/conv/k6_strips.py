@@ -82,7 +82,7 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     of, B = window.seeing(product), values.shape[1]
     columns = y.shape[2] * prod(of.view.residues)
-    tile, boxes = tile_and_boxes(of, x.shape[0], B, columns)
+    tile, boxes = tile_and_boxes(of, max(x.shape[0], 1), B, columns)
     group = WIDE if boxes and x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
     how = window.taps, product, of, group // B, True, boxes
     lines, *_ = planned(index, taps_in_lines, *how)
