@@ -418,6 +418,12 @@ def test_a_time_is_a_sum_of_what_counts(monkeypatch):
             monkeypatch.setattr(costs, "measured", lambda one=one: one)
             assert costs.microseconds(name, *of, square) == pytest.approx(count)
     assert costs.microseconds("k3_tensor_core", *of, 64) == np.inf  # not measured: taken last
+    many = *of[:4], 10_000, *of[5:], 0, 20  # tiles, whose taps share boxes of so many features
+    for features, seen in ((64, 20), (256, 20), (257, 32)):
+        one = {"k6_strips lines float16 16": np.eye(5)[3]}
+        monkeypatch.setattr(costs, "measured", lambda one=one: one)
+        sizes = *many[:6], features, *many[7:]
+        assert costs.microseconds("k6_strips", *sizes) == pytest.approx(2 * 10_000 * seen / 1e6)
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
     assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 0) < np.inf
@@ -433,6 +439,9 @@ PIXELS = [
     ConvCase(2, (4, 3), 64, 72, 8, (2, 1), padding=((1, 0), (0, 0))),  # in groups of 64, and of 32
     ConvCase(2, (3, 5), 22, 16, 8, (3, 1), stride=(2, 1), padding=1),  # pixels that none sees
     ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
+    ConvCase(3, (6, 6), 128, 8, 8, (3, 3), padding=1, density=1),  # 72 steps of a column
+    ConvCase(1, (12, 8), 64, 64, 8, (3, 3), padding=1, density=1),  # more than a stage has room for
+    ConvCase(2, (9, 8), 40, 24, 8, (4, 4), stride=2, padding=(2, 1)),  # a box for every four taps
 ]
 
 

@@ -30,7 +30,7 @@ from numbsparse.kernels.conv.window import (
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDE, WIDTH
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDE, WIDTH, has_steps
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, of_bits
@@ -78,11 +78,11 @@ def refused(product: str, size: int, _dtype: str, _batch: int, *call: Any) -> st
 unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), refused=refused)
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    of, B = window.seeing(product), values.shape[1]
+def _lines(product, x, values, index, window, y, precision="highest", shared=True):
+    """y[:] = conv(x, w), or conv_transpose(x, w); taps may have `shared` boxes."""
+    of, B, transposed = window.seeing(product), values.shape[1], product == "input_grad"
     columns = y.shape[2] * prod(of.view.residues)
-    tile, boxes = tile_and_boxes(of, max(x.shape[0], 1), B, columns)
+    tile, boxes = tile_and_boxes(of, max(x.shape[0], 1), B, columns, shared)
     group = WIDE if boxes and x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
     how = window.taps, product, of, group // B, True, boxes
     lines, *_ = planned(index, taps_in_lines, *how)
@@ -90,9 +90,12 @@ def _lines(product, x, values, index, window, y, precision="highest"):
         fill(y, 0.0)
         return
     images = images_of(x, of.view.sizes, of.view.counts, of, group, boxes)
+    if boxes and not has_steps(lines, B, x.itemsize, transposed, columns, images.shared(tile)):
+        _lines(product, x, values, index, window, y, precision, False)
+        return
     places, offsets = planned(index, places_of, of, x.shape[0], tile)
     out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
-    along_strips(images, values, lines, out, product == "input_grad", precision)
+    along_strips(images, values, lines, out, transposed, precision)
     if precision == "highest" and y.itemsize == 4:
         repair_lines(product, x, values, index, window, y)
 
@@ -127,11 +130,13 @@ def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]
 
 
 @lru_cache(1024)
-def tile_and_boxes(of: Pass, batch: int, B: int, columns: int) -> tuple[Four, Boxes | None]:
-    """How outputs are cut into tiles, and the boxes that taps share, where that pays."""
+def tile_and_boxes(
+    of: Pass, batch: int, B: int, columns: int, shared: bool
+) -> tuple[Four, Boxes | None]:
+    """How outputs are cut into tiles, and the boxes that taps share, if they may, and it pays."""
     tile_for = partial(tile_that_fits, batch, of.view.counts, ROWS)
     a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
-    if seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
+    if shared and seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
         chunks = even_chunks(of)
         spread, part = spread_of(chunks), len(chunks) / seen
         tile = tile_for(a_tile, 1.0, spread, part)

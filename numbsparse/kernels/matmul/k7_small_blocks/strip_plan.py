@@ -31,6 +31,7 @@ SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
 COUNT_BITS, INSIDE_BITS = 6, 5  # of the steps of a column, of the features of a block
 MOST_STEPS = 256  # of a stage
+MOST_OF_W = 48 * 1024  # bytes of it in a stage, of boxes that taps share
 PLACE_BITS = 16  # of a place in the groups of a stage
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
@@ -214,9 +215,7 @@ def strip_of(
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
     tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
-    side = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
-    whole = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // side - 1024
-    limit = whole - 1024  # besides the ring there are barriers
+    beside = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
     width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))
     per_group = B, transposed, width, group * shifts, blocks_a_step
     kept, mean, most = planned(index, steps_in_strips, *per_group)
@@ -233,16 +232,26 @@ def strip_of(
         stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
-    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts, side
+    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts
     base = Strip(B, rows, warps, group, 0, 0, *ring)
-    for groups in OF_STAGE[item, group]:
+    strip, limit = fitted(base._replace(BESIDE=beside), mean, most)
+    if strip.STAGES < 2:
+        strip, limit = fitted(base, mean, most)
+    return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
+    """With groups, of `mean` and `most` steps, and stages; how many bytes there are for these."""
+    shared = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // base.BESIDE - 1024
+    limit = shared - 1024  # besides the ring there are barriers
+    for groups in OF_STAGE[base.ITEM, base.WIDTH]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)
         if limit >= strip.SHARED_BYTES and groups * strip.GROUP_BYTES < 1 << PLACE_BITS:
             break
-    strip = strip._replace(STAGES=2 if SIMULATED else (limit - strip.BEHIND) // strip.STAGE_BYTES)
-    return strip if warps == widest and split == 1 else filled(strip, limit)
+    stages = 2 if SIMULATED else (limit - strip.BEHIND) // strip.STAGE_BYTES
+    return strip._replace(STAGES=stages), limit
 
 
 def is_packed(
@@ -324,6 +333,14 @@ def shared_out(
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
+
+
+def has_steps(index: Index, B: int, item: int, transposed: bool, columns: int, shared: Any) -> bool:
+    """Whether a stage has room for the steps of any box that taps share."""
+    width, a_step = warps_for(columns, item) * WARP_COLUMNS, blocks_of_step(B, item)
+    how = B, transposed, width, shared.width * shared.shifts, a_step
+    most = planned(index, steps_in_strips, *how)[2]
+    return most < MOST_STEPS and most * item * a_step * B**2 <= MOST_OF_W
 
 
 def warps_for(columns: int, item: int) -> int:

@@ -184,9 +184,7 @@ def strip_kernel(
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
-        if (
-            WORDS
-        ):  # where a step is half empty the pieces that steps lack are the zeros after all groups
+        if WORDS:  # what steps lack are the zeros after all groups
             for stage in range(STAGES):
                 zeros = (base + stage * STAGE_BYTES + ZEROS) // 4
                 for i in range(4 * t, WORDS, 4 * THREADS):
