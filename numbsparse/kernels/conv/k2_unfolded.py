@@ -34,7 +34,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.conv.costs import multipliers
-from numbsparse.kernels.conv.window import Boxes, Pass
+from numbsparse.kernels.conv.window import Boxes, Pass, seen_in_boxes
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
@@ -272,9 +272,8 @@ def taps_in_lines(
     (offsets, which), (residues, reached) = of.seen, of.reached
     n_boxes, shifts, shift = len(offsets), 1, np.zeros(len(of.taps), int)
     if boxes:
-        n_boxes, shifts, which = len(boxes.chunks), boxes.shifts, np.empty_like(shift)
-        for k, (taps, places, _) in enumerate(boxes.chunks):
-            which[list(taps)], shift[list(taps)] = k, [boxes.shift(place) for place in places]
+        n_boxes, shifts = len(boxes.chunks), boxes.shifts
+        which, shift = seen_in_boxes(boxes.chunks, boxes.box)
     if whole:
         residues, reached = tuple(range(prod(of.view.residues))), np.array(of.residues, int)
     seen, begin = int(product == "input_grad"), 0

@@ -24,6 +24,7 @@ from numbsparse.kernels.conv.window import (
     Boxes,
     Pass,
     Three,
+    boxes_of,
     even_chunks,
     spread_of,
 )
@@ -89,10 +90,14 @@ def _lines(product, x, values, index, window, y, precision="highest", shared=Tru
     if not x.size or not lines.block_rows.size:
         fill(y, 0.0)
         return
-    images = images_of(x, of.view.sizes, of.view.counts, of, group, boxes)
-    if boxes and not has_steps(lines, B, x.itemsize, transposed, columns, images.shared(tile)):
-        _lines(product, x, values, index, window, y, precision, False)
-        return
+    seen = [chunk.origin for chunk in boxes.chunks] if boxes else of.seen[0]
+    images = images_of(x, of.view.sizes, of.view.counts, seen, group, max(of.view.scale))
+    if boxes:
+        width, shifts = images.width * boxes.shifts, boxes.shifts
+        images = images._replace(width=width, group=group, shifts=shifts, box=boxes.box)
+        if not has_steps(lines, B, x.itemsize, transposed, columns, images.shared(tile)):
+            _lines(product, x, values, index, window, y, precision, False)
+            return
     places, offsets = planned(index, places_of, of, x.shape[0], tile)
     out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
     along_strips(images, values, lines, out, transposed, precision)
@@ -109,8 +114,9 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     features = LINE // x.itemsize
     how = taps_in_lines, window.taps, "weight_grad", of, features // B
     lines, *_ = planned(index, *how)
-    x_images = images_of(x, window.big, window.small, of, features)
-    dy_images = images_of(dy, window.small, window.small, None, 1)
+    seen, step = of.seen[0], max(window.stride)
+    x_images = images_of(x, window.big, window.small, seen, features, step)
+    dy_images = images_of(dy, window.small, window.small, [(0, 0, 0)], 1)
     whole = in_regions(x_images, dy_images, lines, dvalues, precision)
     if not whole or (precision == "highest" and x.itemsize == 4):
         repair_blocks(x, dy, index, window, dvalues)
@@ -143,27 +149,15 @@ def tile_and_boxes(
         box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
         pixels = tile[0] * prod(box)
         if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:
-            return tile, Boxes(chunks, box)
+            return tile, boxes_of(chunks, box)
     return tile_for(a_tile), None
 
 
 def images_of(
-    x: DeviceArray,
-    sizes: Three,
-    outputs: Three,
-    of: Pass | None,
-    group: int,
-    boxes: Boxes | None = None,
+    x: DeviceArray, sizes: Three, outputs: Three, seen: Any, group: int, step: int = 1
 ) -> Images:
-    """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
+    """x (batch, pixels, features) as taps see it, from these offsets, every pixel or every second
+    one; whole groups of features."""
     batch, _, features = x.shape
-    pixels, width = aligned(of_bits(x).reshape(-1, features)), -(-features // group) * group
-    seen: Any = of.seen[0] if of else [(0, 0, 0)]
-    if boxes:
-        seen = [chunk.origin for chunk in boxes.chunks]
-    double = max(of.view.scale) - 1 if of else 0
-    images = Images(pixels, batch, sizes, outputs, tuple((double, *by) for by in seen), width)
-    if boxes is None:
-        return images
-    shifts = boxes.shifts
-    return images._replace(width=width * shifts, group=group, shifts=shifts, box=boxes.box)
+    pixels, taps = aligned(of_bits(x).reshape(-1, features)), tuple((step - 1, *by) for by in seen)
+    return Images(pixels, batch, sizes, outputs, taps, -(-features // group) * group)

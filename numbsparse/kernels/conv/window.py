@@ -280,16 +280,20 @@ class Boxes(NamedTuple):
 
     chunks: tuple[Chunk, ...]
     box: Three
+    shifts: int  # more than the pixel that each tap sees from output 0, a power of two
 
-    def shift(self, place: Three) -> int:
-        """The number of a pixel in a box."""
-        z, y, x = place
-        return (z * self.box[1] + y) * self.box[2] + x
 
-    @property
-    def shifts(self) -> int:
-        """More than that of each tap, a power of two."""
-        return 1 << max(self.shift(each[-1]) for _, each, _ in self.chunks).bit_length()
+def boxes_of(chunks: tuple[Chunk, ...], box: Three) -> Boxes:
+    return Boxes(chunks, box, 1 << int(seen_in_boxes(chunks, box)[1].max()).bit_length())
+
+
+def seen_in_boxes(chunks: tuple[Chunk, ...], box: Three) -> np.ndarray:
+    """(2, taps): the chunk of each, and which pixel of a box it sees from output 0."""
+    found = np.zeros((2, sum(len(chunk.taps) for chunk in chunks)), int)
+    for number, (taps, shifts, _) in enumerate(chunks):
+        found[0, list(taps)] = number
+        found[1, list(taps)] = np.ravel_multi_index(tuple(zip(*shifts, strict=True)), box)
+    return found
 
 
 @lru_cache(maxsize=1024)
