@@ -39,12 +39,14 @@ from numbsparse.kernels.parts.pixels import (
     Four,
     Images,
     PixelRows,
+    Shared,
     fits,
     has_room,
     tile_that_fits,
     tops_of,
 )
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 BLOCK_SIZES = (8, 16)
@@ -93,9 +95,10 @@ def _lines(product, x, values, index, window, y, precision="highest", shared=Tru
     seen = [chunk.origin for chunk in boxes.chunks] if boxes else of.seen[0]
     images = images_of(x, of.view.sizes, of.view.counts, seen, group, max(of.view.scale))
     if boxes:
-        width, shifts = images.width * boxes.shifts, boxes.shifts
-        images = images._replace(width=width, group=group, shifts=shifts, box=boxes.box)
-        if not has_steps(lines, B, x.itemsize, transposed, columns, images.shared(tile)):
+        of_lines, (_, box, shifts) = PERIOD // (group * x.itemsize), boxes
+        common = Shared(group, -(-tile[0] * prod(box) // of_lines) * of_lines, shifts, box)
+        images = images._replace(width=images.width * shifts, shared=common)
+        if not has_steps(lines, B, x.itemsize, transposed, columns, common):
             _lines(product, x, values, index, window, y, precision, False)
             return
     places, offsets = planned(index, places_of, of, x.shape[0], tile)

@@ -17,7 +17,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES, RESIDUE_AT, Output
-from numbsparse.kernels.parts.swizzle import PERIOD, load_for
+from numbsparse.kernels.parts.swizzle import load_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
 
@@ -34,18 +34,20 @@ Four = tuple[int, int, int, int]
 
 
 class Shared(NamedTuple):
-    """A box that several taps see: features of a group, pixels, places by which blocks count."""
+    """A box that several taps see: its features, how many pixels there is room for, and by how many
+    of these blocks of w are counted; and its size."""
 
     width: int
-    pixels: int
+    room: int
     shifts: int
+    box: Three = (1, 1, 1)
 
 
 class Images(NamedTuple):
     """Pixels as the matrix of what outputs see through taps; `width` is that of a tap.
 
-    Where taps share boxes, larger than tiles, `taps` are those, and w has block rows for each of
-    the first `shifts` pixels of a box.
+    Where boxes, larger than tiles, are `shared`, `taps` are those, and w has block rows for each of
+    the first `shifts` pixels of one.
     """
 
     pixels: DeviceArray  # (batch * pixels, features), aligned
@@ -54,25 +56,17 @@ class Images(NamedTuple):
     outputs: Three
     taps: tuple[Four, ...]  # whether they see every second pixel; of what they see, offsets
     width: int
-    group: int = 0  # features of a box that is shared
-    shifts: int = 1
-    box: Three | None = None
+    shared: Shared | None = None
 
     def seen(self, tile: Four) -> Four:
         """The pixels of a box, of a tile of outputs."""
-        return (tile[0], *self.box) if self.box else tile
-
-    def shared(self, tile: Four) -> Shared | None:
-        if not self.group:
-            return None
-        together = PERIOD // (self.pixels.itemsize * self.group)
-        return Shared(self.group, -(-prod(self.seen(tile)) // together) * together, self.shifts)
+        return (tile[0], *self.shared.box) if self.shared else tile
 
     def within(self, index: Index, tile: Four, rows: int) -> Any:
         """Where the rows of a tile begin in a box that is shared, in bytes."""
-        if not self.group:
+        if not self.shared:
             return ()
-        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.group
+        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.shared.width
         return planned(index, rows_in_boxes, *how)[0]
 
     @property

@@ -216,7 +216,7 @@ def strip_of(
     warps, split, rows = shared_out(sizes, B, item, *how)
     tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
     beside = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
-    width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))
+    width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))[:3]
     per_group = B, transposed, width, group * shifts, blocks_a_step
     kept, mean, most = planned(index, steps_in_strips, *per_group)
     packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
@@ -335,7 +335,9 @@ def shared_out(
     return warps, split, rows
 
 
-def has_steps(index: Index, B: int, item: int, transposed: bool, columns: int, shared: Any) -> bool:
+def has_steps(
+    index: Index, B: int, item: int, transposed: bool, columns: int, shared: Shared
+) -> bool:
     """Whether a stage has room for the steps of any box that taps share."""
     width, a_step = warps_for(columns, item) * WARP_COLUMNS, blocks_of_step(B, item)
     how = B, transposed, width, shared.width * shared.shifts, a_step

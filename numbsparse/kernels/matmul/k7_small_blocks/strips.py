@@ -83,22 +83,17 @@ def along_strips(
         fill(y, 0)
         return
     arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
-    values, tops, offsets, squares = aligned_values(values), (), None, None
-    shared, within = None, ()
+    values, tops, within, offsets, squares, shared = aligned_values(values), (), (), *3 * (None,)
     order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))
     x_order, even = IMAGES, False
     if of_images:
-        offsets, squares, tops = x.taps, y.offsets, x.tops(index, y.tile)
-        batch, shared, within = (
-            tops.shape[0] * ROWS,
-            x.shared(y.tile),
-            x.within(index, y.tile, ROWS),
-        )
+        offsets, squares, tops, shared = x.taps, y.offsets, x.tops(index, y.tile), x.shared
+        batch, within = tops.shape[0] * ROWS, x.within(index, y.tile, ROWS)
     else:
         x, x_transposed = readable(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = not x_transposed and (x.itemsize == 4 or order != FEATURES)
-    wide = features if shared is None else features // shared.shifts * shared.pixels // ROWS
+    wide = features if shared is None else features // shared.shifts * shared.room // ROWS
     sizes, gated = (batch, wide, columns), "" if gates is None else values.dtype.name
     tap = x.width if of_images else WIDE
     strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap, shared)
