@@ -148,7 +148,7 @@ def tile_and_boxes(
     if shared and seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
         chunks = even_chunks(of)
         spread, part = spread_of(chunks), len(chunks) / seen
-        tile = tile_for(a_tile, 1.0, spread, part)
+        tile = tile_for(a_tile, 1.0, spread)
         box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
         pixels = tile[0] * prod(box)
         if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:

@@ -134,13 +134,12 @@ def tile_that_fits(
     a_tile: float,
     uneven: float = 1.0,
     spread: Three = (0, 0, 0),
-    loads: float = 1.0,
 ) -> Four:
     """The box of up to `rows` outputs of which images take least.
 
     A tile costs as much as loading `a_tile` of its pixels, and each line of them A_LINE; images
     that are not made of whole tiles cost `uneven` times as much. Boxes that taps share are larger
-    by `spread`, and loaded `loads` times a tap.
+    by `spread`.
 
     >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 8)
     ((1, 1, 8, 8), (1, 1, 1, 56))
@@ -158,7 +157,7 @@ def tile_that_fits(
         whole = is_whole(tile, outputs)
         counts = (-(-n // t) for n, t in zip((batch, *outputs), tile, strict=True))
         *lines, across = (t + s for t, s in zip(tile[1:], spread, strict=True))
-        of_tile = a_tile + loads * tile[0] * prod(lines) * (across + A_LINE)
+        of_tile = a_tile + tile[0] * prod(lines) * (across + A_LINE)
         return (
             prod(counts) * of_tile * (1 if whole else uneven),
             not whole,
