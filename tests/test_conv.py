@@ -439,9 +439,6 @@ PIXELS = [
     ConvCase(2, (4, 3), 64, 72, 8, (2, 1), padding=((1, 0), (0, 0))),  # in groups of 64, and of 32
     ConvCase(2, (3, 5), 22, 16, 8, (3, 1), stride=(2, 1), padding=1),  # pixels that none sees
     ConvCase(1, (4, 8), 8, 136, 8, (1, 1), density=0.2),  # more groups of dy than of x
-    ConvCase(3, (6, 6), 128, 8, 8, (3, 3), padding=1, density=1),  # 72 steps of a column
-    ConvCase(1, (12, 8), 64, 64, 8, (3, 3), padding=1, density=1),  # more than a stage has room for
-    ConvCase(2, (9, 8), 40, 24, 8, (4, 4), stride=2, padding=(2, 1)),  # a box for every four taps
 ]
 
 
@@ -470,6 +467,30 @@ def test_rows_that_are_found_in_images(case, product, dtype):
     problem = ConvProblem(case, dtype)
     got = run("k6_strips", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ConvCase(1, (5, 5), 64, 128, 8, (3, 3), padding=1, density=1),  # more steps than have room
+        ConvCase(2, (9, 8), 40, 24, 8, (4, 4), stride=2, padding=(2, 1)),  # a box for four taps
+        ConvCase(1, (4, 5, 9), 32, 16, 16, (3, 2, 3), padding=1),  # two for 18
+        ConvCase(1, (10, 9), 128, 24, 8, (5, 1), padding=1, dilation=(2, 1)),
+    ],
+    ids=str,
+)
+def test_taps_that_share_boxes(case, product, dtype, monkeypatch):
+    """However few tiles there are."""
+    skip_unless_served("k6_strips", product, case, dtype)
+    monkeypatch.setattr(rung("k6_strips"), "multiprocessors", lambda: 0)
+    rung("k6_strips").tile_and_boxes.cache_clear()
+    problem = ConvProblem(case, dtype)
+    got = run("k6_strips", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+    rung("k6_strips").tile_and_boxes.cache_clear()
 
 
 @needs_cuda

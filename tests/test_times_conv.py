@@ -160,7 +160,8 @@ def test_sizes_are_those_of_the_product_that_is_made():
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
     sizes = lambda product: bench.Convolution(problem, product).sizes  # noqa: E731
     assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0, 162, 128)  # four boxes of 9 x 9
-    assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128, 60, 128)  # one, for 8 x 8
+    boxes = 60, 128  # one of a tile, and whole squares
+    assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128, *boxes)
     assert sizes("weight_grad") == ("weight_grad", *of, 18, 288, 48, n, 0, 162, 128)
     problem.taps_along, problem.given = 1, matrices((32, 48), 16, 1, 2, "float16").layout
     del problem.__dict__["layout"]
