@@ -1,5 +1,7 @@
 """Layouts made from coordinates on a device: their index, their products, what they refuse."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from conftest import HALVES, host
@@ -186,6 +188,27 @@ def test_a_program_that_imports_the_library_alone_has_all_its_products():
         pytest.skip(device.why_unavailable())
     run = run_python(ALONE)
     assert run.returncode == 0, run.stderr
+
+
+def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
+    """There is room for more than is cut, with anything in it: here the numbers of blocks."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    on_gpu, weight_grad = (
+        import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
+        for name in ("weight_grad_on_gpu", "weight_grad")
+    )
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 3)
+    monkeypatch.setattr(on_gpu, "empty", lambda *of: device.to_device(np.zeros(*of)))
+    pattern = np.ones((int(rng.integers(3, 5)), 4), bool)  # an item a column, of which one is cut
+    layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
+    x, dy = (rng.standard_normal((260, 32 * n), np.float32) for n in pattern.shape)
+    dw = ns.sddmm(ns.to_device(x).T, ns.to_device(dy), layout, kernel="k6_hopper")
+    kept = ns.BlockSparse(host(dw.values)[: right.n_blocks], right).toarray()
+    *_, cut, numbers, _ = max(layout.device_index.plans.values(), key=len)
+    assert 0 < numbers.numpy()[1] < cut.size
+    exact, size = x.T.astype(float) @ dy, abs(x.T.astype(float)) @ abs(dy)
+    assert (abs(kept - exact) <= 2.0**-21 * size).all()
 
 
 @pytest.fixture

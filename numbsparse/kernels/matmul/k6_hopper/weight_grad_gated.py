@@ -26,21 +26,15 @@ class Gates(NamedTuple):
     cut: Any  # blocks, of float32 parts of these
 
 
-@cache
-def remaining(tile: Tile) -> Any:
-    """left(outs, item, group, k, is_cut, gates): a number of `outs`, or -1 where its gate is 0."""
-    PARTS = (tile.B // tile.PART) ** 2  # of a block
-
-    @cuda.jit(device=True)
-    def left(outs, item, group, k, is_cut, gates):
-        out = outs[item, group, k]
-        if out >= 0:
-            part = gates.cut[out % gates.cut.size] if is_cut else out
-            if gates.of_blocks[part // PARTS] == 0:
-                out = int32(-1)
-        return out
-
-    return left
+@cuda.jit(device=True)
+def left_of(outs, item, group, k, is_cut, gates, parts):
+    """A number of `outs`, or -1 where its gate is 0; a block has so many parts."""
+    out = outs[item, group, k]
+    if out >= 0:
+        part = gates.cut[out % gates.cut.size] if is_cut else out
+        if gates.of_blocks[part // parts] == 0:
+            out = int32(-1)
+    return out
 
 
 @cache
@@ -49,7 +43,7 @@ def thinning(tile: Tile) -> Any:
 
     What is left to the warpgroup of a warp comes first in line `warp % 4` of the warp's own tables.
     """
-    OUTS, PER, left = tile.OUTS, tile.OUTS // tile.UNITS, remaining(tile)
+    OUTS, PER, PARTS = tile.OUTS, tile.OUTS // tile.UNITS, (tile.B // tile.PART) ** 2
     WORDS = 1 + 2 * tile.UNITS
 
     @cuda.jit(device=True)
@@ -58,7 +52,7 @@ def thinning(tile: Tile) -> Any:
         first, out = lane - lane % PER, int32(-1)
         if lane < OUTS:
             own_outs[line, group, lane] = int32(-1)
-            out = left(outs, item, group, lane, is_cut, gates)
+            out = left_of(outs, item, group, lane, is_cut, gates, PARTS)
         if lane < WORDS:  # what is not left has a place too
             own_places[line, group, lane] = places[item, group, lane]
         units = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(first)))
@@ -100,9 +94,10 @@ def keeping(tile: Tile) -> Any:
 
     Panels of x that any block of threads of a cluster needs are for all of it.
     """
-    GROUPS, OUTS, left, slots_of = tile.GROUPS, tile.OUTS, remaining(tile), needing(tile)
+    GROUPS, OUTS, slots_of = tile.GROUPS, tile.OUTS, needing(tile)
     ALL, CLUSTER = GROUPS * OUTS, tile.CLUSTER
     SHARED = (1 << tile.B // tile.PANEL) - 1 if CLUSTER > 1 else 0  # slots of x
+    PARTS = (tile.B // tile.PART) ** 2
 
     @cuda.jit(device=True)
     def of_all(own):
@@ -120,7 +115,8 @@ def keeping(tile: Tile) -> Any:
         lane, own = int32(cuda.threadIdx.x % 32), int64(0)
         group, k, is_cut = lane % ALL // OUTS, lane % OUTS, heads[item, 4] != 0
         share = item - item % CLUSTER + lane // ALL
-        if lane < CLUSTER * ALL and left(outs, share, group, k, is_cut, gates) >= 0:
+        there = lane < CLUSTER * ALL
+        if there and left_of(outs, share, group, k, is_cut, gates, PARTS) >= 0:
             own = slots_of(places, item, group, k) if share == item else int64(SHARED)
         needed = of_all(own)
         own = needed & SHARED if heads[item, 3] else int64(0)
