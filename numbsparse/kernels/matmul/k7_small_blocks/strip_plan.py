@@ -38,7 +38,9 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
-BESIDE_UP_TO = 4  # warps: a multiprocessor has two such blocks of images
+# Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
+# for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
+BESIDE_UP_TO = 4
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
