@@ -24,10 +24,9 @@ from numbsparse.layout import Index
 IMAGES = "images"  # beside the orders of a matrix: see `store`
 BITS, WIDTHS = 7, 512  # of an offset along an axis, and at most so many groups of a tap
 MIDDLE, MOST = 1 << BITS - 1, (1 << BITS) - 1
-# How many pixels take as long to load as a line of a box begins (H200: of 512 features and 28 x 28
-# images, in blocks of 8, tiles of 4 x 4 of four images took 59 us, of 2 x 28, an eighth more of
-# them, 66; between 256 and 128 features at a stride of 2 69 and 74).
-A_LINE = 0.3
+# How many pixels take as long to load as a line of a box begins (H200: of 256 features and 56 x 56
+# images, in blocks of 16, tiles of 8 x 8 took 65 us, of 1 x 56, an eighth more of them, 57).
+A_LINE = 1.2
 UNEVEN = 1.1  # what is saved, at least, where sums may have to be repaired: see `k6_strips`
 
 Three = tuple[int, int, int]
@@ -142,7 +141,7 @@ def tile_that_fits(
     that are not made of whole tiles cost `uneven` times as much. Boxes that taps share are larger
     by `spread`.
 
-    >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 8)
+    >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 32)
     ((1, 1, 8, 8), (1, 1, 1, 56))
     """
     depth, height, width = outputs
