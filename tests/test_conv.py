@@ -364,7 +364,7 @@ def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batc
     ("size", "batch", "side", "features", "taps", "density", "best"),
     [
         (16, 32, 16, (64, 512), 3, 0.041, "k4_wgmma"),
-        (16, 64, 64, (64, 512), 3, 0.188, "k4_wgmma"),
+        (16, 64, 64, (64, 512), 3, 0.188, "k6_strips"),
         (8, 16, 56, (256, 512), 5, 0.131, "k6_strips"),
         (32, 64, 28, (256, 512), 3, 0.089, "k4_wgmma"),
         (32, 32, 32, (256, 64), 3, 0.123, "k4_wgmma"),
@@ -418,6 +418,12 @@ def test_a_time_is_a_sum_of_what_counts(monkeypatch):
             monkeypatch.setattr(costs, "measured", lambda one=one: one)
             assert costs.microseconds(name, *of, square) == pytest.approx(count)
     assert costs.microseconds("k3_tensor_core", *of, 64) == np.inf  # not measured: taken last
+    many = *of[:4], 10_000, *of[5:], 0, 20  # tiles, whose taps share boxes of so many features
+    for features, seen in ((64, 20), (256, 20), (257, 32)):
+        one = {"k6_strips lines float16 16": np.eye(5)[3]}
+        monkeypatch.setattr(costs, "measured", lambda one=one: one)
+        sizes = *many[:6], features, *many[7:]
+        assert costs.microseconds("k6_strips", *sizes) == pytest.approx(2 * 10_000 * seen / 1e6)
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
     assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 0) < np.inf
@@ -461,6 +467,30 @@ def test_rows_that_are_found_in_images(case, product, dtype):
     problem = ConvProblem(case, dtype)
     got = run("k6_strips", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ConvCase(1, (5, 5), 64, 128, 8, (3, 3), padding=1, density=1),  # more steps than have room
+        ConvCase(2, (9, 8), 40, 24, 8, (4, 4), stride=2, padding=(2, 1)),  # a box for four taps
+        ConvCase(1, (4, 5, 9), 32, 16, 16, (3, 2, 3), padding=1),  # two for 18
+        ConvCase(1, (10, 9), 128, 24, 8, (5, 1), padding=1, dilation=(2, 1)),
+    ],
+    ids=str,
+)
+def test_taps_that_share_boxes(case, product, dtype, monkeypatch):
+    """However few tiles there are."""
+    skip_unless_served("k6_strips", product, case, dtype)
+    monkeypatch.setattr(rung("k6_strips"), "multiprocessors", lambda: 0)
+    rung("k6_strips").tile_and_boxes.cache_clear()
+    problem = ConvProblem(case, dtype)
+    got = run("k6_strips", product, problem, "cuda").astype(np.float64)
+    assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
+    rung("k6_strips").tile_and_boxes.cache_clear()
 
 
 @needs_cuda

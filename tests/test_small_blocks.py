@@ -12,6 +12,8 @@ from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, stri
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_of, plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
+from numbsparse.kernels.parts.deal import cut_into_stages
+from numbsparse.kernels.parts.pixels import IMAGES, Shared
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, races
 
@@ -166,6 +168,42 @@ def test_layouts_share_kernels(B, item, rng, monkeypatch):
             if strip.SPLIT > 1 or strip_plan.warps_for(columns * B, item) > strip.WARPS:
                 strips.add(strip)
     assert len(strips) <= layouts
+
+
+def test_a_column_has_no_more_steps_in_a_stage_than_its_bits_count():
+    counts, n = np.full((1, 4, 2), [72, 1], np.uint8), 4  # blocks of 4 groups, two in a step
+    stages, places = np.empty((2, 1, n), np.int32)
+    groups, blocks = np.full((n + 1, 4), -1, np.int32), np.zeros((n + 1, 2), np.int32)
+    firsts = cut_into_stages(counts, 1, 4, 256, 2, 1, blocks, stages, places, groups)
+    assert firsts.tolist() == [0, 4]
+    assert blocks[:4, 0].tolist() == [72] * 4
+
+
+@pytest.mark.parametrize("item", [2, 4])
+@pytest.mark.parametrize("B", [8, 16])
+def test_strips_of_pixels_fit_a_multiprocessor(B, item, rng, monkeypatch):
+    """One block of threads, or two; and the places of pixels in a stage 16 bits."""
+    monkeypatch.setattr(strip_plan, "SIMULATED", False)
+    monkeypatch.setattr(strip_plan, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(strip_plan, "shared_memory", lambda: 227 * 1024)
+    beside = set()
+    for _ in range(60):
+        pixels, columns, shifts = 8 * int(rng.integers(8, 26)), 32 * int(rng.integers(1, 9)), 32
+        pixels = 128 if rng.random() < 0.3 else pixels
+        rows = 64 * shifts // B * int(rng.integers(1, 8))
+        pattern = patterns.random(rows, columns // B, 2 ** rng.uniform(-11, -4), seed=0)
+        sizes = int(64 * rng.integers(67, 400)), rows * B * pixels // shifts // 64, columns
+        shared = Shared(128 // item, pixels, shifts)
+        index = Layout(pattern).index
+        if not strip_plan.has_steps(index, B, item, False, columns, shared):
+            continue
+        how = index, B, item, False, sizes
+        strip = strip_plan.strip_of(*how, x_order=IMAGES, shared=shared)
+        assert strip.BESIDE * (strip.SHARED_BYTES + 2048) <= 229 * 1024
+        assert strip.STAGES > 1
+        assert strip.GROUPS * strip.GROUP_BYTES < 2**16
+        beside.add((strip.BESIDE, strip.WARPS <= 4 and sizes[0] // 64 > 132))
+    assert {(2, True), (1, False)} <= beside <= {(2, True), (1, True), (1, False)}
 
 
 @pytest.mark.every(3)

@@ -159,12 +159,13 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
     sizes = lambda product: bench.Convolution(problem, product).sizes  # noqa: E731
-    assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0)
-    assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128)
-    assert sizes("weight_grad") == ("weight_grad", *of, 18, 288, 48, n, 0)
+    assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0, 162, 128)  # four boxes of 9 x 9
+    boxes = 60, 128  # one of a tile, and whole squares
+    assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128, *boxes)
+    assert sizes("weight_grad") == ("weight_grad", *of, 18, 288, 48, n, 0, 162, 128)
     problem.taps_along, problem.given = 1, matrices((32, 48), 16, 1, 2, "float16").layout
     del problem.__dict__["layout"]
-    gaps = "input_grad", *of, 18, 48, 32, problem.layout.n_blocks, 128
+    gaps = "input_grad", *of, 18, 48, 32, problem.layout.n_blocks, 128, 48, 128
     assert sizes("input_grad") == gaps  # of a square one pixel is computed
 
 

@@ -2,8 +2,9 @@
 
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches; products of kept values; terms of the longest
-sum; bytes of what all taps see of x; and those of the result and w. An output of an input-gradient
-at a stride is a square of pixels. `costs.json` has the factors, which fit convolutions that were
+sum; bytes of what all taps see of x, or of the boxes that they share; and those of the result and
+w. An output of an input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole
+squares of outputs. `costs.json` has the factors, which fit convolutions that were
 drawn and timed; `python -m numbsparse times --conv` makes it. What counts is the order of the
 rungs.
 """
@@ -15,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.kernels import matmul
-from numbsparse.kernels.conv.window import Window
+from numbsparse.kernels.conv.window import PIXELS, SIDE, Window, even_chunks, spread_of
 
 FILE = Path(__file__).with_name("costs.json")
-UNFOLDED = "k2_unfolded"
+UNFOLDED, SQUARES = "k2_unfolded", "k4_wgmma"  # of 8 x 8 outputs
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
 STRIPS = ("k6_strips", f"{UNFOLDED}/k7_small_blocks")  # whose tiles, where few, are shared
 TILE, SHARES, PLACES = (64, 512), 8, 132  # outputs and features; at most; multiprocessors
+SHARED_UP_TO = 256  # columns
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -54,19 +56,34 @@ def case_of(rung: str, product: str, block_size: int, dtype: Any, precision: str
 
 def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) -> tuple[float, ...]:
     """What takes time, of what `sizes_of` gives."""
-    outputs, seen, features, n_blocks, square = sizes
-    kept, itemsize = n_blocks * block_size**2, 4 if str(dtype) == "float32" else 2
-    terms, copies = float(outputs), square > 0 and rung.partition("/")[0] == UNFOLDED
-    if product != "weight_grad":
+    outputs, seen, features, n_blocks, square, *more = sizes
+    lines, itemsize = product != "weight_grad", 4 if str(dtype) == "float32" else 2
+    places = outputs  # which are multiplied
+    if more and rung == STRIPS[0] and lines and is_shared(outputs, features):
+        seen = min(seen, more[0])
+    elif more and rung == SQUARES and (itemsize == 2 or not lines):
+        places = more[1]
+    kept = n_blocks * block_size**2
+    terms, copies = float(places), square > 0 and rung.partition("/")[0] == UNFOLDED
+    if lines:
         terms = kept / max(features, 1) / shares(rung, outputs, features)
     written = features + square if copies else max(features, square)
     return (
         1 + copies / 2,  # of pixels into their places, which begins early
-        outputs * kept / 1e9,
+        places * kept / 1e9,
         terms / 1e3,
-        itemsize * outputs * seen / 1e6,
+        itemsize * places * seen / 1e6,
         itemsize * (outputs * written + kept) / 1e6,
     )
+
+
+def is_shared(outputs: int, features: int, places: int = PLACES) -> bool:
+    """Whether taps share boxes of pixels in `k6_strips`: for few columns, and enough tiles.
+
+    Of 512 columns they took 1.2 times as long, of 75 tiles 1.1 times; of 128 and 256 columns at 28
+    x 28 pixels 0.6 to 0.8 (H200).
+    """
+    return features <= SHARED_UP_TO and outputs > TILE[0] * places
 
 
 def shares(rung: str, outputs: int, features: int) -> float:
@@ -78,14 +95,21 @@ def shares(rung: str, outputs: int, features: int) -> float:
 
 def sizes_of(
     product: str, batch: int, window: Window, in_features: int, out_features: int, n_blocks: int
-) -> tuple[int, int, int, int, int]:
-    """Outputs; features that each sees, and computes; kept blocks; features of a square, if any."""
-    of = window.whole(product)
+) -> tuple[int, ...]:
+    """Outputs; features that each sees, and computes; kept blocks; features of a square, if any;
+    features that are loaded for each where taps share boxes; places in squares of outputs."""
+    of, chunks = window.whole(product), even_chunks(window.seeing(product))
+    (depth, high, wide), n_read = of.view.counts, in_features
     outputs, offsets, square = batch * prod(of.view.counts), len(of.seen[0]), prod(of.view.residues)
-    if product != "input_grad":
-        return outputs, in_features * offsets, out_features, n_blocks, 0
-    computed, square = in_features * len(of.reached[0]), in_features * square if square > 1 else 0
-    return outputs, out_features * offsets, computed, n_blocks, square
+    computed = out_features
+    if product == "input_grad":
+        n_read, computed = out_features, in_features * len(of.reached[0])
+    pixels = prod(1 + s / SIDE for s in spread_of(chunks)) * len(chunks)
+    across, down = (PIXELS, 1) if depth == high == 1 else (SIDE, SIDE)
+    squares = batch * depth * (-(-high // down) * -(-wide // across) * PIXELS)
+    of_square = in_features * square if square > 1 else 0
+    more = int(n_read * pixels), squares
+    return outputs, n_read * offsets, computed, n_blocks, of_square, *more
 
 
 def multipliers(

@@ -34,7 +34,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.conv.costs import multipliers
-from numbsparse.kernels.conv.window import Pass
+from numbsparse.kernels.conv.window import Boxes, Pass, seen_in_boxes
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
@@ -249,13 +249,20 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
 
 
 def taps_in_lines(
-    index: Index, n_taps: int, product: str, of: Pass, together: int = 1, whole: bool = False
+    index: Index,
+    n_taps: int,
+    product: str,
+    of: Pass,
+    together: int = 1,
+    whole: bool = False,
+    boxes: Boxes | None = None,
 ) -> tuple[Index, int, int]:
     """(index of the blocks of a pass in the product of what its taps see, begin, end).
 
     They are in rows (offset, in_block), for the input-gradient in columns (offset, out_block), of
     each offset a multiple of `together`, and rows (residue, in_block), of residues that taps reach;
-    `whole`, of all. In a weight-gradient taps are neighbours: its blocks, `begin` to `end`, are
+    `whole`, of all. With `boxes` that taps share there are rows (box, `together` in_blocks, shift,
+    in_block of these). In a weight-gradient taps are neighbours: its blocks, `begin` to `end`, are
     counted from the first one.
     """
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
@@ -263,14 +270,19 @@ def taps_in_lines(
     kept = np.flatnonzero(np.isin(tap, of.taps))
     sides, tap = [rows[kept], index.block_columns[kept]], np.searchsorted(of.taps, tap[kept])
     (offsets, which), (residues, reached) = of.seen, of.reached
+    n_boxes, shifts, shift = len(offsets), 1, np.zeros(len(of.taps), int)
+    if boxes:
+        n_boxes, shifts = len(boxes.chunks), boxes.shifts
+        which, shift = seen_in_boxes(boxes.chunks, boxes.box)
     if whole:
         residues, reached = tuple(range(prod(of.view.residues))), np.array(of.residues, int)
     seen, begin = int(product == "input_grad"), 0
     if product == "weight_grad" and kept.size:
         begin = int(kept[0])
-    of_tap = -(-counts[seen] // together) * together
-    sides[seen] = which[tap] * of_tap + sides[seen]
-    counts[seen] = len(offsets) * of_tap
+    groups, (group, within) = -(-counts[seen] // together), np.divmod(sides[seen], together)
+    group = (which[tap] * groups + group) * shifts + shift[tap]
+    sides[seen] = group * together + within
+    counts[seen] = n_boxes * groups * shifts * together
     sides[1 - seen] = reached[tap] * counts[1 - seen] + sides[1 - seen]
     counts[1 - seen] *= len(residues)
     blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)

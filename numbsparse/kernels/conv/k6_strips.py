@@ -4,25 +4,36 @@ A block of 8 fills half of the 16 products that a tensor core sums, and merged w
 mostly zeros. `matmul.k7_small_blocks` sums two blocks at once, wherever they are, and reads a
 feature of 64 rows once for up to 512 columns of y. Its rows are those that rung 2 unfolds; here the
 copy engine finds them in the images, tap by tap, and a table has the places of their sums: see
-`parts.pixels`.
+`parts.pixels`. Where y has few columns, that is what limits it; then taps share a box of pixels,
+which is loaded once, and each finds its rows in it.
 
-Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet.
+Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet. In
+boxes of 10 x 10 pixels for 8 x 8 outputs nine taps read 1.6 pixels, not 9.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from numbsparse.device import DeviceArray
+from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.conv.costs import is_shared
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import (
+    Boxes,
+    Pass,
+    Three,
+    boxes_of,
+    even_chunks,
+    spread_of,
+)
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDTH
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDE, WIDTH, has_steps
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, of_bits
@@ -30,12 +41,14 @@ from numbsparse.kernels.parts.pixels import (
     Four,
     Images,
     PixelRows,
+    Shared,
     fits,
     has_room,
     tile_that_fits,
     tops_of,
 )
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 BLOCK_SIZES = (8, 16)
@@ -43,6 +56,8 @@ DTYPES = ("float16", "bfloat16", "float32")
 # Pixels that are loaded while a tile's columns are multiplied, for each: by block size. At 56 x 56
 # pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
+# Taps share boxes where this part of the pixels is loaded, at most, and so many at once.
+WORTH, LARGEST = 0.75, 200
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -68,19 +83,27 @@ def refused(product: str, size: int, _dtype: str, _batch: int, *call: Any) -> st
 unsupported = reach("k6_strips", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), refused=refused)
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    of, B = window.seeing(product), values.shape[1]
-    lines, *_ = planned(index, taps_in_lines, window.taps, product, of, WIDTH // B, True)
+def _lines(product, x, values, index, window, y, precision="highest", shared=True):
+    """y[:] = conv(x, w), or conv_transpose(x, w); taps may have `shared` boxes."""
+    of, B, transposed = window.seeing(product), values.shape[1], product == "input_grad"
+    columns = y.shape[2] * prod(of.view.residues)
+    tile, boxes = tile_and_boxes(of, max(x.shape[0], 1), B, columns, shared)
+    group = WIDE if boxes and x.itemsize == 2 and x.shape[2] % WIDE == 0 else WIDTH
+    how = window.taps, product, of, group // B, True, boxes
+    lines, *_ = planned(index, taps_in_lines, *how)
     if not x.size or not lines.block_rows.size:
         fill(y, 0.0)
         return
-    images = images_of(x, of.view.sizes, of.view.counts, of, WIDTH)
-    columns = min(y.shape[2] * prod(of.view.residues), MOST_COLUMNS)
-    tile = tile_that_fits(x.shape[0], of.view.counts, ROWS, A_COLUMN[B] * columns)
+    seen = [chunk.origin for chunk in boxes.chunks] if boxes else of.seen[0]
+    images = images_of(x, of.view.sizes, of.view.counts, seen, group, max(of.view.scale))
+    if boxes:
+        images = sharing(images, boxes, tile, group)
+    if images.shared and not has_steps(lines, B, x.itemsize, transposed, columns, images.shared):
+        _lines(product, x, values, index, window, y, precision, False)
+        return
     places, offsets = planned(index, places_of, of, x.shape[0], tile)
     out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
-    along_strips(images, values, lines, out, product == "input_grad", precision)
+    along_strips(images, values, lines, out, transposed, precision)
     if precision == "highest" and y.itemsize == 4:
         repair_lines(product, x, values, index, window, y)
 
@@ -94,8 +117,9 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     features = LINE // x.itemsize
     how = taps_in_lines, window.taps, "weight_grad", of, features // B
     lines, *_ = planned(index, *how)
-    x_images = images_of(x, window.big, window.small, of, features)
-    dy_images = images_of(dy, window.small, window.small, None, 1)
+    seen, step = of.seen[0], max(window.stride)
+    x_images = images_of(x, window.big, window.small, seen, features, step)
+    dy_images = images_of(dy, window.small, window.small, [(0, 0, 0)], 1)
     whole = in_regions(x_images, dy_images, lines, dvalues, precision)
     if not whole or (precision == "highest" and x.itemsize == 4):
         repair_blocks(x, dy, index, window, dvalues)
@@ -114,9 +138,36 @@ def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]
     return places, tuple((residues @ strides[1:]).tolist())
 
 
-def images_of(x: DeviceArray, sizes: Three, outputs: Three, of: Pass | None, group: int) -> Images:
-    """x (batch, pixels, features) as a pass sees it, or outputs do themselves; whole groups."""
+@lru_cache(1024)
+def tile_and_boxes(
+    of: Pass, batch: int, B: int, columns: int, shared: bool
+) -> tuple[Four, Boxes | None]:
+    """How outputs are cut into tiles, and the boxes that taps share, if they may, and it pays."""
+    tile_for = partial(tile_that_fits, batch, of.view.counts, ROWS)
+    a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
+    if shared and seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
+        chunks = even_chunks(of)
+        spread, part = spread_of(chunks), len(chunks) / seen
+        tile = tile_for(a_tile, 1.0, spread)
+        box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
+        pixels = tile[0] * prod(box)
+        if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:
+            return tile, boxes_of(chunks, box)
+    return tile_for(a_tile), None
+
+
+def sharing(images: Images, boxes: Boxes, tile: Four, group: int) -> Images:
+    """Whose taps share boxes, for such a tile; a stage has room for whole periods of lines."""
+    lines, (_, box, shifts) = PERIOD // (group * images.pixels.itemsize), boxes
+    shared = Shared(group, -(-tile[0] * prod(box) // lines) * lines, shifts, box)
+    return images._replace(width=images.width * shifts, shared=shared)
+
+
+def images_of(
+    x: DeviceArray, sizes: Three, outputs: Three, seen: Any, group: int, step: int = 1
+) -> Images:
+    """x (batch, pixels, features) as taps see it, from these offsets, every pixel or every second
+    one; whole groups of features."""
     batch, _, features = x.shape
-    pixels = aligned(of_bits(x).reshape(-1, features))
-    taps = [(max(of.view.scale) - 1, *by) for by in of.seen[0]] if of else [(0, 0, 0, 0)]
-    return Images(pixels, batch, sizes, outputs, tuple(taps), -(-features // group) * group)
+    pixels, taps = aligned(of_bits(x).reshape(-1, features)), tuple((step - 1, *by) for by in seen)
+    return Images(pixels, batch, sizes, outputs, taps, -(-features // group) * group)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.conv.window import Pass, Three
+from numbsparse.kernels.conv.window import Pass, Three, seen_in_boxes
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt, in_turn
 from numbsparse.layout import Index
@@ -214,13 +214,8 @@ def _runs(found: Entries, box: Three, chunks: Any, *names: str) -> tuple[Any, ..
     They are in the order of the names, and entries of a run in that of their shifts. And the
     origins of the chunks.
     """
-    n_taps = sum(len(chunk.taps) for chunk in chunks)
-    chunk, shift = np.zeros(n_taps, int), np.zeros(n_taps, int)
-    for number, (taps, shifts, _) in enumerate(chunks):
-        chunk[list(taps)] = number
-        shift[list(taps)] = [(z * box[1] + y) * box[2] + x for z, y, x in shifts]
-    of = {"line": found.line, "other": found.other, "chunk": chunk[found.tap]}
-    shifts = shift[found.tap]
+    chunk, shifts = seen_in_boxes(chunks, box)[:, found.tap]
+    of = {"line": found.line, "other": found.other, "chunk": chunk}
     order = np.lexsort((shifts, *(of[name] for name in reversed(names))))
     keys = np.stack([of[name] for name in names])[:, order]
     changes = np.any(keys[:, 1:] != keys[:, :-1], axis=0)

@@ -26,6 +26,7 @@ ONE = (1, 1, 1)
 LONGEST = 256  # side of a box, as the copy engine takes them
 ALIGNED = 8  # rows: a stage ends at a multiple of 128 bytes
 SIDE, PIXELS = 8, 64  # of a tile whose rows wgmma reads where they are: 8 groups of 8
+MOST_TAPS = 12  # of a box in `k6_strips`, lest a column has more steps than a stage counts
 MOST_WASTE = 1000.0 if SIMULATED else 4.0  # places in all tiles, over outputs
 
 
@@ -242,8 +243,7 @@ def cut(
     together = max(1024 // line, ALIGNED)
     while True:
         chunks = chunks_of(of, most_taps)
-        shifts = [shift for chunk in chunks for shift in chunk.shifts]
-        spread = np.max(shifts or [(0, 0, 0)], axis=0).tolist()
+        spread = spread_of(chunks)
         best = min(
             (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
             default=None,
@@ -273,6 +273,41 @@ def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
             (origin,) = _threes(np.array([low * of.view.scale + rest]))
             chunks.append(Chunk(numbers, _threes(some - low), origin))
     return tuple(chunks)
+
+
+class Boxes(NamedTuple):
+    """Boxes of pixels, of this size, that the taps of a chunk share."""
+
+    chunks: tuple[Chunk, ...]
+    box: Three
+    shifts: int  # more than the pixel that each tap sees from output 0, a power of two
+
+
+def boxes_of(chunks: tuple[Chunk, ...], box: Three) -> Boxes:
+    return Boxes(chunks, box, 1 << int(seen_in_boxes(chunks, box)[1].max()).bit_length())
+
+
+def seen_in_boxes(chunks: tuple[Chunk, ...], box: Three) -> np.ndarray:
+    """(2, taps): the chunk of each, and which pixel of a box it sees from output 0."""
+    found = np.zeros((2, sum(len(chunk.taps) for chunk in chunks)), int)
+    for number, (taps, shifts, _) in enumerate(chunks):
+        found[0, list(taps)] = number
+        found[1, list(taps)] = np.ravel_multi_index(tuple(zip(*shifts, strict=True)), box)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def even_chunks(of: Pass) -> tuple[Chunk, ...]:
+    """Of up to MOST_TAPS each."""
+    n = max(len(of.taps), 1)
+    return chunks_of(of, -(-n // -(-n // MOST_TAPS)))
+
+
+def spread_of(chunks: tuple[Chunk, ...]) -> Three:
+    """How much larger than a tile a box is that each of them fits."""
+    shifts = [shift for chunk in chunks for shift in chunk.shifts]
+    spread: Any = tuple(np.max(shifts or [(0, 0, 0)], axis=0).tolist())
+    return spread
 
 
 def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:

@@ -14,6 +14,7 @@ from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beyond its steps
 CHOICE = 32  # groups of which the next one is chosen
+MOST_OF_COLUMN = 63  # steps of a column in a stage
 
 
 def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
@@ -235,7 +236,8 @@ def cut_into_stages(
                 for part in range(cluster):
                     steps = 0
                     for column in range(part * each, (part + 1) * each):
-                        steps += now[column] + own[column] + shift >> shift
+                        of_column = now[column] + own[column] + shift >> shift
+                        steps += of_column if of_column <= MOST_OF_COLUMN else room + 1
                     longest = max(longest, steps)
                 if place == 0 or longest <= room:
                     break

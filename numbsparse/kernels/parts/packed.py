@@ -219,7 +219,8 @@ def reading_tf32(strip: Any, rows: Rows) -> Any:
     """
     TM, PIECES, find, load = strip.ROWS // 16, strip.B // PIECE, rows.find, rows.load
     MASK, BEHIND = 0xFFFF & -4 * PIECE, 4 * PIECE
-    LAST = (strip.GROUPS - 1) * strip.GROUP_BYTES + 4 * (strip.WIDTH - strip.B)
+    of_last = strip.GROUP_BYTES if strip.BOX else 4 * strip.WIDTH
+    LAST = (strip.GROUPS - 1) * strip.GROUP_BYTES + of_last - 4 * strip.B
 
     @cuda.jit(device=True)
     def read(shared, lines, place, pair, x):
@@ -314,7 +315,8 @@ def products(strip: Any, arithmetic: str, x_transposed: bool, transposed: bool) 
     X_START, W_START, HEAD, NEXT = strip.X_START, strip.W_START, strip.HEAD, strip.STEP_BYTES // 4
     LAST_COLUMN, COUNT, FLOAT32 = strip.COLUMNS - 1, (1 << COUNT_BITS) - 1, strip.ITEM == 4
     AHEAD, HELD = (1, held_tf32(strip)) if FLOAT32 else (0, (1, 1))
-    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed)
+    in_boxes = strip.GROUPS * strip.GROUP_BYTES if strip.BOX else 0
+    rows = rows_of(strip.ITEM, strip.WIDTH, x_transposed, in_boxes)
     read_x, begin_x = reading_tf32(strip, rows), rows.begin  # read_x is for float32 alone
     load = (loading_float32 if FLOAT32 else loading)(strip.B, transposed)
     if strip.PACKED:
@@ -348,9 +350,9 @@ def products(strip: Any, arithmetic: str, x_transposed: bool, transposed: bool) 
     columns = columns_from(0)
 
     @cuda.jit(device=True)
-    def add_all(shared, words, stage, warp, acc):
+    def add_all(shared, words, stage, warp, within, acc):
         counts = words[stage // 4 + warp]
-        lines = begin_x(uint32(stage + X_START))
+        lines = begin_x(uint32(stage + X_START), within)
         before = counts >> uint32(4 * COUNT_BITS)
         word = uint32(stage // 4 + HEAD + before)
         at = uint32((stage + W_START) // 4 + before * NEXT)

@@ -33,8 +33,22 @@ Three = tuple[int, int, int]
 Four = tuple[int, int, int, int]
 
 
+class Shared(NamedTuple):
+    """A box that several taps see: its features, how many pixels there is room for, and by how many
+    of these blocks of w are counted; and its size."""
+
+    width: int
+    room: int
+    shifts: int
+    box: Three = (1, 1, 1)
+
+
 class Images(NamedTuple):
-    """Pixels as the matrix of what outputs see through taps; `width` is that of a tap."""
+    """Pixels as the matrix of what outputs see through taps; `width` is that of a tap.
+
+    Where boxes, larger than tiles, are `shared`, `taps` are those, and w has block rows for each of
+    the first `shifts` pixels of one.
+    """
 
     pixels: DeviceArray  # (batch * pixels, features), aligned
     batch: int
@@ -42,6 +56,18 @@ class Images(NamedTuple):
     outputs: Three
     taps: tuple[Four, ...]  # whether they see every second pixel; of what they see, offsets
     width: int
+    shared: Shared | None = None
+
+    def seen(self, tile: Four) -> Four:
+        """The pixels of a box, of a tile of outputs."""
+        return (tile[0], *self.shared.box) if self.shared else tile
+
+    def within(self, index: Index, tile: Four, rows: int) -> Any:
+        """Where the rows of a tile begin in a box that is shared, in bytes."""
+        if not self.shared:
+            return ()
+        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.shared.width
+        return planned(index, rows_in_boxes, *how)[0]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,7 +85,7 @@ class Images(NamedTuple):
         shape = self.batch, *self.sizes, x.shape[1]
         whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
         steps = 1, *3 * (1 + self.taps[0][0],), 1
-        return whole, (*tile, features), steps
+        return whole, (*self.seen(tile), features), steps
 
 
 class PixelRows(NamedTuple):
@@ -102,12 +128,18 @@ def places_in_squares(lines: np.ndarray, offsets: tuple[int, ...], n_lines: int)
 
 @lru_cache
 def tile_that_fits(
-    batch: int, outputs: Three, rows: int, a_tile: float, uneven: float = 1.0
+    batch: int,
+    outputs: Three,
+    rows: int,
+    a_tile: float,
+    uneven: float = 1.0,
+    spread: Three = (0, 0, 0),
 ) -> Four:
     """The box of up to `rows` outputs of which images take least.
 
     A tile costs as much as loading `a_tile` of its pixels, and each line of them A_LINE; images
-    that are not made of whole tiles cost `uneven` times as much.
+    that are not made of whole tiles cost `uneven` times as much. Boxes that taps share are larger
+    by `spread`.
 
     >>> tile_that_fits(16, (1, 56, 56), 64, 64), tile_that_fits(16, (1, 56, 56), 64, 32)
     ((1, 1, 8, 8), (1, 1, 1, 56))
@@ -124,7 +156,8 @@ def tile_that_fits(
     def cost(tile: Four) -> Any:
         whole = is_whole(tile, outputs)
         counts = (-(-n // t) for n, t in zip((batch, *outputs), tile, strict=True))
-        of_tile = a_tile + prod(tile) + A_LINE * prod(tile[:3])
+        *lines, across = (t + s for t, s in zip(tile[1:], spread, strict=True))
+        of_tile = a_tile + tile[0] * prod(lines) * (across + A_LINE)
         return (
             prod(counts) * of_tile * (1 if whole else uneven),
             not whole,
@@ -144,6 +177,12 @@ def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.nd
     counts = batch, *outputs
     tops = np.indices([-(-n // t) for n, t in zip(counts, tile, strict=True)]).reshape(4, -1).T
     return ((tops * tile)[:, ::-1].astype(np.int32),)
+
+
+def rows_in_boxes(index: Index, rows: int, tile: Four, box: Four, nbytes: int) -> tuple[np.ndarray]:
+    """(rows,): the byte where each row of a tile begins in a box, of lines of `nbytes`."""
+    places = np.ravel_multi_index(np.indices(tile).reshape(4, -1), box) * nbytes
+    return (np.resize(places, rows).astype(np.int32),)
 
 
 def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:

@@ -98,7 +98,8 @@ def feature_of_eight(g):
 class Rows(NamedTuple):
     """How the rows of groups of features become the first operand of an mma, 16 rows at a time.
 
-    begin(start) -> lines : where a lane reads in the groups that begin at a byte
+    begin(start, within) -> lines : where a lane reads in the groups that begin at a byte; of boxes
+        the byte where its row of every 16 begins is known
     find(lines, place) -> at : where it reads a piece of 8 features; of 16-bit values two of them,
         whose places are in the halves of a word. A place is counted in bytes of a row.
     load(shared, at, m, x) : x[m % 2] = the registers of the m-th 16 rows
@@ -112,8 +113,11 @@ class Rows(NamedTuple):
 
 
 @cache
-def rows_of(item: int, width: int, transposed: bool) -> Rows:
-    """For groups of `width` features of `item` bytes; transposed, in boxes of 128 bytes of rows."""
+def rows_of(item: int, width: int, transposed: bool, in_boxes: int = 0) -> Rows:
+    """For groups of `width` features of `item` bytes; transposed, in boxes of 128 bytes of rows;
+    or of rows that are anywhere in boxes of pixels, of so many bytes, before a line of zeros."""
+    if in_boxes:
+        return _in_boxes(item, width, in_boxes)
     if item == 2:
         return _transposed_16_bit(width) if transposed else _rows_16_bit(width)
     return _transposed_tf32(width) if transposed else _rows_tf32()
@@ -134,7 +138,7 @@ def _rows(bytes_of_line: int, find: Any) -> Rows:
     BYTES = bytes_of_line
 
     @cuda.jit(device=True)
-    def begin(start):
+    def begin(start, within):
         return uint32(start + cuda.threadIdx.x % 16 * BYTES)
 
     @cuda.jit(device=True)
@@ -155,6 +159,29 @@ def _rows_16_bit(width: int) -> Rows:
         return uint32(lines + (half ^ lane % 8 // ALIKE * 16))
 
     return _rows(2 * width, find)
+
+
+def _in_boxes(item: int, width: int, ZEROS: int) -> Rows:
+    SOME = item == 2
+
+    @cuda.jit(device=True)
+    def begin(start, within):
+        return start, within
+
+    @cuda.jit(device=True)
+    def find(lines, place):
+        upper = lane_of_warp() // 16 * 16
+        half = place + upper if item == 4 else place >> upper & uint32(0xFFFF)
+        return lines[0], uint32(half), lines[1]
+
+    @cuda.jit(device=True)
+    def load(shared, at, m, x):
+        start, half, within = at
+        row = uint32(0) if SOME and half == ZEROS else within[m]
+        v = ldmatrix_x4(shared, uint32(start + place_of_byte(half + row, item * width)))
+        x[m % 2, 0], x[m % 2, 1], x[m % 2, 2], x[m % 2, 3] = v
+
+    return Rows(begin, find, load, row_of_16)
 
 
 def _rows_tf32() -> Rows:
@@ -188,7 +215,7 @@ def _transposed_16_bit(width: int) -> Rows:
     at_lines = further(2, width)
 
     @cuda.jit(device=True)
-    def begin(start):
+    def begin(start, within):
         return uint32(start + cuda.threadIdx.x % PIECE * LINE)
 
     @cuda.jit(device=True)
@@ -217,7 +244,7 @@ def _transposed_tf32(width: int) -> Rows:
         return g % 2 * 4 + g // 2
 
     @cuda.jit(device=True)
-    def begin(start):
+    def begin(start, within):
         return uint32(start + cuda.threadIdx.x % 4 * LINE)
 
     @cuda.jit(device=True)

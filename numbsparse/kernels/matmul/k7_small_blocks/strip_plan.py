@@ -20,7 +20,7 @@ from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_str
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import COUNT_BITS, blocks_of_step
 from numbsparse.kernels.parts.pieces import part_bytes
-from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
+from numbsparse.kernels.parts.pixels import IMAGES, Shared, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
@@ -31,11 +31,16 @@ from numbsparse.layout import Index
 SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
 MOST_STEPS = 256  # of a stage
+MOST_OF_W = 48 * 1024  # bytes of it in a stage, of boxes that taps share
+PLACE_BITS = 16  # of a place in the groups of a stage
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+# Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
+# for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
+BESIDE_UP_TO = 4
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
@@ -89,6 +94,9 @@ class Strip(NamedTuple):
     PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
     GATED: str = ""  # the dtype of values that are multiplied by gates
     RAGGED: bool = False  # whether a block of these has features that are not there
+    BOX: int = 0  # pixels of a group that several taps see (`pixels.Shared`); 0: ROWS
+    SHIFTS: int = 1  # of a box, by which its blocks are counted
+    BESIDE: int = 1  # blocks of threads of a multiprocessor
 
     @property
     def COLUMNS(self) -> int:
@@ -132,18 +140,28 @@ class Strip(NamedTuple):
         return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // PERIOD) * PERIOD
 
     @property
+    def SPAN(self) -> int:
+        """Features of a group, as blocks of w are counted."""
+        return self.WIDTH * self.SHIFTS
+
+    @property
     def GROUP_BYTES(self) -> int:
-        return self.ITEM * self.WIDTH * self.ROWS
+        return self.ITEM * self.WIDTH * (self.BOX or self.ROWS)
 
     def BOX_ROWS(self, transposed: bool) -> int:
         """Rows of the batch in one copy of a group; of feature-major x those of a line."""
         return 128 // self.ITEM if transposed else self.ROWS
 
     @property
+    def ZERO_BYTES(self) -> int:
+        """A group of zeros where a step may be half empty; of boxes a line is enough."""
+        if self.BLOCKS_A_STEP == 1:
+            return 0
+        return PERIOD if self.BOX else self.GROUP_BYTES
+
+    @property
     def STAGE_BYTES(self) -> int:
-        """With a group of zeros where a step may be half empty."""
-        groups = self.GROUPS + (self.BLOCKS_A_STEP == 2)
-        return self.X_START + groups * self.GROUP_BYTES
+        return self.X_START + self.GROUPS * self.GROUP_BYTES + self.ZERO_BYTES
 
     @property
     def SLICES(self) -> int:
@@ -156,25 +174,31 @@ class Strip(NamedTuple):
         return 16 * -(-self.ROWS // 16 // self.SLICES)
 
     @property
+    def BEHIND(self) -> int:
+        """Bytes besides the stages: where they begin, and of boxes what is read ahead of a step."""
+        return PERIOD + (self.GROUP_BYTES if self.BOX and self.ITEM == 4 else 0)
+
+    @property
     def SHARED_BYTES(self) -> int:
         """The parts of a sum that is split are where the ring was."""
         parts = part_bytes(self.WARPS, self.ROWS) if self.SPLIT > 1 else 0
-        return max(self.STAGES * self.STAGE_BYTES, parts) + PERIOD
+        return max(self.STAGES * self.STAGE_BYTES, parts) + self.BEHIND
 
 
 def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
     """As `handed_over`: of four fours of warps some are."""
     if strip.WARPS != 12:
-        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS), most=255)
+        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS) * strip.BESIDE, most=255)
     return handed_over(strip.WARPS, strip.FETCHERS, FETCHING)
 
 
 def strip_of(
     index: Any, B: int, item: int, transposed: bool, sizes: Sizes,
     gated: str = "", even: bool = False, x_order: str = BY_ROWS, tap: int = WIDE,
+    shared: Shared | None = None,
 ) -> Strip:  # fmt: skip
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
-    `tap` is the features of one.
+    `tap` is the features of one, and `shared` what several see.
 
     As wide as y is, up to 512 columns, of float32 384; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -183,15 +207,17 @@ def strip_of(
     share their groups in a cluster if they need much the same. Where strips are too few for the
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
-    limit = (shared_memory() or 65 * 1024) - 1024  # besides the ring there are barriers
     blocks_a_step = blocks_of_step(B, item)
     columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
-    width, group = warps * WARP_COLUMNS, WIDTH
-    kept, mean, most = planned(index, steps_in_strips, B, transposed, width, WIDTH, blocks_a_step)
+    tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
+    beside = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
+    width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))[:3]
+    per_group = B, transposed, width, group * shifts, blocks_a_step
+    kept, mean, most = planned(index, steps_in_strips, *per_group)
     packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
-    if item == 2 and x_order != FEATURES and tap % WIDE == 0:
+    if item == 2 and x_order != FEATURES and tap % WIDE == 0 and not shared:
         of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
         if kept < WORTH * of_wide[0]:
             group, (kept, mean, most) = WIDE, of_wide
@@ -203,16 +229,26 @@ def strip_of(
         stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
-    ring = stages, cluster, fetchers, item, split, packed, gated, ragged
+    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts
     base = Strip(B, rows, warps, group, 0, 0, *ring)
-    for groups in OF_STAGE[item, group]:
+    strip, limit = fitted(base._replace(BESIDE=beside), mean, most)
+    if strip.STAGES < 2:
+        strip, limit = fitted(base, mean, most)
+    return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
+    """With groups, of `mean` and `most` steps, and stages; how many bytes there are for these."""
+    shared = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // base.BESIDE - 1024
+    limit = shared - 1024  # besides the ring there are barriers
+    for groups in OF_STAGE[base.ITEM, base.WIDTH]:
         steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)
-        if limit >= strip.SHARED_BYTES:
+        if limit >= strip.SHARED_BYTES and groups * strip.GROUP_BYTES < 1 << PLACE_BITS:
             break
-    strip = strip._replace(STAGES=2 if SIMULATED else (limit - PERIOD) // strip.STAGE_BYTES)
-    return strip if warps == widest and split == 1 else filled(strip, limit)
+    stages = 2 if SIMULATED else (limit - strip.BEHIND) // strip.STAGE_BYTES
+    return strip._replace(STAGES=stages), limit
 
 
 def is_packed(
@@ -286,6 +322,16 @@ def shared_out(
     return warps, split, rows
 
 
+def has_steps(
+    index: Index, B: int, item: int, transposed: bool, columns: int, shared: Shared
+) -> bool:
+    """Whether a stage has room for the steps of any box that taps share."""
+    width, a_step = warps_for(columns, item) * WARP_COLUMNS, blocks_of_step(B, item)
+    how = B, transposed, width, shared.width * shared.shifts, a_step
+    most = planned(index, steps_in_strips, *how)[2]
+    return most < MOST_STEPS and most * item * a_step * B**2 <= MOST_OF_W
+
+
 def warps_for(columns: int, item: int) -> int:
     """That multiply: beside those that fetch, each has the registers that its sums need."""
     if item == 4:
@@ -320,8 +366,8 @@ def plan_strips(
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER, strip.TOGETHER)
-    shift = (strip.WIDTH // strip.B).bit_length() - 1
-    counts = counted(walk, lines, -(-features // strip.WIDTH), shift)
+    shift = (strip.SPAN // strip.B).bit_length() - 1
+    counts = counted(walk, lines, -(-features // strip.SPAN), shift)
     stages, places = np.empty((2, *counts.shape[:2]), np.int32)
     groups = np.full((stages.size + 1, strip.GROUPS), -1, np.int32)
     blocks = np.zeros((stages.size + 1, lines.shape[1]), np.int32)
@@ -345,7 +391,7 @@ def plan_strips(
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
     if offsets is not None:
-        groups = boxes_of(groups, offsets, features // len(offsets) // strip.WIDTH)
+        groups = boxes_of(groups, offsets, features // len(offsets) // strip.SPAN)
     own = lines if squares is None else places_in_squares(lines, squares, walk.indptr.size - 1)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at, column, sizes, words, codes)

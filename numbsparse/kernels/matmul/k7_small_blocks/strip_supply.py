@@ -34,7 +34,7 @@ from numbsparse.kernels.ptx import (
 def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     """produce(fetcher, x_map, fresh, w, plan, first, last, ring): of tiles `first` to `last`."""
     GROUPS, CLUSTER = strip.GROUPS, strip.CLUSTER
-    ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
+    ROW_BYTES = strip.ITEM * strip.WIDTH
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
     PACKED, scaled = strip.PACKED, "" if strip.GATES else strip.GATED
     how = strip.STEPS, strip.FETCHERS, transposed, scaled, strip.GATES
@@ -57,8 +57,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     def produce(fetcher, x_map, fresh, w, plan, first, last, ring):
         if FEWER:
             fewer_registers(FEWER)
-        words, codes, begins, groups, _, tiles, _, rows, tops, gates = plan
-        sources = x_map, w, codes, words, uint32(rows * ROW_BYTES), gates
+        words, codes, begins, groups, _, tiles, _, rows, tops, gates, loaded, _ = plan
+        sources = x_map, w, codes, words, uint32(loaded * ROW_BYTES), gates
         if OF_GATES:
             wait_for_earlier_kernels()
         if fresh != 0:

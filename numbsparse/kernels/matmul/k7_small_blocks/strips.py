@@ -69,28 +69,31 @@ def along_strips(
     """
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
     arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
-    values, tops, offsets, squares = aligned_values(values), (), None, None
+    values, tops, within, offsets, squares, shared = aligned_values(values), (), (), *3 * (None,)
     order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))
     x_order, even = IMAGES, False
     if of_images:
-        offsets, squares, tops = x.taps, y.offsets, x.tops(index, y.tile)
-        batch = tops.shape[0] * ROWS
+        offsets, squares, tops, shared = x.taps, y.offsets, x.tops(index, y.tile), x.shared
+        batch, within = tops.shape[0] * ROWS, x.within(index, y.tile, ROWS)
     else:
         x, x_transposed = readable(x)
         x_order = FEATURES if x_transposed else BY_ROWS
         even = not x_transposed and (x.itemsize == 4 or order != FEATURES)
-    sizes, gated = (batch, features, columns), "" if gates is None else values.dtype.name
+    wide = features if shared is None else features // shared.shifts * shared.room // ROWS
+    sizes, gated = (batch, wide, columns), "" if gates is None else values.dtype.name
     tap = x.width if of_images else WIDE
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap)
+    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap, shared)
     row_tiles = -(-batch // strip.ROWS)
     rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
     bare = strip._replace(SPLIT=1, GATED="", RAGGED=False)
     how = transposed, features, bare, offsets, squares
     lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
-    units = multiprocessors() // strip.CLUSTER
+    units = multiprocessors() * strip.BESIDE // strip.CLUSTER
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
+    loaded = rows
     if offsets:
-        rows, x_map = prod(y.tile), tensor_map(*x.boxes(y.tile, strip.WIDTH))
+        rows, loaded = prod(y.tile), prod(x.seen(y.tile))
+        x_map = tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
         high = min(rows, strip.BOX_ROWS(x_transposed))
         x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
@@ -102,7 +105,10 @@ def along_strips(
     elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
         w = packed(values, codes, transposed)
     all_gates = () if gates is None else gates
-    work = Plan(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates)
+    work = Plan(
+        *(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates),
+        *(loaded, within),
+    )
     dense: Any = ()
     if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
         own = x.T if x_order == FEATURES else x
@@ -132,6 +138,8 @@ class Plan(NamedTuple):
     rows: int  # of each tile of the batch: see `even_rows`
     tops: Any  # of tiles of images: see `pixels`
     gates: Any  # of blocks that lanes copy, if any
+    loaded: int  # rows that a copy of a group has
+    within: Any  # of boxes that taps share, where each row of a tile begins
 
 
 @cache
@@ -146,8 +154,8 @@ def strip_kernel(
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_order, transposed)
     consume = consumer(strip, arithmetic, x_order, y_order, transposed)
-    STAGE_BYTES, HALF_EMPTY = strip.STAGE_BYTES, strip.BLOCKS_A_STEP == 2
-    ZEROS, WORDS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES, strip.GROUP_BYTES // 4
+    STAGE_BYTES, WORDS = strip.STAGE_BYTES, strip.ZERO_BYTES // 4
+    ZEROS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES
 
     @cuda.jit(**registers_of(strip)[2])
     def kernel(x_map, fresh, w, plan, y, dense):
@@ -157,7 +165,7 @@ def strip_kernel(
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]
-        if HALF_EMPTY:  # then the pieces that steps lack are the zeros after all groups
+        if WORDS:  # what steps lack are the zeros after all groups
             for stage in range(STAGES):
                 zeros = (base + stage * STAGE_BYTES + ZEROS) // 4
                 for i in range(4 * t, WORDS, 4 * THREADS):
@@ -185,6 +193,7 @@ def strip_kernel(
 def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transposed: bool) -> Any:
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
+    TILES, IN_BOXES = strip.ROWS // 16, strip.BOX > 0
     OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
     add_stage = products(strip, arithmetic, x_transposed, transposed)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
@@ -200,7 +209,9 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
         tiles = plan.tiles
         t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
         warp, lane = t // 32, t % 32
-        acc = cuda.local.array(SUMS, float32)
+        acc, within = cuda.local.array(SUMS, float32), cuda.local.array(TILES, uint32)
+        for m in range(TILES if IN_BOXES else 0):
+            within[m] = plan.within[16 * m + lane % 16]
         stage, phase = uint32(0), uint32(0)
         wait_for_earlier_kernels()
         for i in range(first, last):
@@ -208,7 +219,8 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 acc[k] = 0
             for _ in range(tiles[i, 2], tiles[i, 3]):
                 mbarrier_wait(bars, stage, phase)
-                add_stage(shared, words, uint32(base + stage * STAGE_BYTES), warp, acc)
+                start = uint32(base + stage * STAGE_BYTES)
+                add_stage(shared, words, start, warp, within, acc)
                 sync_warp()
                 if CLUSTER == 1:
                     if lane == 0:
