@@ -40,24 +40,29 @@ def words(count: int) -> Any:
 
 
 @cache
-def wgmma_units(kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand) -> Any:
+def wgmma_units(
+    kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand, joined: bool = False
+) -> Any:
     """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
 
     `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
     to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
-    in 16 bytes.
+    in 16 bytes. Units that are `joined` are one product, where the first of them says.
     """
     depth = 16 * k_steps
     row, column = accumulators(n)
 
     def wgmma_units_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
-        for u in range(int(number[0])):
+        counted = int(number[0])
+        beside = max(counted, 1) if joined else 1
+        for u in range(0, counted, beside):
             x, y = (
                 _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], operand), rows, depth)
-                for k, operand, rows in ((0, a, 64), (1, b, n))
+                for k, operand, rows in ((0, a, 64), (1, b, beside * n))
             )
-            result[:, u] += (x @ y.T)[row, column]
+            for v in range(beside):
+                result[:, u + v] += (x @ y[v * n : (v + 1) * n].T)[row, column]
         return result.reshape(128, -1)
 
     return _multiply(wgmma_units_meaning, units * n // 2, units)

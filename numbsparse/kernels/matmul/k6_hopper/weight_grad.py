@@ -60,9 +60,9 @@ from numbsparse.layout import Index
 TILES = {
     32: Tile(32, 4, 4, 32, 32, 3, 37, 1, REGISTERS=(24, 112)),
     64: Tile(64, 2, 6, 64, 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
+    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1, JOINED=True),
 }
-OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
+OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2, JOINED=True)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
@@ -70,7 +70,7 @@ OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 192
 # Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
 # take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
-OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
+OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1, JOINED=True), 256
 THREADS_TO_ADD = 256
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.

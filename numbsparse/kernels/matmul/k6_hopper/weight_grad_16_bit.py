@@ -108,7 +108,7 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
         for transposed in (x_transposed, dy_transposed)
     )
     operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands)
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, tile.JOINED)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
