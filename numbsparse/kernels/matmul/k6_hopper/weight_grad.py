@@ -53,6 +53,7 @@ from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     more_registers,
     shfl_idx,
+    sync_warp,
     wait_for_earlier_kernels,
 )
 from numbsparse.layout import Index
@@ -150,7 +151,7 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
         tile = SHORT if index.made is None else OF_ROWS
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
-    return tile._replace(STAYS=stays or B == 128)
+    return tile._replace(STAYS=stays or (B == 128 and index.made is None))
 
 
 def box_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[DeviceArray, Any, int]:
@@ -209,7 +210,7 @@ def kernel_of(
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
-    thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
+    thin, ask, OUTS = thinning(tile), asking(tile), (4, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
@@ -229,7 +230,8 @@ def kernel_of(
         cuda.syncthreads()
         if CLUSTER > 1:
             cluster_sync()
-        wait_for_earlier_kernels()
+        if not STAYS:
+            wait_for_earlier_kernels()
         if warp >= WARPS:
             if GIVEN:
                 fewer_registers(GIVEN)
@@ -242,26 +244,55 @@ def kernel_of(
             if TAKEN:
                 more_registers(TAKEN)
             own = cuda.local.array(SUMS, float32)
-            own_places = cuda.shared.array(PLACES, int32)  # of each warp: see `thinning`
+            own_places = cuda.shared.array(PLACES, int32)  # a line for each warp of a group
             own_outs = cuda.shared.array(OUTS, int32)
-            while True:
-                where, into, line = places, outs, item
+            group, line, lane = warp // 4, int64(warp % 4), t % 32
+            words = ask(heads, places, outs, item, group)
+            wait_for_earlier_kernels()
+            more = True
+            while more:
+                head, place, out = words
+                is_cut = shfl_idx(head, uint32(4)) != 0
                 if gated:
-                    where, into, line = own_places, own_outs, int64(warp % 4)
-                    is_cut = heads[item, 4] != 0
-                    thin(warp, places, outs, item, is_cut, gates, where, into)
-                ring_at = multiply(warp, heads, item, where, line, shared, base, bars, ring_at, own)
-                if heads[item, 4] != 0:
-                    leave(own, warp, where, into, line, sums, dense)
+                    thin(warp, places, outs, item, is_cut, gates, own_places, own_outs)
                 else:
-                    store(own, warp, where, into, line, dvalues, dense)
+                    sync_warp()
+                    if lane < PLACES[2]:
+                        own_places[line, group, lane] = place
+                    if lane < OUTS[2]:
+                        own_outs[line, group, lane] = out
+                    sync_warp()
                 item += cuda.gridDim.x
-                if not STAYS or item >= heads.shape[0]:
-                    break
+                more = STAYS and item < heads.shape[0]
+                if more:
+                    words = ask(heads, places, outs, item, group)
+                ring_at = multiply(warp, head, own_places, line, shared, base, bars, ring_at, own)
+                if is_cut:
+                    leave(own, warp, own_places, own_outs, line, sums, dense)
+                else:
+                    store(own, warp, own_places, own_outs, line, dvalues, dense)
         if CLUSTER > 1:
             cluster_sync()
 
     return kernel
+
+
+@cache
+def asking(tile: Tile) -> Any:
+    """ask(heads, places, outs, item, group): a lane's words of an item, of a warpgroup.
+
+    They are there when the item's turn comes: asked for while the one before is multiplied, or
+    earlier kernels end, which write no plans of the host.
+    """
+    UNITS, LAST = tile.UNITS, tile.OUTS - 1
+
+    @cuda.jit(device=True)
+    def ask(heads, places, outs, item, group):
+        lane = int32(cuda.threadIdx.x % 32)
+        head, out = heads[item, min(lane, heads.shape[1] - 1)], outs[item, group, min(lane, LAST)]
+        return head, places[item, group, min(lane, 2 * UNITS)], out
+
+    return ask
 
 
 @cache

@@ -20,10 +20,12 @@ from numbsparse.kernels.ptx import (
     mbarrier_expect,
     mbarrier_wait,
     redux_or,
+    shfl_idx,
     sync_warp,
     tma_load_2d,
     tma_load_2d_multicast,
     to_local,
+    wait_for_earlier_kernels,
     wgmma_pairs,
     wgmma_units,
     words,
@@ -80,6 +82,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
             if gated:
                 mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
                 awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
+            wait_for_earlier_kernels()
             for step in range(steps if awaited else 0):
                 mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
                 sync_warp()
@@ -96,9 +99,9 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
 
 @cache
 def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, item, places, line, ..., ring_at, sums): sums = an item's products.
+    """multiply(warp, head, places, line, ..., ring_at, sums): sums = an item's products.
 
-    line : of the item in `places`, and in the `outs` of `storer`
+    head : of the item, a number a lane; line : of the warp in `places`, and `outs` of `storer`
     """
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
@@ -114,13 +117,13 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
+    def multiply(warp, head, places, line, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[line, group, 0])
         where = read_places(places, (line * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = ring_at
-        for _ in range(heads[item, 1]):
+        for _ in range(shfl_idx(head, uint32(1))):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
             if lane < CLUSTER:

@@ -33,9 +33,11 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
+    shfl_idx,
     store_2xu32,
     store_4xf32,
     sync_warp,
+    wait_for_earlier_kernels,
     wgmma_split,
 )
 
@@ -75,6 +77,7 @@ def supplier(
                     if gated:
                         mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
                         nbytes = uint32(n * PANEL_BYTES)
+                    wait_for_earlier_kernels()
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
                     mbarrier_expect(bars, FULL + then, nbytes)
@@ -191,11 +194,15 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
+    def multiply(warp, head, places, line, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
-        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
+        stages, buffer_size, stage_size = (
+            uint32(shfl_idx(head, uint32(6))),
+            uint32(shfl_idx(head, uint32(7))),
+            uint32(shfl_idx(head, uint32(8))),
+        )
+        begin = uint32(base // 4 + BUFFERS * buffer_size)
         number, whole = places[line, group, 0], together(places, line, group)
         upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
         lower_x = uint32(begin + (places[line, group, 3] & 0xFFFF) * SIZE)
@@ -205,7 +212,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear_sums(sums)
         stage, phase, buffer, buffer_phase = ring_at
-        for _ in range(heads[item, 1]):
+        for _ in range(shfl_idx(head, uint32(1))):
             mbarrier_wait(bars, FULL + stage, phase)
             at = uint32(stage * stage_size)
             read(ring, uint32(upper_x + at), uint32(lower_x + at), whole, warp % 4, raw)
