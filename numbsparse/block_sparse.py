@@ -39,6 +39,12 @@ class Blocks:
     shape: tuple[int, int]
     is_transposed: bool
     _place = ""  # what is told of it, if anything
+    # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
+    __array_ufunc__ = None
+
+    @property
+    def dtype(self) -> Any:
+        return self.values.dtype
 
     @property
     def layout(self) -> Layout:
@@ -123,8 +129,6 @@ class BlockSparse(Blocks):
     """
 
     ndim = 2
-    # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
-    __array_ufunc__ = None
 
     if TYPE_CHECKING:  # added by numbsparse.ops.matmul, the package that multiplies
 
@@ -179,10 +183,6 @@ class BlockSparse(Blocks):
     @property
     def indices(self) -> np.ndarray:
         return self.layout.indices
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.values.dtype
 
     @property
     def n_blocks(self) -> int:

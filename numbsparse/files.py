@@ -1,10 +1,11 @@
 """Files that are written whole or not at all."""
 
+import errno
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE, S_ISREG
@@ -51,6 +52,22 @@ def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def known_as(what: str, path: Any) -> Iterator[None]:
+    """Whatever is wrong in the block under `with` is the file's fault: ValueError, which says it.
+
+    `what` is what the file is not.
+    """
+    try:
+        yield
+    except (ImportError, MemoryError):
+        raise
+    except Exception as error:  # NumPy and others have a dozen kinds for what is damaged
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
+        raise ValueError(f"{path} is not a {what}: {error}") from error
 
 
 def write_json(path: Any, content: Any, depth: int) -> None:

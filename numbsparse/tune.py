@@ -112,18 +112,19 @@ def agree(result: np.ndarray, right: np.ndarray, dtype: Any, precision: str) -> 
 def _seconds(call: Callable[[], Any]) -> float:
     """The GPU's time of one call: the shortest of a few samples of many, captured in a graph."""
     if device.SIMULATED:
-        return _timed(call)
+        return timed(call)
     least, most = CALLS
-    n = min(max(int(SECONDS / min(_timed(call) for _ in range(SAMPLES))), least), most)
+    n = min(max(int(SECONDS / min(timed(call) for _ in range(SAMPLES))), least), most)
     capture = Capture()
     with capture.under_way():
         for _ in range(n):
             call()
     capture.launch()
-    return min(_timed(capture.launch) for _ in range(SAMPLES)) / n
+    return min(timed(capture.launch) for _ in range(SAMPLES)) / n
 
 
-def _timed(work: Callable[[], Any]) -> float:
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds until what a call began has ended."""
     device.synchronize()
     began = perf_counter()
     work()

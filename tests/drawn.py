@@ -273,6 +273,7 @@ ORDERS = {
     "one column repeated": lambda r, c: (1, 0, 0),
     "read-only": lambda r, c: (c, 1, 0),
     "unaligned": lambda r, c: (c, 1, 0),
+    "field": lambda r, c: (c, 1, 0),
 }
 """How a matrix may be stored."""
 
@@ -293,14 +294,17 @@ def laid(values: np.ndarray, order: str) -> np.ndarray:
 
 
 def placed(values: np.ndarray, order: str, steps: Sequence[int], first: int) -> np.ndarray:
-    """`laid`, of any number of axes: their steps and the first item, in items."""
+    """`laid`, of any number of axes: their steps and the first item, in items.
+
+    As a "field" of a structured array each item has a byte of another field before it.
+    """
     last = [max((n - 1) * step, 0) for n, step in zip(values.shape, steps, strict=True)]
-    size, items = values.itemsize, first + sum(last) + 1 + GUARD
-    shift = order == "unaligned"
+    items, shift = first + sum(last) + 1 + GUARD, int(order in ("unaligned", "field"))
+    size = values.itemsize + (order == "field")
     memory = np.zeros(items * size + shift, np.uint8)
-    base = np.ndarray(items, values.dtype, memory, offset=int(shift))
-    base[:] = np.nan
-    view = np.ndarray(values.shape, values.dtype, base, first * size, [n * size for n in steps])
+    np.ndarray(items, values.dtype, memory, shift, (size,))[:] = np.nan
+    strides = [n * size for n in steps]
+    view = np.ndarray(values.shape, values.dtype, memory, shift + first * size, strides)
     one = tuple(slice(None) if step else slice(1) for step in steps)  # of what is repeated
     view[...] = np.broadcast_to(values[one], values.shape)
     view.flags.writeable = order != "read-only"
@@ -317,7 +321,7 @@ IMPOSSIBLE = {  # orders that a library's arrays do not have, or that are refuse
     "numpy": [],
     "jax": list(ORDERS)[1:],
     **{
-        name: [*REVERSED, "read-only", "unaligned"]
+        name: [*REVERSED, "read-only", "unaligned", "field"]
         for name in ("numbsparse", "torch", "cupy", "numba")
     },
 }

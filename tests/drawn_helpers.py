@@ -36,6 +36,13 @@ def _unaligned(array, put):
     return room
 
 
+def _field(array, put):
+    values = put(array)
+    records = np.zeros(values.shape, [("other", np.uint8), ("values", values.dtype)])
+    records["values"] = values
+    return records["values"]
+
+
 def _read_only(array, put):
     values = put(array)
     values.flags.writeable = False
@@ -58,6 +65,7 @@ FORMS = {  # name: (least axes, also on a GPU, how the array is put there)
     "repeated": (1, False, lambda array, put: np.broadcast_to(put(array[:1]), array.shape)),
     "read-only": (0, False, _read_only),
     "unaligned": (0, False, _unaligned),
+    "field": (0, False, _field),
 }
 
 

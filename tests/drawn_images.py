@@ -92,10 +92,11 @@ ORDERS = {
     "both reversed": reversed_along(0, -1),
     "read-only": plain,
     "unaligned": plain,
+    "field": plain,
 }
 """How images may be stored."""
 
-OF_NUMPY = list(ORDERS)[-5:]  # what arrays of other libraries do not have, or is refused
+OF_NUMPY = list(ORDERS)[-6:]  # what arrays of other libraries do not have, or is refused
 
 
 class Images(Operand):

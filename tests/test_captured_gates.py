@@ -245,6 +245,26 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     check_weight_gradient("k6_hopper", x, dy, (across, across), layout, size, gates)
 
 
+@pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])
+def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, monkeypatch):
+    """float32: of columns that keep the same rows, 64 rows and columns of x.T @ dy are one."""
+    monkeypatch.setattr(weight_grad_plan, "FEWER", 0)  # x and dy are not exchanged
+    layout = ns.Layout(np.repeat(rng.random((4, 3)) < 0.8, 2, axis=1))
+    assert weight_grad_plan.way_of(layout.index, 32)[1].N == 64
+    gates = np.float32(rng.random(layout.n_blocks) < 0.3)
+    x, dy = (rng.standard_normal((40, 32 * n), np.float32) for n in layout.shape)
+    here = (np.ascontiguousarray(a.T) if feature_major else a for a in (x, dy))
+    one, two = (ns.to_device(a).T if feature_major else ns.to_device(a) for a in here)
+    values = ns.to_device(np.full((layout.n_blocks, 32, 32), np.nan, np.float32))
+    # What is computed of panels that are not there is NaN; "highest" would compute it again.
+    ops.sddmm_into(values, one.T, two, layout, "k6_hopper", "high", ns.to_device(gates))
+    got, left = values.numpy(), spread(gates, ns.BlockSparse(values, layout)) != 0
+    assert np.isnan(got[gates == 0]).all()
+    got = ns.BlockSparse(got, layout).toarray()
+    exact, size = x.T.astype(float) @ dy, abs(x.T.astype(float)) @ abs(dy)
+    assert (abs(got - exact) <= 2.0**-9 * size)[left].all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge", "across"),
     [

@@ -30,7 +30,7 @@ SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 20_000  # multiplications: simulated threads are slow
 
 ORDERS = ["C", "batch first", "F", "C, gaps", "C, offset", "every second value", "one row repeated",
-          "F, both reversed", "read-only", "unaligned"]  # fmt: skip
+          "F, both reversed", "read-only", "unaligned", "field"]  # fmt: skip
 OF_VECTORS = ["C", "every second value", "C, offset", "columns reversed", "read-only"]
 
 

@@ -63,7 +63,7 @@ def factors_of(place):
         "x": FEW_ORDERS if slow else list(ORDERS),
         "second": FEW_ORDERS[::2] if slow else list(ORDERS)[::2],  # operand of sddmm
         "out": ["none", "C", "C, offset"],
-        "w": ["C", "C, offset", "read-only"],
+        "w": ["C", "C, offset", "read-only", "unaligned"],
         "values": ["normal", "wide", "infinite", "NaN"],
     }
 
@@ -101,7 +101,7 @@ def allowed(place, case):
         return False
     if of("library") == "jax" and of("out", "none") != "none":
         return False
-    if place == "cuda" and of("w") == "read-only":
+    if place == "cuda" and of("w") in ("read-only", "unaligned"):
         return False
     if not has_arrays(of("library"), of("numbers")):
         return False
@@ -289,6 +289,8 @@ for each_place in SUITE.cases:
     else:
         SUITE.add(each_place, few, [("kernel", "call", "batch")])
         SUITE.add(each_place, few | {"batch": [0]}, [("kernel", "call", "size", "x", "second")])
+    if each_place == "cpu":  # few rows are read where they are
+        SUITE.add(each_place, few | {"batch": [1, 7], "x": ["field"]})
 
 
 @pytest.mark.parametrize(("place", "number"), SUITE.numbers())

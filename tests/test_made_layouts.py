@@ -1,5 +1,7 @@
 """Layouts made from coordinates on a device: their index, their products, what they refuse."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 from conftest import HALVES, host
@@ -188,6 +190,27 @@ def test_a_program_that_imports_the_library_alone_has_all_its_products():
     assert run.returncode == 0, run.stderr
 
 
+def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
+    """There is room for more than is cut, with anything in it: here the numbers of blocks."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    on_gpu, weight_grad = (
+        import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
+        for name in ("weight_grad_on_gpu", "weight_grad")
+    )
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 3)
+    monkeypatch.setattr(on_gpu, "empty", lambda *of: device.to_device(np.zeros(*of)))
+    pattern = np.ones((int(rng.integers(3, 5)), 4), bool)  # an item a column, of which one is cut
+    layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
+    x, dy = (rng.standard_normal((260, 32 * n), np.float32) for n in pattern.shape)
+    dw = ns.sddmm(ns.to_device(x).T, ns.to_device(dy), layout, kernel="k6_hopper")
+    kept = ns.BlockSparse(host(dw.values)[: right.n_blocks], right).toarray()
+    *_, cut, numbers, _ = max(layout.device_index.plans.values(), key=len)
+    assert 0 < numbers.numpy()[1] < cut.size
+    exact, size = x.T.astype(float) @ dy, abs(x.T.astype(float)) @ abs(dy)
+    assert (abs(kept - exact) <= 2.0**-21 * size).all()
+
+
 @pytest.fixture
 def spare(monkeypatch):
     """Indexes of layouts that are gone: none at first."""
@@ -268,6 +291,32 @@ def test_gradients_go_through_it(rng):
         return F.sum(F.tanh(ns.matmul(hidden, c)))
 
     ns.testing.check_grads(f, a, b, c)
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_gradients_are_zeros_in_places_left_over(dtype, rng, put, place):
+    """Whatever values and gates have there: a norm over a gradient sees all of it."""
+    dtype = "float32" if place == "cpu" else dtype
+    pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    layout, right = made(pattern, rng, put), Layout(pattern)
+    values = rng.standard_normal((5, 32, 32)).astype(dtype)
+    gates = np.float32([0.5, 0, -2, np.nan, np.inf])
+    values[3:] = np.nan
+    w = ns.Tensor(ns.BlockSparse(put(values), layout), requires_grad=True)
+    gate = ns.Tensor(put(gates), requires_grad=True)
+    x, dy = (rng.standard_normal((4, n)).astype(dtype) for n in (64, 96))
+    F.sum(F.matmul(put(x), w, gate=gate) * ns.Tensor(put(dy))).backward()
+    dw, dg = host(w.grad.matrix.values), host(gate.grad.data)
+    assert not dw[3:].any()
+    assert not dg[3:].any()
+    full = ns.BlockSparse.from_dense(x.T.astype(np.float64) @ dy, right, block_size=32).data
+    size = ns.BlockSparse.from_dense(abs(x.T) @ abs(dy), right, block_size=32).data
+    exact = full * gates[:3, None, None]
+    assert (abs(dw[:3] - exact) <= 8 * UNIT[dtype] * size * abs(gates[:3, None, None])).all()
+    slopes = np.where(gates[:3] == 0, 0, (full * values[:3]).sum((1, 2)))
+    bound = 8 * UNIT[dtype] * (size * abs(values[:3])).sum((1, 2))
+    assert (abs(dg[:3] - slopes) <= bound).all()
 
 
 def test_what_else_a_matrix_of_it_does(rng, put, place):

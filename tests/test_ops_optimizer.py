@@ -161,13 +161,9 @@ def test_refusals(home):
         sgd_step(p, g, other, 0.1, 0.9)
     with pytest.raises(TypeError, match="velocity takes the dtype of p"):
         sgd_step(p, g, other_dtype, 0.1, 0.9)
-    with pytest.raises(
-        ValueError, match="p is written in place and takes a C-contiguous array, got"
-    ):
+    with pytest.raises(ValueError, match="p takes a C-contiguous array, got"):
         sgd_step(other.T, g, None, 0.1)
-    with pytest.raises(
-        ValueError, match="v is written in place and takes a C-contiguous array, got"
-    ):
+    with pytest.raises(ValueError, match="v takes a C-contiguous array, got"):
         adam_step(p, g, v, other.T, *adam, 1)
     with pytest.raises(ValueError, match="step takes an integer of at least 1, got 0"):
         adam_step(p, g, v, v, *adam, 0)

@@ -8,7 +8,7 @@ from ptx_helpers import on_hopper
 from numbsparse import Layout, to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.repair import repairing_blocks, repairing_lines
+from numbsparse.kernels.parts.repair import repair_block, repairing_lines
 
 pytestmark = on_hopper
 B = 32
@@ -71,7 +71,7 @@ def repairing_kernel(repair, is_line):
     @cuda.jit
     def of_blocks(dvalues, x, dy, sizes, rows, columns, orders):
         for i in range(cuda.threadIdx.x, dvalues.size, 32):
-            repair(dvalues, i, (x, dy, sizes, rows, columns), orders)
+            repair(dvalues, i, B, (x, dy, sizes, rows, columns), orders)
 
     return of_lines if is_line else of_blocks
 
@@ -112,7 +112,7 @@ def test_weights_that_are_nan_are_plain_sums(swapped, x_transposed, rng):
     if swapped:
         first, second, sizes[:2] = dy, lines, [features, lines.shape[1]]
     transposed = (False, x_transposed) if swapped else (x_transposed, False)
-    orders, kernel = (swapped, *transposed), repairing_kernel(repairing_blocks(B), False)
+    orders, kernel = (swapped, *transposed), repairing_kernel(repair_block, False)
     arrays = [to_device(a.reshape(-1)) for a in (first, second)]
     places = [to_device(np.asarray(a, np.int32)) for a in (index.block_rows, index.block_columns)]
     args = *arrays, tuple(sizes), *places, tuple(map(int, orders))

@@ -9,7 +9,7 @@ from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import any_nan, plain_sum
+from numbsparse.kernels.parts.repair import nan_in_sums, plain_sum
 from numbsparse.kernels.parts.requests import Reach, copying
 from numbsparse.kernels.parts.tiles import Form, Operand, multiply
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -36,7 +36,7 @@ def tile_of(lines, form, across):
 def product_kernel(form, first, second, shape):
     M, N = shape
     SUMS, FIRST = (M, N, 4), -(-first.groups // 2)
-    product, clear = multiply(form, first, second), pieces.clear(M, N)
+    product = multiply(form, first, second)
     line_of, other_of = number_of(first.together), number_of(second.together)
 
     @cuda.jit
@@ -49,7 +49,7 @@ def product_kernel(form, first, second, shape):
         for i in range(lane, b.size, 32):
             shared[4096 + i] = b[i]
         cuda.syncthreads()
-        clear(acc)
+        pieces.clear(acc)
         product(shared, uint32(0), uint32(4096), uint32(0), (), acc)
         for m in range(M):
             for n in range(N):
@@ -139,7 +139,7 @@ def test_lanes_copy_what_a_record_names(reach, first, by_feature, form, rng):
 
 def test_the_last_to_come_adds_all_pieces_in_their_order(rng):
     M, N, MANY = 2, 1, 3
-    SUMS, join = (M, N, 4), pieces.join(M, N)
+    SUMS = (M, N, 4)
 
     @cuda.jit
     def kernel(values, partials, tickets, out):
@@ -148,7 +148,7 @@ def test_the_last_to_come_adds_all_pieces_in_their_order(rng):
         for m in range(M):
             for i in range(4):
                 acc[m, 0, i] = values[k, lane, m, i]
-        if join(partials, tickets, 1 + k, 1, MANY, acc):
+        if pieces.join(partials, tickets, 1 + k, 1, MANY, 1, acc):
             for m in range(M):
                 for i in range(4):
                     out[lane, m, i] = acc[m, 0, i]
@@ -164,7 +164,7 @@ def test_the_last_to_come_adds_all_pieces_in_their_order(rng):
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers
 @pytest.mark.parametrize("spoilt", [None, np.inf, np.nan])
 def test_sums_that_are_nan_are_found_and_computed_in_order(spoilt, rng):
-    SUMS, nan_in = (2, 3, 4), any_nan(2, 3, 4)
+    SUMS = (2, 3, 4)
 
     @cuda.jit
     def kernel(values, a, b, out):
@@ -173,7 +173,7 @@ def test_sums_that_are_nan_are_found_and_computed_in_order(spoilt, rng):
             for n in range(3):
                 for i in range(4):
                     acc[m, n, i] = values[m, n, i]
-        out[0] = float32(nan_in(acc))
+        out[0] = float32(nan_in_sums(acc))
         out[1] = plain_sum(float32(1), a, 1, 2, b, 0, 3, 4)
 
     values, (a, b) = rng.standard_normal(SUMS), rng.standard_normal((2, 12)).astype(np.float32)

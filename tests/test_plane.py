@@ -149,7 +149,7 @@ def test_cards_share_the_map_between_them(monkeypatch, small):
 def test_a_file_of_something_else_is_refused(tmp_path):
     file = tmp_path / "map.json"
     file.write_text(json.dumps({"rows": [[1]]}))
-    with pytest.raises(ValueError, match=r"map\.json holds no map of the plane"):
+    with pytest.raises(ValueError, match=r"map\.json is not a map of the plane"):
         plane.run("cpu", file, 0)
 
 

@@ -107,7 +107,7 @@ def test_a_box_is_stored_where_the_picture_goes_on(x, y, image, rng):
     before = rng.standard_normal((2, 1, 5, 7, 24)).astype(np.float16)
     box = rng.standard_normal((2, 8, 16)).astype(np.float16)
     kept = device.to_device(before)  # the map names its address
-    y_map = tensor_map(kept, (1, 1, 2, 8, 16), 32)
+    y_map = tensor_map(kept, (1, 1, 2, 8, 16))
     given = device.to_device(laid(box, 32, box.nbytes))
     launch(storing_kernel, 1, 32, given, y_map, x, y, image, shared_bytes=box.nbytes + 1024)
     expected = before.copy()

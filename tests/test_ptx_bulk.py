@@ -57,27 +57,27 @@ def test_bulk_load_is_refused_between_multiples_of_16_bytes_and_outside(first, n
 
 
 @pytest.mark.parametrize(
-    ("shape", "box", "swizzle"),
+    ("shape", "box"),
     [
-        ((0, 64), (32, 32), 128),  # an empty axis
-        ((64, 64), (257, 32), 128),
-        ((64, 64), (32, 64), 128),  # lines of 256 bytes
-        ((64, 64), (32, 6), 32),  # of 24 bytes
-        ((64, 66), (32, 32), 128),  # from row to row 264 bytes
+        ((0, 64), (32, 32)),  # an empty axis
+        ((64, 64), (257, 32)),
+        ((64, 64), (32, 64)),  # lines of 256 bytes
+        ((64, 64), (32, 6)),  # of 24 bytes
+        ((64, 64), (32, 4)),  # of 16 bytes
+        ((64, 66), (32, 32)),  # from row to row 264 bytes
     ],
 )
-def test_maps_that_no_copy_engine_takes_are_refused(shape, box, swizzle):
+def test_maps_that_no_copy_engine_takes_are_refused(shape, box):
     x = device.to_device(np.zeros(shape, np.float32))
     with pytest.raises(RuntimeError, match="a tensor map of"):
-        tensor_map(x, box, swizzle)
+        tensor_map(x, box)
 
 
 def test_a_map_alone_is_not_taken_for_a_list_of_one():
     x = device.to_device(np.zeros((64, 64), np.float32))
-    box = (32, 32), 128
     for _ in range(2):
-        assert tensor_maps((x, *box)).shape == (1, 16)
-        assert tensor_map(x, *box).shape == (16,)
+        assert tensor_maps((x, (32, 32))).shape == (1, 16)
+        assert tensor_map(x, (32, 32)).shape == (16,)
 
 
 def shared_box_kernel(CLUSTER):
@@ -111,7 +111,7 @@ def test_a_box_lands_in_every_block_of_a_cluster(rng):
     cluster = 2
     x = device.to_device(rng.integers(0, 2**16, (8, 64), dtype=np.uint16))
     out = device.to_device(np.zeros((cluster, cluster * 8 * 64), np.uint8))
-    args = tensor_map(x, (8, 32), 64), out
+    args = tensor_map(x, (8, 32)), out
     kernel = shared_box_kernel(cluster)
     launch(kernel, cluster, 32, *args, shared_bytes=4096, cluster=(cluster,))
     rows, byte = np.divmod(np.arange(8 * 64), 64)

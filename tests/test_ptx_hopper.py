@@ -48,7 +48,7 @@ def test_tma_load_swizzles_and_fills_with_zeros(width, column, row, rng):
     x, height = wide[:, 0], 24
     out = device.to_device(np.full(height * width, 0xFF, np.uint8))
     kept = device.to_device(wide)  # the map names its address
-    x_map = tensor_map(kept[:, 0], (height, width // 2), width)
+    x_map = tensor_map(kept[:, 0], (height, width // 2))
     kernel = box_kernel(height, width)
     launch(kernel, 1, 32, x_map, column, row, out, shared_bytes=height * width + 1024)
 
@@ -67,7 +67,7 @@ def test_a_box_that_begins_between_multiples_of_16_bytes_is_refused(column):
         device.to_device(np.zeros((8, 64), np.float16)),
         device.to_device(np.zeros(8, np.uint8)),
     )
-    args = tensor_map(x, (8, 32), 64), column, 0, out
+    args = tensor_map(x, (8, 32)), column, 0, out
     with pytest.raises(ValueError, match=f"item {column}, where a box begins, is not"):
         launch(box_kernel(8, 64), 1, 32, *args, shared_bytes=2048)
 
@@ -105,7 +105,7 @@ def test_tma_store_writes_what_is_inside(width, column, row, rng):
     given = np.empty((2, height * width), np.uint8)
     given[:, swizzled(np.arange(height * width), width)] = boxes.view(np.uint8).reshape(2, -1)
     kept = device.to_device(before)  # the map names its address
-    x_map = tensor_map(kept[:, 0], (height, width // 2), width)
+    x_map = tensor_map(kept[:, 0], (height, width // 2))
     kernel, shared_bytes = storing_kernel(height, width), height * width + 1024
     launch(kernel, 1, 32, device.to_device(given), x_map, column, row, shared_bytes=shared_bytes)
 
@@ -169,7 +169,7 @@ def test_tma_load_takes_a_part_of_a_layer(inside, step, rng):
     w = rng.integers(1, 2**16, (4, 48, 32), dtype=np.uint16)
     kept = device.to_device(w)
     out = device.to_device(np.full(1024, 0xFF, np.uint8))
-    w_map = tensor_map(kept[:, : inside[0], : inside[1]], (1, 16, 32), 64, (1, step, 1))
+    w_map = tensor_map(kept[:, : inside[0], : inside[1]], (1, 16, 32), (1, step, 1))
     launch(layered_kernel, 1, 32, w_map, out, shared_bytes=2048)
     layer = w[2].copy()
     layer[inside[0] :] = layer[:, inside[1] :] = 0
@@ -216,7 +216,7 @@ def test_barriers_hand_stages_over(rng):
     x = rng.integers(0, 100, (8 * ROUNDS, 32)).astype(np.float32)
     kept = device.to_device(x)
     out = device.to_device(np.full((ROUNDS, 32), np.nan, np.float32))
-    launch(ring_kernel, 1, 64, tensor_map(kept, (8, 32), 128), out, shared_bytes=4096)
+    launch(ring_kernel, 1, 64, tensor_map(kept, (8, 32)), out, shared_bytes=4096)
     sums = x.reshape(ROUNDS, 256).sum(1)
     np.testing.assert_array_equal(out.numpy().sum(1), sums)
 

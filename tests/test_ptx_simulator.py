@@ -152,7 +152,7 @@ def swapped_kernel(x_map, x, out):
 def test_bits_of_an_index_are_not_those_of_an_address():
     x = device.to_device(np.arange(32 * 16, dtype=np.uint32).reshape(32, 16))
     out = device.to_device(np.zeros((32, 2), np.uint32))
-    x_map = tensor_map(x, (32, 16), 64)
+    x_map = tensor_map(x, (32, 16))
     launch(swapped_kernel, 1, 32, x_map, x, out, shared_bytes=32 * 64 + 1024)
     assert out.numpy()[:, 0].all()
     assert not out.numpy()[:, 1].all()
@@ -213,7 +213,7 @@ def awaited_box_kernel(at, x_map):
 def test_a_box_begins_at_any_multiple_of_128_bytes(start):
     x = device.to_device(np.zeros((4, 8), np.uint32))
     at = -DYNAMIC_START % 1024 + start
-    launch(awaited_box_kernel, 1, 1, at, tensor_map(x, (4, 8), 32), shared_bytes=2048)
+    launch(awaited_box_kernel, 1, 1, at, tensor_map(x, (4, 8)), shared_bytes=2048)
 
 
 UNALIGNED = -DYNAMIC_START % 1024 + 8  # an index
@@ -234,6 +234,6 @@ UNALIGNED = -DYNAMIC_START % 1024 + 8  # an index
 )
 def test_addresses_that_do_not_serve_are_refused(kernel, number, error, text):
     x = device.to_device(np.zeros((32, 16), np.uint32))
-    last = tensor_map(x, (32, 16), 64) if kernel is box_kernel else x
+    last = tensor_map(x, (32, 16)) if kernel is box_kernel else x
     with pytest.raises(error, match=text):
         launch(kernel, 1, 128, number, last, shared_bytes=3072)

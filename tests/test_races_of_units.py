@@ -120,7 +120,7 @@ def tell(data, counter):
 def of_stores(kernel):
     def call():
         y = ns.to_device(np.zeros((16, 16), np.float32))
-        launch(kernel, 1, 32, tensor_map(y, (8, 16), 64))
+        launch(kernel, 1, 32, tensor_map(y, (8, 16)))
 
     return call
 

@@ -12,6 +12,7 @@ from numbsparse.autograd.tensor import Tensor, as_tensor, tensors_of
 from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
+from numbsparse.ops.operands import check_form
 
 
 def grad(
@@ -133,11 +134,7 @@ def seed_of(output: Tensor, gradient: Any, argument: str = "grad") -> Tensor:
     given = as_tensor(gradient, argument)
     # A new Tensor: it may have been changed after the forward pass, which never saw it.
     gradient = record(given.data, (given, lambda dy, y: dy))
-    if gradient.shape != output.shape or gradient.dtype != output.dtype:
-        raise ValueError(
-            f"{argument} takes {output.shape} of {output.dtype}, "
-            f"got {gradient.shape} of {gradient.dtype}"
-        )
+    check_form(argument, gradient, output.shape, output.dtype)
     if gradient.device != output.device:
         raise ValueError(f"{argument} takes the device {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)

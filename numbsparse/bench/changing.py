@@ -1,6 +1,5 @@
 """What it costs that a layout changes: gates, layouts made on the GPU, and plans of new ones."""
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,9 +11,10 @@ from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import graph_of, record, seconds_of
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import synchronize, to_device
+from numbsparse.device import to_device
 from numbsparse.kernels.matmul import MADE_SIZES, PRODUCTS
 from numbsparse.layout import Layout
+from numbsparse.tune import timed
 
 SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (8192, 32, 64, "float16"),
@@ -100,9 +100,5 @@ def first_product(problem: Problem, product: str) -> dict[str, float]:
         layout = known.select(np.arange(known.n_blocks) != k % known.n_blocks)
         call = call_of(problem, product, BlockSparse(problem.w.values[:-1], layout))
         for name in reversed(took):
-            synchronize()
-            began = time.perf_counter()
-            call()
-            synchronize()
-            took[name] = min(took[name], time.perf_counter() - began)
+            took[name] = min(took[name], timed(call))
     return took

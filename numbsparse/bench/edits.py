@@ -1,10 +1,8 @@
 """What it costs to edit the layout of a layer in training, and what a pruned layer takes then."""
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -12,10 +10,11 @@ from numbsparse import nn
 from numbsparse.bench.host import printed
 from numbsparse.bench.measure import Options
 from numbsparse.bench.results import Row
-from numbsparse.device import synchronize, to_device
+from numbsparse.device import to_device
 from numbsparse.layout import Layout
 from numbsparse.nn import optim
 from numbsparse.patterns import random
+from numbsparse.tune import timed
 
 EDITS, STEPS = 5, 30
 WHAT = "a step", "an edit", "the step after it"
@@ -37,7 +36,7 @@ class Training:
         features = size * len(pattern)
         self.layer = nn.Linear(features, features, layout=pattern, block_size=size, seed=0)
         self.layer.to(place)
-        self.place, rng = place, np.random.default_rng(0)
+        rng = np.random.default_rng(0)
         self.optimizer = optim.Adam(self.layer.parameters())
         x = rng.standard_normal((batch, features), dtype=np.float32)
         self.x = to_device(x) if place == "cuda" else x
@@ -63,15 +62,6 @@ class Training:
         weight.data = weight.data.remap(weight.data.layout - gone | new)
         self.optimizer.remap()
 
-    def waited(self, call: Callable[[], Any]) -> float:
-        """Seconds until what a call began has ended."""
-        wait = synchronize if self.place == "cuda" else int
-        wait()
-        began = time.perf_counter()
-        call()
-        wait()
-        return time.perf_counter() - began
-
 
 def edits(options: Options) -> Iterator[Row]:
     """Edits of a tenth of a layout, beside a step of training; a layer that was pruned."""
@@ -93,7 +83,7 @@ def edits_of(of: Training) -> dict[str, float]:
     for k in range(1 + EDITS):  # the first compiles
         edit = partial(of.edit, *of.others(k))
         of.step()
-        took.append([of.waited(call) for call in (of.step, edit, of.step)])
+        took.append([timed(call) for call in (of.step, edit, of.step)])
     return dict(zip(WHAT, map(median, zip(*took[1:], strict=True)), strict=True))
 
 
@@ -103,5 +93,5 @@ def pruned(side: int, batch: int) -> dict[str, float]:
     dense.step()
     nn.utils.prune(dense.layer, 0.1, remap=dense.optimizer)
     made = Training("cuda", dense.layer.weight.data.layout.pattern, 32, batch)
-    took = [[of.waited(of.step) for of in (made, dense)] for _ in range(STEPS + 1)]
+    took = [[timed(of.step) for of in (made, dense)] for _ in range(STEPS + 1)]
     return dict(zip(("made so", "pruned"), map(median, zip(*took[1:], strict=True)), strict=True))

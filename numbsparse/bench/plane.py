@@ -22,7 +22,7 @@ from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import require_times
-from numbsparse.files import write_json
+from numbsparse.files import known_as, write_json
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 
@@ -134,12 +134,10 @@ def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
     """Where earlier runs were, and their rows."""
     if json_file is None or not json_file.exists():
         return "", []
-    try:
+    with known_as("map of the plane", json_file):
         content = json.loads(json_file.read_text(encoding="utf-8"))
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         machine, command = content["machine"], content["command"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{json_file} holds no map of the plane: {error!r}") from error
     if command != _command(place):
         raise ValueError(f"{json_file} holds a map of another place than {place}: of `{command}`")
     return machine, rows

@@ -22,10 +22,8 @@ def load(path: Path) -> Results:
     """
     if not path.exists():
         return {}
-    try:
+    with files.known_as("file of the benchmark's results", path):
         return json.loads(path.read_text(encoding="utf-8"))["sections"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} holds no results of the benchmark: {error!r}") from error
 
 
 def save(path: Path, sections: Results) -> None:

@@ -14,45 +14,48 @@ from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
 
 WORDS = 16  # of 64 bits
+SWIZZLES = (32, 64, 128)  # bytes of a line of a box
 REMEMBERED = 4096  # maps
 
 SIMULATED_MAP = np.dtype(
     {
-        "names": ["address", "axes", "itemsize", "swizzle", "shape", "strides", "box", "steps"],
-        "formats": ["u8", "i2", "i2", "i2", "(5,)i4", "(5,)i8", "(5,)i4", "(5,)i4"],
+        "names": ["address", "axes", "itemsize", "shape", "strides", "box", "steps"],
+        "formats": ["u8", "i2", "i2", "(5,)i4", "(5,)i8", "(5,)i4", "(5,)i4"],
         "itemsize": 8 * WORDS,
     }
 )
 """What the 128 bytes say in the simulator."""
 
 Sizes = tuple[int, ...]
-# address, shape, strides but the last, bytes of an item, box, swizzle, steps
-Key = tuple[int, Sizes, Sizes, int, Sizes, int, Sizes]
+# address, shape, strides but the last, bytes of an item, box, steps
+Key = tuple[int, Sizes, Sizes, int, Sizes, Sizes]
 
 _maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
 
 
-def tensor_map(x: DeviceArray, box: Sizes, swizzle: int, steps: Sizes = ()) -> DeviceArray:
+def tensor_map(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> DeviceArray:
     """The map of an array of two to five axes for boxes of it, each line swizzled.
 
     No axis of x is empty, the last one is gapless; its address and the other strides are multiples
-    of 16 bytes. A line of the box fills `swizzle` bytes: 32, 64 or 128. With `steps`, up to 8, a
-    box has every so many-th item along each axis, of no more than 256 there. The map is 16 words
-    of int64.
+    of 16 bytes. A line of the box has 32, 64 or 128 bytes. With `steps`, up to 8, a box has every
+    so many-th item along each axis, of no more than 256 there. The map is 16 words of int64.
     """
-    return _remembered((_key(x, box, swizzle, steps),), (WORDS,))
+    return _remembered((_key(x, box, steps),), (WORDS,))
 
 
-def tensor_maps(*boxes: tuple[DeviceArray, Sizes, int]) -> DeviceArray:
+def tensor_maps(*boxes: tuple[DeviceArray, Sizes]) -> DeviceArray:
     """Several maps one after another, (maps, 16), each of what `tensor_map` takes."""
     return _remembered(tuple(_key(*box) for box in boxes), (len(boxes), WORDS))
 
 
-def _key(x: DeviceArray, box: Sizes, swizzle: int, steps: Sizes = ()) -> Key:
+def _key(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> Key:
     # An axis of one item may have any stride, so perhaps none that the driver takes.
     fitting = -(-x.nbytes // 16) * 16
     strides = tuple(fitting if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
-    return (x.address, x.shape, strides[:-1], x.itemsize, box, swizzle, steps or (1,) * x.ndim)
+    key = (x.address, x.shape, strides[:-1], x.itemsize, box, steps or (1,) * x.ndim)
+    if box[-1] * x.itemsize not in SWIZZLES:
+        raise _refused(key, f"a line of it has none of {SWIZZLES} bytes")
+    return key
 
 
 def _remembered(keys: tuple[Key, ...], shape: Sizes) -> DeviceArray:
@@ -71,26 +74,26 @@ def _remembered(keys: tuple[Key, ...], shape: Sizes) -> DeviceArray:
 
 
 def _simulated(key: Key) -> np.ndarray:
-    address, shape, strides, itemsize, box, swizzle, steps = key
-    if any(number % 16 for number in (address, *strides, box[-1] * itemsize)):
+    address, shape, strides, itemsize, box, steps = key
+    if any(number % 16 for number in (address, *strides)):
         raise _refused(key, "not a multiple of 16 bytes")
     if 0 in shape or not all(0 < stride < 2**40 for stride in strides):
         raise _refused(key, "an axis is empty, or a stride is not from 16 to 2^40")
     longest = max(n * step for n, step in zip(box, steps, strict=True))
-    if longest > 256 or min(box) < 1 or box[-1] * itemsize > swizzle or max(steps) > 8:
-        raise _refused(key, "an axis of the box is not from 1 to 256, or its lines are too long")
+    if longest > 256 or min(box) < 1 or max(steps) > 8:
+        raise _refused(key, "an axis of the box is not from 1 to 256")
 
     def padded(*numbers: int) -> Sizes:
         return (*numbers, 0, 0, 0)[:5]
 
     fields = (padded(*shape), padded(*strides, itemsize), padded(*box), padded(*steps))
-    info = np.array([(address, len(shape), itemsize, swizzle, *fields)], SIMULATED_MAP)
+    info = np.array([(address, len(shape), itemsize, *fields)], SIMULATED_MAP)
     return info.view(np.int64)
 
 
 def _encoded(key: Key) -> np.ndarray:
     driver = runtime.driver()
-    address, shape, strides, itemsize, box, swizzle, steps = key
+    address, shape, strides, itemsize, box, steps = key
     # Copied as they are, so only the size of the values counts.
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"
     error, encoded = driver.cuTensorMapEncodeTiled(
@@ -102,7 +105,7 @@ def _encoded(key: Key) -> np.ndarray:
         [driver.cuuint32_t(n * step) for n, step in zip(box[::-1], steps[::-1], strict=True)],
         [driver.cuuint32_t(step) for step in reversed(steps)],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}B"),
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[-1] * itemsize}B"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
@@ -112,8 +115,8 @@ def _encoded(key: Key) -> np.ndarray:
 
 
 def _refused(key: Key, why: str) -> RuntimeError:
-    address, shape, strides, _, box, swizzle, steps = key
+    address, shape, strides, itemsize, box, steps = key
     return RuntimeError(
-        f"a tensor map of {shape} at {address:#x}, strides {strides}, box {box}, swizzle "
-        f"{swizzle}, steps {steps} was refused: {why}"
+        f"a tensor map of {shape} at {address:#x}, {itemsize} bytes each, strides {strides}, box "
+        f"{box}, steps {steps} was refused: {why}"
     )

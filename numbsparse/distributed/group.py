@@ -15,7 +15,7 @@ from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
 from numbsparse.distributed.rendezvous import met
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.operands import operand
+from numbsparse.ops.operands import check_form, check_written, operand
 from numbsparse.patterns.checks import integer
 
 
@@ -104,7 +104,7 @@ class Group:
     def barrier(self) -> None:
         """Wait, on the host, until all ranks are here."""
         if self._links:
-            self._links.meet({"call": "barrier"}, b"", lambda parts: [b""] * len(parts))
+            self._links.meet({"call": "barrier"})
 
     def share(self, value: Any, call: str = "share") -> list[Any]:
         """A list with each rank's value: numbers, strings, None, and lists and dicts of them.
@@ -246,7 +246,7 @@ class Group:
     def _agree(self, about: dict[str, Any]) -> None:
         """See that all ranks call the same, where the engine does not, the first time."""
         if (key := str(about)) not in self._agreed:
-            self._links.meet(about, b"", lambda parts: [b""] * len(parts))
+            self._links.meet(about)
             self._agreed.add(key)
 
 
@@ -263,12 +263,8 @@ def _checked_out(out: Any, x: Any, shape: tuple[int, ...]) -> Any:
     target = operand(out, "out")
     if isinstance(target, DeviceArray) != isinstance(x, DeviceArray):
         raise ValueError("out takes an array in the place of x")
-    if target.shape != shape or target.dtype != x.dtype:
-        raise ValueError(f"out takes {shape} of {x.dtype}, got {target.shape} of {target.dtype}")
-    if gapless(target) is not target:
-        raise ValueError(f"out takes a C-contiguous array, got one of strides {target.strides}")
-    if isinstance(target, np.ndarray) and not target.flags.writeable:
-        raise ValueError("out is written, and this array is read-only")
+    check_form("out", target, shape, x.dtype)
+    check_written("out", target)
     return target
 
 

@@ -52,9 +52,12 @@ class Links:
         self._numbers, self._noticed = ranks, whole._noticed
 
     def meet(
-        self, call: dict[str, Any], payload: Any, answer: Callable[[list[bytearray]], list[Any]]
+        self,
+        call: dict[str, Any],
+        payload: Any = b"",
+        answer: Callable[[list[bytearray]], Any] = lambda parts: b"",
     ) -> bytearray:
-        """The same call of all ranks: rank 0 answers each rank's payload by bytes of its own.
+        """The same call of all ranks: rank 0 answers the payloads of all by the same bytes.
 
         `answer` runs on rank 0 alone. Raises ValueError on all ranks where their calls differ or it
         raises one, RankLost where one has gone.
@@ -65,29 +68,27 @@ class Links:
             if "refused" in head:
                 raise ValueError(head["refused"])
             return own
-        parts, refused = [bytearray(payload)], ""
+        parts, refused, found = [bytearray(payload)], "", b""
         for rank in range(1, self.size):
             head, part = self._receive(rank)
             parts.append(part)
             if head != call and not refused:
                 refused = f"rank {rank} {_said(head)}, where rank 0 {_said(call)}"
         try:
-            answers = [] if refused else answer(parts)
+            found = b"" if refused else answer(parts)
         except ValueError as error:
             refused = str(error)
         for rank in range(1, self.size):
-            self._send(
-                rank, {"refused": refused} if refused else {}, b"" if refused else answers[rank]
-            )
+            self._send(rank, {"refused": refused} if refused else {}, found)
         if refused:
             raise ValueError(refused)
-        return bytearray(answers[0])
+        return bytearray(found)
 
     def share(self, value: Any, call: str = "share") -> list[Any]:
         """A JSON value of each rank, on all of them."""
 
-        def answer(parts: list[bytearray]) -> list[Any]:
-            return [json.dumps([json.loads(part) for part in parts]).encode()] * self.size
+        def answer(parts: list[bytearray]) -> bytes:
+            return json.dumps([json.loads(part) for part in parts]).encode()
 
         found: list[Any] = json.loads(self.meet({"call": call}, json.dumps(value).encode(), answer))
         return found

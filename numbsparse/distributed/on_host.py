@@ -44,24 +44,19 @@ class BySockets:
         self._links = links
 
     def all_reduce(self, x: np.ndarray, op: str, name: str = "all_reduce") -> np.ndarray:
-        def answer(parts: list[bytearray]) -> list[Any]:
-            total = combined([_array(part, x) for part in parts], op)
-            return [as_bytes(total)] * len(parts)
+        def answer(parts: list[bytearray]) -> np.ndarray:
+            return as_bytes(combined([_array(part, x) for part in parts], op))
 
         return _array(self._links.meet(call(name, x, op), as_bytes(x), answer), x)
 
     def broadcast(self, x: np.ndarray, root: int) -> np.ndarray:
         own = as_bytes(x) if self._links.rank == root else b""
         about = call("broadcast", x, f"from rank {root}")
-        return _array(self._links.meet(about, own, lambda parts: [parts[root]] * len(parts)), x)
+        return _array(self._links.meet(about, own, lambda parts: parts[root]), x)
 
     def all_gather(self, x: np.ndarray) -> np.ndarray:
         """(size, *x.shape)"""
-
-        def answer(parts: list[bytearray]) -> list[Any]:
-            return [b"".join(parts)] * len(parts)
-
-        got = self._links.meet(call("all_gather", x), as_bytes(x), answer)
+        got = self._links.meet(call("all_gather", x), as_bytes(x), b"".join)
         return np.frombuffer(got, np.uint8).view(x.dtype).reshape(self._links.size, *x.shape)
 
     def reduce_scatter(self, x: np.ndarray, op: str) -> np.ndarray:

@@ -9,10 +9,11 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.block_sparse import Blocks, check_values, checked_shape
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import as_array, type_name
 from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
+from numbsparse.ops.operands import check_pair
 from numbsparse.patterns.checks import integer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -59,8 +60,6 @@ class BlockSparse(Blocks):
     BlockSparse(8 x 8, float32, 3 blocks of 4 x 4, density 0.75)
     """
 
-    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`
-
     values: jax.Array
 
     def __init__(self, values: Dense, layout: Any, *, shape: tuple[int, int] | None = None) -> None:
@@ -70,10 +69,6 @@ class BlockSparse(Blocks):
         check_values(values, layout.n_blocks)
         self.values, self.stored_layout, self.is_transposed = values, layout, False
         self.shape = checked_shape("shape", shape, layout.shape, values.shape[1])
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
 
     @property
     def T(self) -> "BlockSparse":
@@ -194,7 +189,7 @@ def matmul(
     features, outputs = w.shape
     if x.ndim == 0 or x.shape[-1] != features:
         raise ValueError(f"x takes the shape (..., {features}) with this w, got {x.shape}")
-    _check_alike("x", x, "w", w)
+    check_pair("x", x, "w", w)
     product = products.transposed if w.is_transposed else products.matmul
     rows = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), features)
     how = _static(w.stored_layout, w.stored_shape, w.block_size, precision)
@@ -233,7 +228,7 @@ def sddmm(
     Array([3., 3., 3., 3., 0.], dtype=float32)
     """
     a, b = _array("a", a), _array("b", b)
-    _check_alike("a", a, "b", b)
+    check_pair("a", a, "b", b)
     if a.dtype.name not in DTYPES:
         raise TypeError(f"a and b take one of {', '.join(DTYPES)}, got {a.dtype}")
     ops.check_factors(a, b)
@@ -257,9 +252,9 @@ def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | 
 def _array(argument: str, x: Any) -> jax.Array:
     if not isinstance(x, jax.Array | np.ndarray):
         raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
-    return x if isinstance(x, jax.Array) else jnp.asarray(x)
-
-
-def _check_alike(first: str, a: Any, second: str, b: Any) -> None:
-    if a.dtype != b.dtype:
-        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")
+    if isinstance(x, jax.Array):
+        return x
+    array = as_array(x, argument)
+    if not array.dtype.isnative:
+        raise TypeError(f"{argument} takes this machine's byte order, got {array.dtype}")
+    return jnp.asarray(array)

@@ -100,7 +100,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "subtract": lambda a, b: a - b,
     "multiply": lambda a, b: a * b,
     "divide": lambda a, b: a / b,
-    "maximum": maximum,
     "power": lambda a, exponent: math.pow(a, exponent),
     "negative": lambda a: -a,
     "exp": lambda a: math.exp(a),
@@ -108,18 +107,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log": lambda a: math.log(a),
     "sqrt": lambda a: math.sqrt(a),
     "tanh": lambda a: math.tanh(a),
-    "sigmoid": sigmoid,
-    "relu": relu,
-    "relu_grad": relu_grad,
-    "elu": elu,
-    "elu_grad": elu_grad,
-    "softplus": softplus,
-    "gelu": gelu,
-    "gelu_grad": gelu_grad,
-    "gelu_tanh": gelu_tanh,
-    "gelu_tanh_grad": gelu_tanh_grad,
 }
 """Each of float32 values, to a float32."""
+
+for _function in (maximum, sigmoid, softplus, relu, relu_grad, elu, elu_grad):
+    FUNCTIONS[_function.__name__] = _function
+for _function in (gelu, gelu_grad, gelu_tanh, gelu_tanh_grad):
+    FUNCTIONS[_function.__name__] = _function
 
 
 def run(name: str, out: DeviceArray, *operands: DeviceArray | float) -> None:

@@ -26,29 +26,14 @@ from numbsparse.kernels.several import (
 _sigmoid = cuda.jit(device=True)(elementwise.sigmoid)
 
 
-def concat_elu(n, x, y):
-    """y[row] = elu(x[row]), elu(-x[row])."""
-    _start(concat_elu_kernel, n, x.size // n, x, y)
+def _by_columns(kernel):
+    """The kernel, to be called with n, the number of rows and arrays."""
 
+    def start(n, rows, *arrays):
+        for begin in range(0, n, WIDEST):
+            launch(kernel, *table_grid(rows, min(n - begin, WIDEST)), n, rows, begin, *arrays)
 
-def concat_elu_grad(n, x, dy, dx):
-    """dx[row] = dy[row, :n] elu'(x[row]) - dy[row, n:] elu'(-x[row])."""
-    _start(concat_elu_grad_kernel, n, x.size // n, x, dy, dx)
-
-
-def glu(n, x, y):
-    """y[row] = x[row, :n] sigmoid(x[row, n:])."""
-    _start(glu_kernel, n, y.size // n, x, y)
-
-
-def glu_grad(n, x, dy, dx):
-    """dx[row] = dy[row] s, dy[row] x[row, :n] s (1 - s), with s = sigmoid(x[row, n:])."""
-    _start(glu_grad_kernel, n, dy.size // n, x, dy, dx)
-
-
-def _start(kernel, n, rows, *arrays):
-    for begin in range(0, n, WIDEST):
-        launch(kernel, *table_grid(rows, min(n - begin, WIDEST)), n, rows, begin, *arrays)
+    return start
 
 
 @cuda.jit(device=True)
@@ -56,8 +41,10 @@ def own_column(begin):
     return begin + cuda.blockIdx.y * ALONG + cuda.threadIdx.x
 
 
+@_by_columns
 @cuda.jit
-def concat_elu_kernel(n, rows, begin, x, y):
+def concat_elu(n, rows, begin, x, y):
+    """y[row] = elu(x[row]), elu(-x[row])."""
     j = own_column(begin)
     if j < n:
         own, first, last = own_rows(rows)
@@ -71,8 +58,10 @@ def concat_elu_kernel(n, rows, begin, x, y):
                 y[lower[k]] = rounded(low if value > ZERO else -value, y)
 
 
+@_by_columns
 @cuda.jit
-def concat_elu_grad_kernel(n, rows, begin, x, dy, dx):
+def concat_elu_grad(n, rows, begin, x, dy, dx):
+    """dx[row] = dy[row, :n] elu'(x[row]) - dy[row, n:] elu'(-x[row])."""
     j = own_column(begin)
     if j < n:
         own, first, last = own_rows(rows)
@@ -87,8 +76,10 @@ def concat_elu_grad_kernel(n, rows, begin, x, dy, dx):
                 dx[places[k]] = rounded(slope, dx)
 
 
+@_by_columns
 @cuda.jit
-def glu_kernel(n, rows, begin, x, y):
+def glu(n, rows, begin, x, y):
+    """y[row] = x[row, :n] sigmoid(x[row, n:])."""
     j = own_column(begin)
     if j < n:
         own, first, last = own_rows(rows)
@@ -99,8 +90,10 @@ def glu_kernel(n, rows, begin, x, y):
                 y[places[k]] = rounded(values[k] * _sigmoid(gates[k]), y)
 
 
+@_by_columns
 @cuda.jit
-def glu_grad_kernel(n, rows, begin, x, dy, dx):
+def glu_grad(n, rows, begin, x, dy, dx):
+    """dx[row] = dy[row] s, dy[row] x[row, :n] s (1 - s), with s = sigmoid(x[row, n:])."""
     j = own_column(begin)
     if j < n:
         own, first, last = own_rows(rows)

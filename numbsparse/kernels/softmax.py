@@ -23,43 +23,13 @@ from numbsparse.kernels.floats import rounded, widened
 NAN = np.float32(np.nan)
 
 
-def softmax(x, y):
-    """y[:] = e^x / sum(e^x)."""
-    launch(softmax_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
+def _by_rows(kernel):
+    """The kernel, to be called: a block of threads has a row of the first array."""
 
+    def start(x, *arrays):
+        launch(kernel, x.shape[0], threads_for(x.shape[1]), x, *arrays)
 
-def log_softmax(x, y):
-    """y[:] = x - log(sum(e^x))."""
-    launch(log_softmax_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
-
-
-def logsumexp(x, y):
-    """y[i] = log(sum(e^x[i]))."""
-    launch(logsumexp_kernel, x.shape[0], threads_for(x.shape[1]), x, y)
-
-
-def softmax_grad(y, dy, dx):
-    """dx[:] = y * (dy - sum(y * dy))."""
-    launch(softmax_grad_kernel, y.shape[0], threads_for(y.shape[1]), y, dy, dx)
-
-
-def log_softmax_grad(y, dy, dx):
-    """dx[:] = dy - e^y * sum(dy)."""
-    launch(log_softmax_grad_kernel, y.shape[0], threads_for(y.shape[1]), y, dy, dx)
-
-
-def cross_entropy(logits, targets, losses, probabilities):
-    """probabilities[:] = softmax(logits); losses[i] = -log(probabilities[i, targets[i]])."""
-    rows, classes = logits.shape
-    threads = threads_for(classes)
-    launch(cross_entropy_kernel, rows, threads, logits, targets, losses, probabilities)
-
-
-def cross_entropy_grad(probabilities, targets, dlosses, dlogits):
-    """dlogits[i] = (probabilities[i] - one_hot(targets[i])) * dlosses[i]."""
-    rows, classes = probabilities.shape
-    threads = threads_for(classes)
-    launch(cross_entropy_grad_kernel, rows, threads, probabilities, targets, dlosses, dlogits)
+    return start
 
 
 @cuda.jit(device=True)
@@ -78,8 +48,10 @@ def row_sum_of_exponentials(x, row, largest, scratch):
     return block_sum(total, scratch)
 
 
+@_by_rows
 @cuda.jit
-def softmax_kernel(x, y):
+def softmax(x, y):
+    """y[:] = e^x / sum(e^x)."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row = cuda.blockIdx.x
     largest = row_max(x, row, scratch)
@@ -88,8 +60,10 @@ def softmax_kernel(x, y):
         y[row, j] = rounded(math.exp(widened(x[row, j]) - largest) / total, y)
 
 
+@_by_rows
 @cuda.jit
-def log_softmax_kernel(x, y):
+def log_softmax(x, y):
+    """y[:] = x - log(sum(e^x))."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row = cuda.blockIdx.x
     largest = row_max(x, row, scratch)
@@ -98,8 +72,10 @@ def log_softmax_kernel(x, y):
         y[row, j] = rounded(widened(x[row, j]) - largest - log_total, y)
 
 
+@_by_rows
 @cuda.jit
-def logsumexp_kernel(x, y):
+def logsumexp(x, y):
+    """y[i] = log(sum(e^x[i]))."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row = cuda.blockIdx.x
     largest = row_max(x, row, scratch)
@@ -109,8 +85,10 @@ def logsumexp_kernel(x, y):
         y[row] = rounded(LOWEST if total == float32(0) else math.log(total) + shift, y)
 
 
+@_by_rows
 @cuda.jit
-def softmax_grad_kernel(y, dy, dx):
+def softmax_grad(y, dy, dx):
+    """dx[:] = y * (dy - sum(y * dy))."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     dot = float32(0)
@@ -121,8 +99,10 @@ def softmax_grad_kernel(y, dy, dx):
         dx[row, j] = rounded(widened(y[row, j]) * (widened(dy[row, j]) - dot), dx)
 
 
+@_by_rows
 @cuda.jit
-def log_softmax_grad_kernel(y, dy, dx):
+def log_softmax_grad(y, dy, dx):
+    """dx[:] = dy - e^y * sum(dy)."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     total = float32(0)
@@ -133,8 +113,10 @@ def log_softmax_grad_kernel(y, dy, dx):
         dx[row, j] = rounded(widened(dy[row, j]) - math.exp(widened(y[row, j])) * total, dx)
 
 
+@_by_rows
 @cuda.jit
-def cross_entropy_kernel(logits, targets, losses, probabilities):
+def cross_entropy(logits, targets, losses, probabilities):
+    """probabilities[:] = softmax(logits); losses[i] = -log(probabilities[i, targets[i]])."""
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     classes, target = logits.shape[1], targets[row]
@@ -149,8 +131,10 @@ def cross_entropy_kernel(logits, targets, losses, probabilities):
             losses[row] = math.log(total) - (widened(logits[row, target]) - largest)
 
 
+@_by_rows
 @cuda.jit
-def cross_entropy_grad_kernel(probabilities, targets, dlosses, dlogits):
+def cross_entropy_grad(probabilities, targets, dlosses, dlogits):
+    """dlogits[i] = (probabilities[i] - one_hot(targets[i])) * dlosses[i]."""
     row, classes = cuda.blockIdx.x, probabilities.shape[1]
     target, dloss = targets[row], dlosses[row]
     if target < 0 or target >= classes:

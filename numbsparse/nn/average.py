@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -69,13 +70,9 @@ class ExponentialMovingAverage:
                 self._averages = [kept.like(p.values) for p in self.parameters]
                 self._forms = [kept.form_of(p.data) for p in self.parameters]
         self._check_forms()
-        i = 0
-        try:
-            for i in range(len(self.parameters)):
-                ops.check_average(self._averages[i], self.parameters[i].values)
-        except (TypeError, ValueError) as error:
-            error.args = (f"parameters[{i}]: {error.args[0]}",)
-            raise
+        for i, (average, p) in enumerate(zip(self._averages, self.parameters, strict=True)):
+            with kept.naming(f"parameters[{i}]"):
+                ops.check_average(average, p.values)
         share: Any = self._next_share
         # On a GPU each replay of a captured step counts again.
         share = live(share, 1, np.float32) if devices - {"cpu"} else share()
@@ -102,11 +99,8 @@ class ExponentialMovingAverage:
 
     def _check_forms(self) -> None:
         for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=True)):
-            if (new := kept.form_of(p.data)) != old:
-                raise ValueError(
-                    f"parameters[{i}] has another layout than its average "
-                    f"({kept.against(new, old)}): call remap() to carry it over"
-                )
+            so = ": call remap() to carry it over"
+            kept.check_form(f"parameters[{i}]", kept.form_of(p.data), old, "its average", so)
 
     def _next_share(self) -> np.ndarray:
         """What of the average the newest parameters become."""
@@ -153,15 +147,14 @@ class ExponentialMovingAverage:
         Raises TypeError or ValueError where it is of other parameters or layouts; nothing is
         changed then.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
+        kept.check_state(state)
         names = [key for key in state if key != "steps"]
         expected = [str(i) for i in range(len(self.parameters))] if names else []
         if "steps" not in state or sorted(names) != sorted(expected):
             raise ValueError(
                 f"state takes steps and {len(self.parameters)} averages, got {sorted(state)}"
             )
-        steps = integer("state['steps']", state["steps"], least=0)
+        steps = integer("state['steps']", state["steps"], least=0, most=inf)
         averages = [
             kept.loaded(f"state[{name!r}]", state[name], p.data)
             for name, p in zip(expected, self.parameters, strict=False)

@@ -7,9 +7,10 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, moved
+from numbsparse.device import DeviceArray, forget_captures, moved, outside_capture
 from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.layout import Layout
+from numbsparse.ops import operands
 
 
 class Form(NamedTuple):
@@ -58,9 +59,39 @@ def form_of(data: Any) -> Form:
     return Form(data.shape)
 
 
+def check_form(name: str, form: Form, own: Form, beside: str, so: str = "") -> None:
+    """Refuse, as `name`, what is stored in another way than what it belongs to."""
+    if form != own:
+        raise ValueError(f"{name} has another layout than {beside} ({against(form, own)}){so}")
+
+
+class naming:
+    """Within this context errors that name an argument say first where it is."""
+
+    def __init__(self, where: str):
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, TypeError | ValueError):
+            error.args = (f"{self._where}: {error.args[0]}",)
+
+
 def like(values: Any) -> Any:
     """Zeros to keep with these values, in float32 at least."""
     return ops.zeros(values.shape, ops.state_dtype(values.dtype), values.device)
+
+
+def in_place_of(array: Any, device: str) -> Any:
+    """The array on that device; what was captured with it where it was is stale."""
+    if array.device == device:
+        return array
+    with outside_capture():
+        array = moved(array, device)
+    forget_captures()
+    return array
 
 
 def on_cpu(array: Any) -> np.ndarray:
@@ -86,6 +117,12 @@ def saved(array: Any, form: Form) -> Any:
     """For a state dict: an array, or a BlockSparse, which says its layout."""
     host = on_cpu(array)
     return host if form.layout is None else form.matrix(host)
+
+
+def check_state(state: Any, argument: str = "state") -> None:
+    """Refuse what is no dict."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{argument} takes what state_dict() gave, got {type_name(state)}")
 
 
 def check_keys(argument: str, state: Any, names: Collection[str]) -> None:
@@ -115,12 +152,10 @@ def loaded(name: str, value: Any, data: Any) -> Any:
         takes = "a BlockSparse" if takes_matrix else "an array"
         raise ValueError(f"{name} takes {takes}, got {type_name(value)}")
     if isinstance(value, BlockSparse):
-        own, got = form_of(data), form_of(value)
-        if own.layout != got.layout and data.layout != value.layout:
-            raise ValueError(f"{name} has another layout than its parameter ({against(got, own)})")
+        if data.layout != value.layout:
+            check_form(name, form_of(value), form_of(data), "its parameter")
         value = value.to("cpu").stored_as(data, name).values
-    if value.shape != shape or value.dtype != dtype:
-        raise ValueError(f"{name} takes {shape} of {dtype}, got {value.shape} of {value.dtype}")
+    operands.check_form(name, value, shape, dtype)
     return value.copy() if data.device == "cpu" else moved(value, data.device)
 
 

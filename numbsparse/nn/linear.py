@@ -110,7 +110,6 @@ def layout_for(
     """The given layout, checked against the features; the dense one for None."""
     integer("in_features", in_features)
     integer("out_features", out_features)
-    integer("block_size", block_size)
     check_block_size(block_size)
     grid = (-(-in_features // block_size), -(-out_features // block_size))
     kept = np.ones(grid, dtype=bool) if layout is None else layout
@@ -125,7 +124,7 @@ def layout_for(
 
 def check_block_size(block_size: int) -> None:
     """Refuse blocks that no kernel serves when a layer is made, not when it is used."""
-    if block_size not in BLOCK_SIZES:
+    if integer("block_size", block_size) not in BLOCK_SIZES:
         raise ValueError(f"block_size takes one of {BLOCK_SIZES}, got {block_size}")
 
 

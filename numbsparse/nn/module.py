@@ -15,6 +15,7 @@ from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
+from numbsparse.ops.operands import check_form
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
 
 
@@ -364,8 +365,7 @@ class Module:
         Raises ValueError or TypeError that names what is missing, left over, or of another shape,
         dtype or layout, and a saved number of another kind.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
+        kept.check_state(state)
         tensors = self._saved_tensors()
         numbers = {
             prefix + name: (module, name)
@@ -426,10 +426,7 @@ def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
     refuse_masked(value, f"state[{name!r}]")
     if not isinstance(value, np.ndarray | BlockSparse):
         raise ValueError(f"state[{name!r}] takes an array, got {type(value).__name__}")
-    if value.shape != own.shape or value.dtype != own.dtype:
-        raise ValueError(
-            f"state[{name!r}] takes {own.shape} of {own.dtype}, got {value.shape} of {value.dtype}"
-        )
+    check_form(f"state[{name!r}]", value, own.shape, own.dtype)
     if isinstance(value, BlockSparse) and (
         value.block_size != own.block_size or value.layout != own.layout
     ):

@@ -19,7 +19,7 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import FLOATS, as_dtype, type_name
-from numbsparse.files import write_bytes
+from numbsparse.files import known_as, write_bytes
 
 ENDING = ".safetensors"
 PATTERN = "_pattern"  # of the name of a matrix: of its pattern
@@ -76,7 +76,7 @@ def open_tensors(path: Any, what: str) -> Iterator[tuple[dict[str, Any], bool]]:
     """
     package = _package()
     content = Path(path).read_bytes()
-    try:
+    with known_as(what, path):
         tensors = {name: _array(name, stored) for name, stored in package.deserialize(content)}
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
@@ -89,10 +89,6 @@ def open_tensors(path: Any, what: str) -> Iterator[tuple[dict[str, Any], bool]]:
             raise ValueError("its checksum is that of other contents")
         members = json.loads(text).items()
         yield {name: _member(name, says, tensors) for name, says in members}, True
-    except (ImportError, MemoryError):
-        raise
-    except Exception as error:  # the package has a kind of its own for what is damaged
-        raise ValueError(f"{path} is not a {what}: {error}") from error
 
 
 def _package() -> Any:

@@ -1,6 +1,7 @@
 """Loss scaling: float16 gradients kept from vanishing."""
 
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,10 +9,10 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, moved, outside_capture, refill
+from numbsparse.device import DeviceArray, refill
 from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn import functional as F
-from numbsparse.nn.kept import check_keys
+from numbsparse.nn.kept import check_keys, in_place_of
 from numbsparse.patterns.checks import integer, number
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ class LossScaler:
 
     def array_in(self, device: str) -> Any:
         """The scale as an array without axes, on "cpu" or "cuda:0"; steps change it in place."""
-        if self._state.device != device:
-            with outside_capture():
-                self._state = moved(self._state, device)
+        self._state = in_place_of(self._state, device)
         return ops.getitem(self._state, 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,7 +103,7 @@ class LossScaler:
         """Take what `state_dict()` gave; raises TypeError or ValueError where it did not."""
         check_keys("state", state, ["scale", "good_steps"])
         values = _state_of("state['scale']", state["scale"])
-        values[1] = integer("state['good_steps']", state["good_steps"], least=0)
+        values[1] = integer("state['good_steps']", state["good_steps"], least=0, most=inf)
         if isinstance(self._state, DeviceArray):
             refill(self._state, values)
         else:

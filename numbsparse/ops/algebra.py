@@ -26,6 +26,7 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import elementwise, reduce
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
+from numbsparse.ops.gates import in_order
 from numbsparse.ops.index import positions_beside
 from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
@@ -85,9 +86,7 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
     values = inside(w, tap_features)
     flat = reshape(values, (w.n_blocks, w.block_size**2))
     norms = (_norms_on_gpu if isinstance(values, DeviceArray) else _norms_on_cpu)(flat, by)
-    if w.is_transposed:
-        return reshape(_taken(reshape(norms, (-1, 1)), w.stored_layout.index.columns.blocks), (-1,))
-    return norms
+    return in_order(norms, w.stored_layout) if w.is_transposed else norms
 
 
 def checked_norm(by: str) -> str:
@@ -357,23 +356,6 @@ _multiply = _of_pairs("*", elementwise.multiply, Layout.__and__)
 _negative = _of_each(elementwise.negative)
 
 
-def _remap(w: BlockSparse, layout: Any) -> BlockSparse:
-    """The matrix in another layout: blocks of both keep their values, new ones are zero.
-
-    Of a layout that equals its own it is `w` itself. Raises ValueError for another grid.
-    """
-    return remap(w, layout)
-
-
-def _block_norms(w: BlockSparse, by: str = "l2") -> Any:
-    """The norm of each kept block, (n_blocks,), in the order of `w.data`, where w is.
-
-    l1 = sum(|w|), l2 = sqrt(sum(w**2)), max = max(|w|), of what is inside the edge of the matrix:
-    in float64 on the CPU, in float32 on a GPU. Raises ValueError for another norm.
-    """
-    return block_norms(w, by)
-
-
 # As in ops/matmul.py: the package that computes adds the operators to the matrix.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     "__add__": _add,
@@ -388,9 +370,9 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
     "__eq__": _compared("=="),
     "__ne__": _compared("!="),
     "__getitem__": getitem,
-    "block_norms": _block_norms,
+    "block_norms": block_norms,
     "diagonal": diagonal,
-    "remap": _remap,
+    "remap": remap,
     "sum": sum,
 }
 

@@ -4,7 +4,13 @@ from typing import Any
 
 from numbsparse import kernels
 from numbsparse.device import DeviceArray
-from numbsparse.ops.operands import check_beside, on_gpu, places_differ, state_dtype
+from numbsparse.ops.operands import (
+    check_beside,
+    check_contiguous,
+    on_gpu,
+    places_differ,
+    state_dtype,
+)
 
 
 def average_step(average: Any, p: Any, share: Any, *, checked: bool = False) -> None:
@@ -40,8 +46,6 @@ def check_average(average: Any, p: Any) -> bool:
     """Whether both are on a GPU; refuse what `average_step` would refuse of them."""
     gpu = on_gpu(p, "p")
     check_beside("average", average, p.shape, state_dtype(p.dtype), "p", p)
-    for name, array in (("average", average), ("p", p)):
-        if not (array.is_contiguous if gpu else array.flags.c_contiguous):
-            got = f"got one of strides {array.strides}"
-            raise ValueError(f"{name} takes a C-contiguous array, {got}")
+    check_contiguous("average", average)
+    check_contiguous("p", p)
     return gpu

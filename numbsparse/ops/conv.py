@@ -18,6 +18,7 @@ from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.matmul import matmul
+from numbsparse.ops.operands import check_pair
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.sddmm import sddmm
 from numbsparse.patterns.checks import BLOCK_SIZES
@@ -75,10 +76,7 @@ def conv_weight_grad(
     """See `numbsparse.conv_weight_grad`: of arrays of ours, in a window."""
     check_weight(w)
     precision = checked_precision(precision)
-    if isinstance(x, DeviceArray) != isinstance(dy, DeviceArray):
-        raise ValueError("x and dy take one device, got one on the CPU and one on a GPU")
-    if x.dtype != dy.dtype:
-        raise TypeError(f"x and dy take one dtype, got {x.dtype} and {dy.dtype}")
+    check_pair("x", x, "dy", dy)
     check_features(w, window, x.shape[-1])
     expected = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
     if dy.shape != expected:

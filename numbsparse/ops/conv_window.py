@@ -1,10 +1,10 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from numbsparse.kernels.conv import Window
-from numbsparse.patterns.checks import INTEGER
+from numbsparse.patterns.checks import INTEGER, NO_NUMBER
 
 MOST = 2**31 - 1  # places of pixels are whole numbers of 32 bits
 Pairs = tuple[tuple[int, int], ...]
@@ -126,7 +126,7 @@ def _numbers(argument: str, value: Any, axes: int, least: int = 1) -> tuple[int,
     numbers = tuple(value) if _several(value) and not isinstance(value, str) else None
     numbers = (value,) * axes if numbers is None else numbers
     if len(numbers) != axes or not all(
-        isinstance(n, INTEGER) and not isinstance(n, bool) for n in numbers
+        isinstance(n, INTEGER) and not isinstance(n, NO_NUMBER) for n in numbers
     ):
         raise TypeError(
             f"{argument} takes a whole number, or one for each of {axes} axes, got {value!r}"
@@ -137,7 +137,9 @@ def _numbers(argument: str, value: Any, axes: int, least: int = 1) -> tuple[int,
 
 
 def _several(value: Any) -> bool:
-    """Whether it is a list of some kind; an array without axes is none."""
+    """Whether it is a list of some kind; an array without axes, a dict and a set are none."""
+    if isinstance(value, (bytes, Mapping, Set)):
+        return False
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0
 
 

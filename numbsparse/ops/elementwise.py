@@ -26,6 +26,7 @@ from numbsparse.ops.operands import (
     GPU_FLOATS,
     GPU_TAKES,
     contiguous,
+    is_contiguous,
     is_gpu_float,
     not_an_array,
     on_gpu,
@@ -133,9 +134,7 @@ def copy(a: Any) -> Any:
 
 def gapless(a: Any) -> Any:
     """`a` itself where it is C-contiguous, or None; else a copy that is."""
-    if a is None or (a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous):
-        return a
-    return copy(a)
+    return a if a is None or is_contiguous(a) else copy(a)
 
 
 def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:

@@ -21,7 +21,7 @@ from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout, cached
 from numbsparse.ops.embedding import take_rows
 from numbsparse.ops.index import index_beside
-from numbsparse.ops.made import MadeLayout
+from numbsparse.ops.made import MadeLayout, clear_rest
 from numbsparse.ops.operands import operand, state_dtype
 from numbsparse.ops.shape import reshape
 
@@ -218,9 +218,11 @@ def ungated(v: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
         values = _scaled_on_gpu(v.values, kept.found, by, kept, True, kept.full.n_blocks)
     elif kept.chosen is None:
         values = _scaled(v.values, by)
+        values[kept.gates == 0] = 0
     else:
         values = np.zeros((kept.full.n_blocks, *v.values.shape[1:]), v.dtype)
         values[kept.chosen] = _scaled(v.values, by[kept.chosen])
+    clear_rest(kept.full, values)  # a gate there may be NaN, and a gradient is zero
     return BlockSparse(values, kept.full, shape=v.shape)
 
 
@@ -236,6 +238,7 @@ def block_dots(a: Any, b: Any, kept: Selection) -> Any:
     chosen = slice(None) if kept.chosen is None else kept.chosen
     rows = (x.astype(wide, copy=False) for x in (a, b[chosen]))
     dots[chosen] = np.einsum("nij,nij->n", *rows)
+    dots[kept.gates == 0] = 0
     return dots
 
 

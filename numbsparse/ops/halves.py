@@ -4,6 +4,7 @@
 array([[1., 2.]], dtype=float32)
 """
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -79,5 +80,5 @@ def _on_gpu(name: str, n: int, shape: tuple[int, ...], *operands: Any) -> Any:
     out = empty(shape, operands[0].dtype)
     if out.size:
         flat = (gapless(a).reshape(-1) for a in (*operands, out))
-        getattr(kernels.halves, name)(n, *flat)
+        getattr(kernels.halves, name)(n, prod(shape[:-1]), *flat)
     return out

@@ -28,7 +28,7 @@ from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
-from numbsparse.ops.operands import ARRAYS, operand, overlap
+from numbsparse.ops.operands import ARRAYS, check_contiguous, check_form, operand, overlap
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.repeats import C_CONTIGUOUS, is_usual, remember, replayed
 from numbsparse.ops.shape import reshape
@@ -318,11 +318,9 @@ def _columns_as_rows(a: Any) -> Any:
 
 def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> Any:
     array = operand(out, "out")
-    if array.shape != shape or array.dtype != w.dtype:
-        raise ValueError(f"out takes {shape} of {w.dtype}, got {array.shape} of {array.dtype}")
+    check_form("out", array, shape, w.dtype)
+    check_contiguous("out", array)
     on_cpu = isinstance(array, np.ndarray)
-    if not (array.flags.c_contiguous if on_cpu else array.is_contiguous):
-        raise ValueError(f"out takes a C-contiguous array, got one of strides {array.strides}")
     # A second view of a torch tensor shares its memory; a second copy of a list does not.
     if on_cpu and not (
         array.flags.writeable

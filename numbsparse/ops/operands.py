@@ -117,17 +117,21 @@ def refusal(argument: str, dtype: np.dtype, gpu: bool) -> TypeError:
     return TypeError(f"{argument} takes {GPU_TAKES if gpu else CPU_TAKES}, got {dtype}")
 
 
+def check_pair(first: str, a: Any, second: str, b: Any) -> None:
+    """Refuse two arrays in different places or of different dtypes."""
+    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
+        raise ValueError(places_differ(first, second))
+    if a.dtype != b.dtype:
+        raise TypeError(f"{first} and {second} take one dtype, got {a.dtype} and {b.dtype}")
+
+
 def together(**arrays: Any) -> bool:
     """Whether all of them live on the GPU; a mix of places or of dtypes is refused."""
     (first_name, first), *others = arrays.items()
     gpu = on_gpu(first, first_name)
     for name, array in others:
-        if on_gpu(array, name) != gpu:
-            raise ValueError(places_differ(first_name, name))
-        if array.dtype != first.dtype:
-            raise TypeError(
-                f"{first_name} and {name} take one dtype, got {first.dtype} and {array.dtype}"
-            )
+        on_gpu(array, name)
+        check_pair(first_name, first, name, array)
     return gpu
 
 
@@ -153,6 +157,30 @@ def check_beside(
         raise TypeError(f"{argument} takes {dtype} with {name} of {other.dtype}, got {array.dtype}")
     if array.shape != shape:
         raise ValueError(f"{argument} takes the shape {shape}, got {array.shape}")
+
+
+def check_form(argument: str, a: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Refuse an array of another shape or dtype."""
+    if a.shape != shape or a.dtype != dtype:
+        raise ValueError(f"{argument} takes {shape} of {dtype}, got {a.shape} of {a.dtype}")
+
+
+def is_contiguous(a: Any) -> bool:
+    """In C order."""
+    return a.is_contiguous if isinstance(a, DeviceArray) else a.flags.c_contiguous  # type: ignore[no-any-return]
+
+
+def check_contiguous(argument: str, a: Any) -> None:
+    """Refuse an array that is not in C order."""
+    if not is_contiguous(a):
+        raise ValueError(f"{argument} takes a C-contiguous array, got one of strides {a.strides}")
+
+
+def check_written(argument: str, a: Any) -> None:
+    """Refuse what cannot be written in place."""
+    check_contiguous(argument, a)
+    if isinstance(a, np.ndarray) and not a.flags.writeable:
+        raise ValueError(f"{argument} is written in place, and this array is read-only")
 
 
 def check_integers(indices: Any, argument: str, other: str, gpu: bool) -> None:

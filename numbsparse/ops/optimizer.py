@@ -23,7 +23,7 @@ from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels.rates import adam_rates
 from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import divide, gapless
-from numbsparse.ops.operands import alike, on_gpu, places_differ, together
+from numbsparse.ops.operands import alike, check_written, on_gpu, places_differ, together
 
 TAKEN = (1.0, 1.0)
 """The last two numbers of a step as it usually is: what the gradient is multiplied by, and whether
@@ -202,11 +202,7 @@ def check_step(p: Any, g: Any, *, master: Any = None, **state: Any) -> bool:
             raise ValueError(f"{name} takes the device and shape {p.shape} of p, got {array.shape}")
         if name != "p":
             _check_dtype(array, name, p)
-        if not (array.is_contiguous if gpu else array.flags.c_contiguous):
-            got = f"got one of strides {array.strides}"
-            raise ValueError(f"{name} is written in place and takes a C-contiguous array, {got}")
-        if not (gpu or array.flags.writeable):
-            raise ValueError(f"{name} is written in place, and this array is read-only")
+        check_written(name, array)
     return gpu
 
 

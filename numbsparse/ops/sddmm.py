@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
-from numbsparse.device import DeviceArray
 from numbsparse.kernels.matmul import function_of, rung, takes_gates
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
@@ -16,7 +15,7 @@ from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout, clear_rest, taken
-from numbsparse.ops.operands import in_order, operand
+from numbsparse.ops.operands import check_pair, in_order, operand
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.repeats import remember
 from numbsparse.patterns.checks import integer
@@ -120,10 +119,7 @@ def sddmm_into(
 
 def _factors(a: Any, b: Any) -> tuple[Any, Any]:
     a, b = operand(a, "a"), operand(b, "b")
-    if isinstance(a, DeviceArray) != isinstance(b, DeviceArray):
-        raise ValueError("a and b take one device, got one on the CPU and one on a GPU")
-    if a.dtype != b.dtype:
-        raise TypeError(f"a and b take one dtype, got {a.dtype} and {b.dtype}")
+    check_pair("a", a, "b", b)
     check_factors(a, b)
     return a, b
 

@@ -59,9 +59,7 @@ def logsumexp(x: Any) -> Any:
 
 def softmax_grad(y: Any, dy: Any) -> Any:
     """dx = y * (dy - sum(y * dy)), along the last axis, for y = softmax(x)."""
-    gpu = alike(y=y, dy=dy)
-    length_of(y, "y")
-    if gpu:
+    if _alike_on_gpu(y, dy):
         return _on_gpu("softmax_grad", y, dy)
     dx = np.multiply(y, dy, order="C")
     dx -= y * np.add.reduce(dx, axis=-1, keepdims=True)
@@ -70,9 +68,7 @@ def softmax_grad(y: Any, dy: Any) -> Any:
 
 def log_softmax_grad(y: Any, dy: Any) -> Any:
     """dx = dy - e^y * sum(dy), along the last axis, for y = log_softmax(x)."""
-    gpu = alike(y=y, dy=dy)
-    length_of(y, "y")
-    if gpu:
+    if _alike_on_gpu(y, dy):
         return _on_gpu("log_softmax_grad", y, dy)
     dx = np.exp(y, order="C")
     dx *= -np.add.reduce(dy, axis=-1, keepdims=True)
@@ -137,6 +133,11 @@ def _along_rows(name: str, x: Any) -> Any:
     from scipy import special
 
     return contiguous(getattr(special, name)(x, axis=-1))
+
+
+def _alike_on_gpu(y: Any, dy: Any) -> bool:
+    length_of(y, "y")
+    return alike(y=y, dy=dy)
 
 
 def _on_gpu(name: str, *operands: Any) -> Any:

@@ -15,6 +15,8 @@ Seed: TypeAlias = int | np.random.Generator
 INTEGER = (int, np.integer)
 REAL = (int, float, np.integer, np.floating)
 BOOL = (bool, np.bool_)
+NO_NUMBER = (*BOOL, np.timedelta64)  # which NumPy has among its integers
+LARGEST = 2**31 - 1  # of sizes, which kernels count in 32 bits
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)  # those that kernels serve
 
 
@@ -73,13 +75,15 @@ def as_square(pattern: Any) -> Pattern:
     return pattern
 
 
-def integer(argument: str, value: Any, least: int = 1, most: float = math.inf) -> int:
-    """`value` as an int between `least` and `most`."""
-    if most == math.inf:
-        takes = f"an integer of at least {least}"
-    else:
+def integer(argument: str, value: Any, least: int = 1, most: float | None = None) -> int:
+    """`value` as an int between `least` and `most`, or the largest size."""
+    takes = f"an integer of at least {least}"
+    if most is None:
+        most = LARGEST
+        takes += f" and at most {LARGEST}" if isinstance(value, int) and value > LARGEST else ""
+    elif most < math.inf:
         takes = f"an integer from {least} to {most}"
-    if isinstance(value, BOOL) or not isinstance(value, INTEGER):
+    if isinstance(value, NO_NUMBER) or not isinstance(value, INTEGER):
         raise TypeError(f"{argument} takes {takes}, got {value!r}")
     if not least <= value <= most:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
@@ -98,7 +102,7 @@ def number(
     takes, last = "a number", f"{most}" if below == math.inf else f"below {below}"
     if least > -math.inf:
         takes += f" of at least {least}" if last == "inf" else f" from {least} to {last}"
-    if isinstance(value, BOOL) or not isinstance(value, REAL):
+    if isinstance(value, NO_NUMBER) or not isinstance(value, REAL):
         raise TypeError(f"{argument} takes {takes}, got {value!r}")
     if not least <= value <= most or value >= below:
         raise ValueError(f"{argument} takes {takes}, got {value!r}")
@@ -107,7 +111,8 @@ def number(
 
 def flag(argument: str, value: Any) -> bool:
     """`value` as a bool: True, False, or 0 or 1 of another type."""
-    if not isinstance(value, (*BOOL, *INTEGER)) or value not in (0, 1):
+    number = isinstance(value, INTEGER) and not isinstance(value, np.timedelta64)
+    if not (number or isinstance(value, BOOL)) or value not in (0, 1):
         raise TypeError(f"{argument} takes True or False, got {value!r}")
     return bool(value)
 
@@ -141,7 +146,7 @@ def generator(seed: Any) -> np.random.Generator:
     takes = "seed takes an integer of at least 0 or a numpy.random.Generator"
     if isinstance(seed, np.random.Generator):
         return seed
-    if isinstance(seed, BOOL) or not isinstance(seed, INTEGER):
+    if isinstance(seed, NO_NUMBER) or not isinstance(seed, INTEGER):
         raise TypeError(f"{takes}, got {seed!r}")
     if seed < 0:
         raise ValueError(f"{takes}, got {seed!r}")

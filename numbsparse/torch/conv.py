@@ -99,12 +99,12 @@ class _Conv(OneWeight):
         precision: str | None = None,
     ) -> None:
         super().__init__(block_size, precision)
-        if groups != 1:
+        if integer("groups", groups) != 1:
             raise ValueError(
                 f"groups takes 1, got {groups}: numbsparse.patterns.block_diagonal as the layout "
                 "keeps groups apart"
             )
-        if padding_mode != "zeros":
+        if not isinstance(padding_mode, str) or padding_mode != "zeros":
             raise ValueError(f'padding_mode takes "zeros", got {padding_mode!r}')
         self.in_channels = integer("in_channels", in_channels)
         self.out_channels = integer("out_channels", out_channels)

@@ -8,8 +8,9 @@ import torch
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_array, type_name
+from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import dense
-from numbsparse.torch.layer import SUFFIX, SparseModule
+from numbsparse.torch.layer import SUFFIX, SparseModule, check_module
 from numbsparse.torch.lstm import LSTM
 from numbsparse.torch.operators import given_back
 
@@ -44,6 +45,8 @@ def to_nn_state_dict(model: torch.nn.Module, *, block_size: int = 32) -> dict[st
     >>> np.allclose(ours(np.ones((2, 10), np.float32)).numpy(), y, atol=1e-5)
     True
     """
+    check_module("model", model)
+    check_block_size(block_size)
     state: dict[str, Any] = {}
     for key, name, tensor, held in _matched(model):
         values = as_array(tensor.detach().cpu().clone())
@@ -89,6 +92,9 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
     >>> theirs.load_state_dict(state)
     <All keys matched successfully>
     """
+    check_module("model", model)
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
     found: dict[str, torch.Tensor] = {}
     names = set()
     for key, name, own, held in _matched(model):

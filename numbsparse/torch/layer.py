@@ -10,6 +10,7 @@ from numbsparse import ops
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.init import column_fan_in
+from numbsparse.patterns.checks import flag
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
 
@@ -89,7 +90,8 @@ class OneWeight(SparseModule):
     def hold_both(self, layout: Layout, bias: bool, device: Any, dtype: Any) -> None:
         """Make both, and draw them."""
         self.hold("weight", layout, device, dtype)
-        values = torch.empty(self.features[1], device=device, dtype=dtype) if bias else None
+        wanted = flag("bias", bias)
+        values = torch.empty(self.features[1], device=device, dtype=dtype) if wanted else None
         self.bias = None if values is None else torch.nn.Parameter(values)
         self.reset_parameters()
 

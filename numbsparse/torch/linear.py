@@ -118,7 +118,7 @@ class Linear(OneWeight):
                 least = f"at least one of the {pattern.size} blocks of {linear}"
                 raise ValueError(f"density takes {least}, got {density}: leave this layer out")
         sides = linear.in_features, linear.out_features
-        layout = layout_for(*sides, pattern, block_size)
+        layout = layout_for(*sides, pattern, block_size, "pattern")
         has_bias = linear.bias is not None
         how: Any = {"layout": layout, "block_size": block_size, "precision": precision}
         made: Any = cls(*sides, has_bias, weight.device, weight.dtype, **how)

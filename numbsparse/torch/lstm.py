@@ -10,7 +10,7 @@ from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.recurrent import layout_of_each
-from numbsparse.patterns.checks import integer, number
+from numbsparse.patterns.checks import flag, integer, number
 from numbsparse.torch import operators
 from numbsparse.torch.dispatch import is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
@@ -213,9 +213,9 @@ class LSTM(SparseModule):
     ) -> None:
         super().__init__(block_size, precision)
         for name, got, takes in (
-            ("bias", bias, True),
-            ("bidirectional", bidirectional, False),
-            ("proj_size", proj_size, 0),
+            ("bias", flag("bias", bias), True),
+            ("bidirectional", flag("bidirectional", bidirectional), False),
+            ("proj_size", integer("proj_size", proj_size, least=0), 0),
         ):
             if got != takes:
                 raise ValueError(f"{name} takes only {takes}, got {got}")
@@ -223,7 +223,7 @@ class LSTM(SparseModule):
         self.input_size = integer("input_size", input_size)
         self.hidden_size = integer("hidden_size", hidden_size)
         self.num_layers = integer("num_layers", num_layers)
-        self.batch_first, self.dropout = batch_first, dropout
+        self.batch_first, self.dropout = flag("batch_first", batch_first), dropout
         fitting = f"layout takes one for each of {num_layers} layers"
         for i, recurrent in enumerate(layout_of_each(layout, num_layers, fitting)):
             inputs, of_inputs = (hidden_size, recurrent) if i else (input_size, input_layout)
@@ -274,7 +274,7 @@ class LSTM(SparseModule):
         for name, part in zip("hc", state, strict=False):
             check_dense(name, part)
         takes = (self.num_layers, x.shape[1], self.hidden_size)
-        if (got := [tuple(a.shape) for a in state]) != [takes, takes]:
+        if (got := [tuple(getattr(a, "shape", ())) for a in state]) != [takes, takes]:
             raise ValueError(f"state takes h and c of the shape {takes}, got {got}")
         precision, ends = ops.checked_precision(self.precision), []
         for i in range(self.num_layers):

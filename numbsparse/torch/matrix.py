@@ -52,8 +52,6 @@ class BlockSparse(Blocks):
     torch.Size([3, 4, 4])
     """
 
-    __array_ufunc__ = None  # NumPy steps back, so that `numpy_array @ w` is refused here
-
     def __init__(
         self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
     ) -> None:
@@ -63,6 +61,7 @@ class BlockSparse(Blocks):
             raise TypeError(
                 f"values takes a tensor of float16, bfloat16, float32 or float64, got {got}"
             )
+        operators.check_dense("values", values)
         check_values(values, handle.n_blocks)
         size = values.shape[1]
         self.values, self.handle, self.is_transposed = values, handle, False
@@ -72,10 +71,6 @@ class BlockSparse(Blocks):
     @property
     def stored_layout(self) -> Layout:  # type: ignore[override]
         return self.handle.layout
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.values.dtype
 
     @property
     def device(self) -> torch.device:

@@ -150,6 +150,8 @@ def of_blocks(x: Any, y: Any, *how: Any) -> Any:
 def check_dense(argument: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{argument} takes a tensor of torch, got {type_name(x)}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{argument} takes a dense tensor, got one of {x.layout}: see .to_dense()")
 
 
 def check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:

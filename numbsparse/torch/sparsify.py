@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from numbsparse.dtypes import type_name
+from numbsparse.nn.linear import check_block_size
 from numbsparse.torch.layer import check_module
 from numbsparse.torch.linear import Linear
 
@@ -50,6 +52,10 @@ def sparsify_(
     ['numbsparse', 'torch', 'numbsparse', 'torch']
     """
     check_module("model", model)
+    check_block_size(block_size)
+    for argument, value in (("filter_fn", filter_fn), ("pattern", pattern)):
+        if value is not None and not callable(value):
+            raise TypeError(f"{argument} takes a function or None, got {type_name(value)}")
     chosen = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)

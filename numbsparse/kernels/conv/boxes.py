@@ -147,7 +147,7 @@ def pixel_map(
 ) -> DeviceArray:
     """The map of images (batch, pixels, features) for boxes of B features of some images."""
     whole = x.reshape(x.shape[0], *sizes, x.shape[2])
-    return tensor_map(whole, (images, *box, B), x.itemsize * B, (1, *scale, 1))
+    return tensor_map(whole, (images, *box, B), (1, *scale, 1))
 
 
 @cuda.jit(device=True)

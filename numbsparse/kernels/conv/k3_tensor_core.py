@@ -117,7 +117,7 @@ def line_kernel(
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
     places_of, begin_w, add_products = line_product(dtype, B, TA, transposed)
-    store, clear_sums = store_tile(dtype, TA, TB, wide, row_at), clear(TA, TB)
+    store = store_tile(dtype, TA, TB, wide, row_at)
     place_in, _ = places_of
     fetch_x = fetch_rows(B, THREADS, PIECE, place_in)
     fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
@@ -149,7 +149,7 @@ def line_kernel(
         across = lane // 16
         for m in range(TA):  # what the lane reads for `ldmatrix`
             base[m] = in_box(places[own + 16 * m + 8 * (lane // 8 % 2) + lane % 8], tiling.box)
-        clear_sums(acc)
+        clear(acc)
         cuda.syncthreads()
         spread(places, tiling.rows, tiling.images, tiling.box)
         w_lane = tiling.rows * B + begin_w(0, 0)
@@ -194,7 +194,7 @@ def line_kernel(
                 line = units.line[unit]
                 if unit + 1 == end or units.line[unit + 1] != line:
                     store(acc, y, (out_rows, own), int64((line - before) * B), features)
-                    clear_sums(acc)
+                    clear(acc)
 
     return kernel
 

@@ -59,7 +59,7 @@ def forward(x, values, index, y, precision="highest"):
     check(x, values, y)
     batch, out_features = y.shape
     grid = batch // BM * (out_features // BN)
-    x_map, w_map = tensor_map(x, (BM, BK), LINE), tensor_map(values, (1, BK, BN), LINE)
+    x_map, w_map = tensor_map(x, (BM, BK)), tensor_map(values, (1, BK, BN))
     kernel, ring_bytes = line_kernel(values.shape[1]), STAGES * STAGE + ALIGNED
     args = x_map, w_map, *index.columns, pairs(y), out_features
     launch(kernel, grid, THREADS, *args, shared_bytes=ring_bytes)

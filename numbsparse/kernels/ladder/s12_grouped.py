@@ -66,7 +66,7 @@ def forward(x, values, index, y, precision="highest"):
     check(x, values, y, BN // B)
     grid = batch // BM * (out_features // BN)
     BK = min(B, 64)
-    x_map, w_map = tensor_map(x, (BM, BK), 2 * BK), tensor_map(values, (1, BK, BK), 2 * BK)
+    x_map, w_map = tensor_map(x, (BM, BK)), tensor_map(values, (1, BK, BK))
     steps = planned(index, plan, BN // B, TERMS // BK)
     args = x_map, w_map, *steps, pairs(y), out_features
     launch(line_kernel(B), grid, THREADS, *args, shared_bytes=RING + ALIGNED)

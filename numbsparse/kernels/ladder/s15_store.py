@@ -74,8 +74,8 @@ def forward(x, values, index, y, precision="highest"):
     check(x, values, y, BN // B)
     clusters = min(multiprocessors() // CLUSTER, batch // (BM * CLUSTER) * (out_features // BN))
     BK = min(B, 64)
-    x_map, w_map = tensor_map(x, (BM, BK), 2 * BK), tensor_map(values, (1, BK, BK), 2 * BK)
-    y_map = tensor_map(y, (16, BK), 2 * BK)
+    x_map, w_map = tensor_map(x, (BM, BK)), tensor_map(values, (1, BK, BK))
+    y_map = tensor_map(y, (16, BK))
     args = x_map, w_map, *planned(index, plan, BN // B, TERMS // BK), y_map, batch
     grid, cluster = clusters * CLUSTER, (CLUSTER,)
     shared_bytes = RING + WARPS * BUFFER + ALIGNED

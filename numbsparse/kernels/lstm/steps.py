@@ -58,7 +58,7 @@ def run_steps(
     plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles)
     launch(
         kernel, count, THREADS,
-        tensor_maps(*((a, box, box[-1] * ring.ITEM) for a, box in operands)),
+        tensor_maps(*operands),
         Plan(*plan), given, arrived, of_steps, size,
         shared_bytes=1024 + ring.STAGE * ring.STAGES, together=of_steps[0] > 1,
     )  # fmt: skip
@@ -112,7 +112,6 @@ def multiplying(
     first row of the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
-    clear_sums, join_pieces = clear(GROUPS, TWOS), join(GROUPS, TWOS, WARPS)
     BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
@@ -128,7 +127,7 @@ def multiplying(
                 first_part, many = pieces[k, 3], pieces[k, 4]
                 top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
-                clear_sums(sums)
+                clear(sums)
                 if begin is not None and part == first_part:
                     begin(sums, given, where)
                 loads = ahead and many == 1  # then what is loaded is this thread's own
@@ -138,7 +137,7 @@ def multiplying(
                 whole = True
                 if many > 1:
                     own, origin = part * WARPS + warp, first_part * WARPS + warp
-                    whole = join_pieces(partials, tickets, own, origin, many, sums)
+                    whole = join(partials, tickets, own, origin, many, WARPS, sums)
                 if whole:
                     if not loads:
                         load(loaded, given, where)

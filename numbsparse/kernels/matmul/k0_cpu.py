@@ -74,6 +74,7 @@ unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 def in_floats(compute, a, b, out, *how):
     """compute(a, b, out, *how), of 16-bit operands too."""
+    a, b = (np.require(x, requirements="A") for x in (a, b))  # fields have strides of no whole item
     if out.itemsize > 2:
         compute(a, b, out, *how)
         return

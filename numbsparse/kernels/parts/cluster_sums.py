@@ -8,9 +8,10 @@ has the same bits in every run, and none of it goes through global memory.
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, uint32
+from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.ptx import ALIGNMENT, cluster_sync, load_4xf32_at, store_4xf32
+from numbsparse.kernels.parts.store import Sums
+from numbsparse.kernels.ptx import ALIGNMENT, cluster_sync, load_4xf32_at, shfl_idx, store_4xf32
 
 
 def part_bytes(warps: int, count: int) -> int:
@@ -51,6 +52,34 @@ def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> A
                             own[(j * OWN * FOURS + i) * 4 + k] += four[k]
 
     return add
+
+
+@cache
+def joining(SPLIT: int, all_sums: Sums, own_sums: Sums) -> Any:
+    """join(sums, columns, base): the slice that this block of a cluster stores, of all its blocks.
+
+    The slice takes the first place among the sums, and its strips that of the columns, counted in
+    what `own_sums` have for a block. Gives the first row of it.
+    """
+    TILES, STRIPS, B = all_sums.TILES, all_sums.B // 8, own_sums.B
+    COLUMNS, WIDTH, ACROSS, APART = own_sums.COLUMNS, B // 8, all_sums.B // B, all_sums.APART
+    OWN = all_sums.COLUMNS * TILES * STRIPS // SPLIT
+    SUMS, add = 4 * OWN, add_parts(SPLIT, SPLIT, 1, SPLIT, OWN)
+
+    @cuda.jit(device=True)
+    def join(sums, columns, base):
+        own, t = cuda.local.array(SUMS, float32), uint32(cuda.threadIdx.x)
+        add(sums, own, shfl_idx(uint32(t // 32), 0), base)
+        for k in range(SUMS):
+            sums[k] = own[k]
+        first = int32(cuda.blockIdx.x % SPLIT * OWN)
+        for c in range(COLUMNS):
+            column = columns[first // (TILES * STRIPS) + c]
+            strip = first % STRIPS // WIDTH
+            columns[c] = column * ACROSS + strip if column >= 0 else -1
+        return first // STRIPS % TILES * APART
+
+    return join
 
 
 @cuda.jit(device=True)

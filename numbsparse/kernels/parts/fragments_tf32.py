@@ -96,7 +96,7 @@ def products(precision: str, TA: int, TB: int, DEPTH: int, a: Any, b: Any) -> tu
 def chunk_products(precision: str, TA: int, TB: int) -> Any:
     """acc += a (RUN, 2 TA) times b (RUN, TB), what a lane holds of a chunk of the sum."""
     exact = precision == "highest"
-    split, clear_sums, add_sums = splitting(exact), pieces.clear(TA, TB), pieces.add(TA, TB)
+    split = splitting(exact)
     STEPS, SUMS = RUN // 2, (TA, TB, 4)
     A_HI, A_LO, B_HI, B_LO = (STEPS, 2, 2 * TA), (2, 2 * TA), (STEPS, 2, TB), (2, TB)
 
@@ -130,9 +130,9 @@ def chunk_products(precision: str, TA: int, TB: int) -> Any:
     @cuda.jit(device=True)
     def add_from_zero(a, b, acc):
         chunk = cuda.local.array(SUMS, float32)
-        clear_sums(chunk)
+        pieces.clear(chunk)
         multiply_steps(a, b, chunk)
-        add_sums(acc, chunk)
+        pieces.add(acc, chunk)
 
     return add_from_zero if exact else multiply_steps
 

@@ -59,7 +59,7 @@ class Images(NamedTuple):
         shape = self.batch, *self.sizes, x.shape[1]
         whole = DeviceArray(x.address, shape, x.dtype, (*strides, x.itemsize), x.owner)
         steps = 1, *3 * (1 + self.taps[0][0],), 1
-        return whole, (*tile, features), x.itemsize * features, steps
+        return whole, (*tile, features), steps
 
 
 class PixelRows(NamedTuple):

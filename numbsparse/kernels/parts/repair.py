@@ -15,30 +15,26 @@ from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, unpack_bfloat2, unp
 from numbsparse.layout import Index
 
 
-@cache
-def any_nan(COUNT: int, *rest: int) -> Any:
-    """Whether accumulators of this shape, of a thread, hold a NaN: 0 or 1."""
-    if not rest:
+@cuda.jit(device=True)
+def nan_in(values):
+    """Whether accumulators of a thread hold a NaN: 0 or 1."""
+    found = 0
+    for i in range(values.shape[0]):
+        if values[i] != values[i]:
+            found = 1
+    return found
 
-        @cuda.jit(device=True)
-        def nan_in_values(acc):
-            found = 0
-            for i in range(COUNT):
-                if acc[i] != acc[i]:
-                    found = 1
-            return found
 
-        return nan_in_values
-    nan_in_each = any_nan(*rest)
-
-    @cuda.jit(device=True)
-    def nan_in(acc):
-        found = 0
-        for i in range(COUNT):
-            found |= nan_in_each(acc[i])
-        return found
-
-    return nan_in
+@cuda.jit(device=True)
+def nan_in_sums(acc):
+    """The same of (M, N, 4)."""
+    found = 0
+    for m in range(acc.shape[0]):
+        own = 0
+        for n in range(acc.shape[1]):
+            own |= nan_in(acc[m, n])
+        found |= own
+    return found
 
 
 @cuda.jit(device=True)
@@ -145,31 +141,26 @@ def factors_of(x: DeviceArray, dy: DeviceArray, orders: tuple[bool, bool], index
     return Factors(x.span, dy.span, sizes, index.block_rows, index.block_columns)
 
 
-@cache
-def repairing_blocks(B: int) -> Any:
-    """repair(dvalues, at, dense, orders): number `at` of dvalues, (blocks, B, B), if that is NaN.
+@cuda.jit(device=True)
+def repair_block(dvalues, at, B, dense, orders):
+    """Number `at` of dvalues, (blocks, B, B), if that is NaN.
 
     Beyond the features it is 0. Elsewhere it is summed again.
 
     dense : `Factors`
     orders : whether x and dy are exchanged, x is feature-major, and dy is
     """
-
-    @cuda.jit(device=True)
-    def repair(dvalues, at, dense, orders):
-        swapped, x_transposed, dy_transposed = orders
-        x, dy, (x_stride, dy_stride, in_features, out_features, batch), rows, columns = dense
-        if dvalues[at] == dvalues[at]:
-            return
-        block = at // (B * B)
-        i, j = rows[block] * int64(B) + at // B % B, columns[block] * int64(B) + at % B
-        feature, column = (j, i) if swapped else (i, j)
-        total = float32(0)
-        if feature < in_features and column < out_features:
-            for n in range(batch):
-                left = x[feature * x_stride + n if x_transposed else n * x_stride + feature]
-                right = dy[column * dy_stride + n if dy_transposed else n * dy_stride + column]
-                total += left * right
-        dvalues[at] = total
-
-    return repair
+    swapped, x_transposed, dy_transposed = orders
+    x, dy, (x_stride, dy_stride, in_features, out_features, batch), rows, columns = dense
+    if dvalues[at] == dvalues[at]:
+        return
+    block = at // (B * B)
+    i, j = rows[block] * int64(B) + at // B % B, columns[block] * int64(B) + at % B
+    feature, column = (j, i) if swapped else (i, j)
+    total = float32(0)
+    if feature < in_features and column < out_features:
+        for n in range(batch):
+            left = x[feature * x_stride + n if x_transposed else n * x_stride + feature]
+            right = dy[column * dy_stride + n if dy_transposed else n * dy_stride + column]
+            total += left * right
+    dvalues[at] = total

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 from numba import cuda, uint32
 
 from numbsparse.kernels.ptx import (
+    cluster_sync,
     cp_async_commit,
     cp_async_wait,
     elect,
     fence_mbarrier_init,
     fence_tensor_map,
+    let_next_kernel_start,
     mbarrier_init,
     mbarrier_wait,
     prefetch_tensor_map,
@@ -26,12 +28,24 @@ from numbsparse.kernels.ptx import (
 def begin_ring(bars, at, stages, fillers, readers):
     """Initialise, from barrier `at` on, one for each full stage, then one for each empty stage.
 
-    `fillers` arrivals and the bytes copied fill a stage, `readers` arrivals empty it. One thread
-    calls this; `fence_mbarrier_init` and a barrier for all threads follow.
+    `fillers` arrivals and the bytes copied fill a stage, `readers` arrivals empty it. Thread 0
+    calls this; `show_barriers`, or a fence and a barrier for all threads, follow.
     """
     for i in range(stages):
         mbarrier_init(bars, at + i, fillers)
         mbarrier_init(bars, at + stages + i, readers)
+
+
+@cuda.jit(device=True)
+def show_barriers(thread, cluster):
+    """What thread 0 has initialised is there for all threads, those of a cluster too; and the next
+    kernel may start."""
+    if thread == 0:
+        fence_mbarrier_init()
+    let_next_kernel_start()
+    cuda.syncthreads()
+    if cluster > 1:
+        cluster_sync()
 
 
 @cuda.jit(device=True)

@@ -120,16 +120,10 @@ def storer(of: Sums, order: str) -> Any:
     return store
 
 
-@cache
-def column_of(of: Sums) -> Any:
+@cuda.jit(device=True)
+def column_of(columns, strip, B):
     """The first column of a strip; negative where there is none."""
-    STRIPS, B = of.B // 8, of.B
-
-    @cuda.jit(device=True)
-    def column(columns, strip):
-        return columns[strip // STRIPS] * B + strip % STRIPS * 8
-
-    return column
+    return columns[strip // (B // 8)] * B + strip % (B // 8) * 8
 
 
 @cache
@@ -151,7 +145,7 @@ def four_strips(of: Sums) -> Any:
 
 def _tile_by_rows(of: Sums) -> Any:
     """Four strips at once: each lane of four gets 8 columns of one of them."""
-    STRIPS, four, column = of.STRIPS, four_strips(of), column_of(of)
+    STRIPS, B, four = of.STRIPS, of.B, four_strips(of)
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
@@ -160,7 +154,7 @@ def _tile_by_rows(of: Sums) -> Any:
         for half in range(2):
             for s in range(0, STRIPS, 4):
                 a, b, c, d = four(sums, tile, s, half)
-                k, n = column(columns, s + lane % 4), row + 8 * half + lane // 4
+                k, n = column_of(columns, s + lane % 4, B), row + 8 * half + lane // 4
                 if n < batch and k >= 0 and k < features:
                     store_4xu32(values, n * stride + k, a, b, c, d)
 
@@ -176,26 +170,20 @@ def square_of(places, n, batch):
     return int64(0), int32(0)
 
 
-@cache
-def place_in_square(B: int) -> Any:
-    """(a block column, what is inside) -> whether it is, and where it begins in the square.
+@cuda.jit(device=True)
+def place_in_square(column, inside, B):
+    """Whether a block column is inside, and where it begins in the square.
 
     A block column is the number of its pixel among those of a square, from bit RESIDUE_AT on, and
     how many blocks it is behind the first pixel; negative where there is none.
     """
-    BLOCKS = (1 << RESIDUE_AT) - 1
-
-    @cuda.jit(device=True)
-    def place(column, inside):
-        there = column >= 0 and inside >> (column >> RESIDUE_AT) & 1 == 1
-        return there, int64(column & BLOCKS) * B
-
-    return place
+    there = column >= 0 and inside >> (column >> RESIDUE_AT) & 1 == 1
+    return there, int64(column & ((1 << RESIDUE_AT) - 1)) * B
 
 
 def _tile_by_pixels(of: Sums) -> Any:
     """As by rows; y has `places` for its second stride, and features of a pixel for the first."""
-    STRIPS, four, place, A_COLUMN = of.STRIPS, four_strips(of), place_in_square(of.B), of.B // 8
+    STRIPS, B, four, A_COLUMN = of.STRIPS, of.B, four_strips(of), of.B // 8
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
@@ -206,7 +194,7 @@ def _tile_by_pixels(of: Sums) -> Any:
             for s in range(0, STRIPS, 4):
                 a, b, c, d = four(sums, tile, s, half)
                 strip = s + lane % 4
-                there, k = place(columns[strip // A_COLUMN], inside)
+                there, k = place_in_square(columns[strip // A_COLUMN], inside, B)
                 if there:
                     at = pixel * features + k + strip % A_COLUMN * 8
                     store_4xu32(values, at, a, b, c, d)
@@ -216,7 +204,7 @@ def _tile_by_pixels(of: Sums) -> Any:
 
 def _tile_by_features(of: Sums) -> Any:
     """Both halves of two strips at once, transposed: each lane of four gets 8 rows of a column."""
-    STRIPS, pair, column = of.STRIPS, packed(of), column_of(of)
+    STRIPS, B, pair = of.STRIPS, of.B, packed(of)
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
@@ -229,7 +217,7 @@ def _tile_by_features(of: Sums) -> Any:
                 movmatrix_trans(pair(sums, tile, s + 1, 0)),
                 movmatrix_trans(pair(sums, tile, s + 1, 1)),
             )
-            k = column(columns, s + lane % 4 // 2)
+            k = column_of(columns, s + lane % 4 // 2, B)
             n, inside = row + lane % 2 * 8, k >= 0
             k += lane // 4
             if n < batch and inside and k < features:

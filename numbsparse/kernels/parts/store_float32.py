@@ -10,9 +10,47 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.parts.repair import any_nan, repairing_lines
-from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums, place_in_square, square_of
-from numbsparse.kernels.ptx import as_uint32, shfl_xor, store_2xu32, store_4xf32
+from numbsparse.kernels.parts.repair import nan_in, nan_in_sums, repairing_lines
+from numbsparse.kernels.parts.store import (
+    FEATURES,
+    PACK,
+    PIXELS,
+    ROWS,
+    Sums,
+    place_in_square,
+    square_of,
+    storer,
+)
+from numbsparse.kernels.ptx import (
+    as_uint32,
+    redux_or,
+    shfl_xor,
+    store_2xu32,
+    store_4xf32,
+    sync_warp,
+)
+
+
+@cache
+def finishing(of: Sums, order: str, row_of: Any, neighbours: bool, gated: bool = False) -> Any:
+    """finish(sums, columns, row, y, dense): of 16 bits as `store.storer`; of float32 as
+    `storer_of_pairs` or `storer_by_pixels`, and what is NaN of an exact matrix is summed again."""
+    exact = of.kind == "highest" and order != PIXELS
+    repair = repairing_pairs(of, row_of, gated)
+    if of.kind in PACK:
+        store = storer(of, order)
+    elif order == PIXELS:
+        store = storer_by_pixels(of, row_of)
+    else:
+        store = storer_of_pairs(of, order, row_of, neighbours)
+
+    @cuda.jit(device=True)
+    def finish(sums, columns, row, y, dense):
+        store(sums, columns, row, y)
+        if exact:
+            repair(sums, columns, row, y, dense)
+
+    return finish
 
 
 @cache
@@ -22,9 +60,8 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
     Of every strip it has two neighbouring columns; and if `neighbours`, its rows of two tiles are
     four neighbours.
     """
-    COLUMNS, TILES, STRIPS, NEXT = of.COLUMNS, of.TILES, of.B // 8, of.B // 2
+    COLUMNS, TILES, B, STRIPS, NEXT = of.COLUMNS, of.TILES, of.B, of.B // 8, of.B // 2
     PAIRS, FOURS = order == ROWS, order == FEATURES and neighbours
-    column_of = column_of_pairs(of)
 
     @cuda.jit(device=True)
     def store(sums, columns, row, y):
@@ -35,7 +72,7 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
                 for s in range(STRIPS):
                     for e in range(4):
                         i = ((c * TILES + m) * STRIPS + s) * 4 + e
-                        n, k = row + row_of(m, e // 2), column_of(column, s, e)
+                        n, k = row + row_of(m, e // 2), column_of_pair(column, s, e, B)
                         at = n * row_stride + k * column_stride
                         if n < batch and column >= 0 and k < features:
                             if FOURS:
@@ -54,7 +91,7 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
 @cache
 def storer_by_pixels(of: Sums, row_of: Any) -> Any:
     """As `storer_of_pairs`, into pixels of images: see `store.place_in_square`."""
-    COLUMNS, TILES, STRIPS, place = of.COLUMNS, of.TILES, of.B // 8, place_in_square(of.B)
+    COLUMNS, TILES, STRIPS, B = of.COLUMNS, of.TILES, of.B // 8, of.B
 
     @cuda.jit(device=True)
     def store(sums, columns, row, y):
@@ -64,7 +101,7 @@ def storer_by_pixels(of: Sums, row_of: Any) -> Any:
             for half in range(2):
                 pixel, inside = square_of(places, row + row_of(m, half), batch)
                 for c in range(COLUMNS):
-                    there, k = place(columns[c], inside)
+                    there, k = place_in_square(columns[c], inside, B)
                     for s in range(STRIPS):
                         i = ((c * TILES + m) * STRIPS + s) * 4 + 2 * half
                         low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
@@ -78,28 +115,22 @@ def storer_by_pixels(of: Sums, row_of: Any) -> Any:
 def repairing_pairs(of: Sums, row_of: Any, gated: bool = False) -> Any:
     """repair(sums, columns, row, y, dense): y where `storer_of_pairs` stored NaN."""
     COUNT, TILES, STRIPS, B = of.TILES * of.STRIPS * 4, of.TILES, of.B // 8, of.B
-    nan_in, repair_one, column_of = any_nan(COUNT), repairing_lines(gated), column_of_pairs(of)
+    repair_one = repairing_lines(gated)
 
     @cuda.jit(device=True)
     def repair(sums, columns, row, y, dense):
         for i in range(COUNT if nan_in(sums) else 0):
             column, m = columns[i // (4 * STRIPS * TILES)], i // (4 * STRIPS) % TILES
-            n, k = row + row_of(m, i % 4 // 2), column_of(column, i // 4 % STRIPS, i)
+            n, k = row + row_of(m, i % 4 // 2), column_of_pair(column, i // 4 % STRIPS, i, B)
             if n < y[3] and column >= 0 and k < y[4]:
                 repair_one(y, n, k, B, dense)
 
     return repair
 
 
-@cache
-def column_of_pairs(of: Sums) -> Any:
-    B = of.B
-
-    @cuda.jit(device=True)
-    def column_of(column, strip, e):
-        return column * int64(B) + strip * 8 + uint32(cuda.threadIdx.x) % 4 * 2 + e % 2
-
-    return column_of
+@cuda.jit(device=True)
+def column_of_pair(column, strip, e, B):
+    return column * int64(B) + strip * 8 + uint32(cuda.threadIdx.x) % 4 * 2 + e % 2
 
 
 @cache
@@ -149,3 +180,32 @@ def storer_of_float32(order: str, row_in: Any, neighbours: bool) -> Any:
                         values[n * row_stride + k * column_stride] = sums[e % 4, 2 * u + e // 4]
 
     return by_rows if order == ROWS else by_items
+
+
+@cache
+def finishing_strips(
+    of: Sums, order: str, row_in: Any, neighbours: bool, B: int, gated: bool
+) -> Any:
+    """finish(sums, columns, row, y, dense): 16 rows by one or two strips, each of whose 32 columns
+    `storer_of_float32` stores; what is NaN of exact ones is summed again.
+
+    B : of blocks of w, of which a strip is a part
+    """
+    N, COLUMNS, STRIPS, exact = of.B, of.COLUMNS, of.COLUMNS * of.B // 32, of.kind == "highest"
+    store, repair = storer_of_float32(order, row_in, neighbours), repairing_lines(gated)
+
+    @cuda.jit(device=True)
+    def finish(sums, columns, row, y, dense):
+        for s in range(STRIPS):
+            column = columns[s * 32 // N]
+            if column >= 0:
+                store(sums[s], int64(row), column * int64(N) + s * 32 % N, y)
+        if exact and redux_or(uint32(nan_in_sums(sums))) != 0:
+            sync_warp()
+            for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
+                strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
+                n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
+                if strip >= 0 and n < y[3] and feature < y[4]:
+                    repair(y, n, feature, B, dense)
+
+    return finish

@@ -171,32 +171,23 @@ def copying(
     return Copying(2 * CODES if SCALES else CODES, look_up, weigh, copy)
 
 
-@cache
-def exchanging(PIECES: int) -> Any:
-    """exchange(row): what the numbers of the pieces in a row of a block are changed by."""
-
-    @cuda.jit(device=True)
-    def of_few(row):
-        return row // 4 % PIECES
-
-    @cuda.jit(device=True)
-    def of_four(row):
-        return row // 4 % 2 + row // 2 % 2 * 2
-
-    return of_four if PIECES == 4 else of_few
+@cuda.jit(device=True)
+def exchange(row, pieces):
+    """What the numbers of the pieces in a row of a block are changed by."""
+    return row // 4 % 2 + row // 2 % 2 * 2 if pieces == 4 else row // 4 % pieces
 
 
 @cache
 def loading_float32(B: int, transposed: bool) -> Any:
     """load(words, at): what a lane has of the block of float32 at a word, as `packed` says."""
-    exchange = exchanging(B // 4)
+    PIECES = B // 4
 
     @cuda.jit(device=True)
     def value(words, at, square, feature):
         lane = uint32(cuda.threadIdx.x) % 32
         k, n = feature + lane % 4, square * 8 + lane // 4
         row, column = (n, k) if transposed else (k, n)
-        return words[uint32(at + row * B + (column // 4 ^ exchange(row)) * 4 + column % 4)]
+        return words[uint32(at + row * B + (column // 4 ^ exchange(row, PIECES)) * 4 + column % 4)]
 
     @cuda.jit(device=True)
     def load_square(words, at):

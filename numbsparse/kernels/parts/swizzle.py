@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 from numba import cuda, uint32
 
-from numbsparse.device import DeviceArray
-from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
@@ -31,10 +29,9 @@ LINE = 128  # bytes of a transposed tile's line
 place_of_byte = cuda.jit(device=True)(swizzled)
 
 
-def map_of(x: DeviceArray, rows: int, features: int, transposed: bool) -> DeviceArray:
-    """The tensor map of x for boxes of `rows` by `features`; transposed, of x (features, batch)."""
-    box = (features, rows) if transposed else (rows, features)
-    return tensor_map(x, box, x.itemsize * box[1])
+def box_of(rows: int, features: int, transposed: bool) -> tuple[int, int]:
+    """The box of `rows` by `features` of x; transposed, of x (features, batch)."""
+    return (features, rows) if transposed else (rows, features)
 
 
 @cache

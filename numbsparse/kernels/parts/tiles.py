@@ -289,7 +289,6 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
     M, N, HALVES = -(-first.groups // 2), min(second.groups, 4), -(-second.groups // 4)
     take_a, take_b = fragment(form, first), fragment(form, second)
     add, SUMS = products(form, M, N), (M * HALVES, N, 4)
-    clear_sums, add_sums = pieces.clear(M * HALVES, N), pieces.add(M * HALVES, N)
 
     @cuda.jit(device=True)
     def two_steps(tile, a_start, b_start, pitch, s, gates, acc):
@@ -314,9 +313,9 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
         if STEPS == 4:
             if SPLIT:
                 more = cuda.local.array(SUMS, float32)
-                clear_sums(more)
+                pieces.clear(more)
                 two_steps(tile, a_start, b_start, pitch, uint32(2), gates, more)
-                add_sums(acc, more)
+                pieces.add(acc, more)
             else:
                 two_steps(tile, a_start, b_start, pitch, uint32(2), gates, acc)
 

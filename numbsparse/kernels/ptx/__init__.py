@@ -21,31 +21,15 @@ Warp-wide instructions are run by all 32 lanes of a warp together.
 ...     ptx.store_4xf32(out, 0, a + a, b + b, c + c, d + d)
 """
 
-from typing import Any
+from importlib import import_module
 
 from numbsparse.device import SIMULATED, runtime
 
-_here: Any
-_bulk: Any
-_cluster: Any
-_grid: Any
-_wgmma: Any
-_split: Any
 try:
-    if SIMULATED:
-        from numbsparse.kernels.ptx import bulk_simulated as _bulk
-        from numbsparse.kernels.ptx import cluster_simulated as _cluster
-        from numbsparse.kernels.ptx import grid_simulated as _grid
-        from numbsparse.kernels.ptx import simulated as _here
-        from numbsparse.kernels.ptx import split_simulated as _split
-        from numbsparse.kernels.ptx import wgmma_simulated as _wgmma
-    else:
-        from numbsparse.kernels.ptx import bulk_emitted as _bulk
-        from numbsparse.kernels.ptx import cluster_emitted as _cluster
-        from numbsparse.kernels.ptx import emitted as _here
-        from numbsparse.kernels.ptx import grid_emitted as _grid
-        from numbsparse.kernels.ptx import split_emitted as _split
-        from numbsparse.kernels.ptx import wgmma_emitted as _wgmma
+    _here, _bulk, _cluster, _grid, _split, _wgmma = (
+        import_module(f"numbsparse.kernels.ptx.{of}{'simulated' if SIMULATED else 'emitted'}")
+        for of in ("", "bulk_", "cluster_", "grid_", "split_", "wgmma_")
+    )
     from numbsparse.kernels.ptx.tiles import Operand as Operand
 except ImportError:
     runtime.require_numba_cuda("numbsparse.kernels.ptx")

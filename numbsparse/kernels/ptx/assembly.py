@@ -247,12 +247,9 @@ def _check(name, wanted, got):
 
 def check_array(name, array, i, *dtypes):
     fits = isinstance(array, types.Array) and array.layout == "C"
-    if not (fits and (array.dtype in dtypes if dtypes else _is_number(array.dtype))):
+    numbers = types.Integer | types.Float
+    if not (fits and (array.dtype in dtypes if dtypes else isinstance(array.dtype, numbers))):
         wanted = " or ".join(map(str, dtypes)) or "numbers"
         raise TypingError(f"{name} takes an array of {wanted} in C order, got {array}")
     if not isinstance(i, types.Integer):
         raise TypingError(f"{name} takes the flat index of an item, got {i}")
-
-
-def _is_number(dtype):
-    return isinstance(dtype, types.Integer | types.Float)

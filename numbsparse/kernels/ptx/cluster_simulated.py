@@ -49,23 +49,11 @@ def wgmma_units(
     to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
     in 16 bytes. Units that are `joined` are one product, where the first of them says.
     """
-    depth = 16 * k_steps
-    row, column = accumulators(n)
 
-    def wgmma_units_meaning(acc, start, where, number, shared):
-        result = acc.reshape(128, units, n // 2).copy()
-        counted = int(number[0])
-        beside = max(counted, 1) if joined else 1
-        for u in range(0, counted, beside):
-            x, y = (
-                _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + k], operand), rows, depth)
-                for k, operand, rows in ((0, a, 64), (1, b, beside * n))
-            )
-            for v in range(beside):
-                result[:, u + v] += (x @ y[v * n : (v + 1) * n].T)[row, column]
-        return result.reshape(128, -1)
+    def of_a(shared, start, word):
+        return _matrix(kind, shared, *_placed(start, word, a), 64, 16 * k_steps)
 
-    return _multiply(wgmma_units_meaning, units * n // 2, units)
+    return _units(kind, units, n, k_steps, of_a, b, joined)
 
 
 @cache
@@ -75,30 +63,41 @@ def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Oper
     A tile's rows are lines of `width` bytes along the sum; `where` holds for a the place of the one
     and the distance to the other, which begin at multiples of 1024 bytes.
     """
-    depth, tile = 16 * k_steps, Operand(width, 0)
+    tile = Operand(width, 0)
+
+    def of_a(shared, start, word):
+        first, placed = _placed(start, word, tile)
+        places = first, first + placed.panel
+        return np.vstack([_matrix(kind, shared, p, tile, 32, 16 * k_steps) for p in places])
+
+    return _units(kind, units, n, k_steps, of_a, b)
+
+
+def _units(
+    kind: str, units: int, n: int, k_steps: int, of_a: Any, b: Operand, joined: bool = False
+) -> Any:
+    """`of_a` gives the 64 rows of a that a word says."""
     row, column = accumulators(n)
 
-    def wgmma_pairs_meaning(acc, start, where, number, shared):
+    def wgmma_units_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
-        for u in range(int(number[0])):
-            first, placed = _placed(start[0], where[0, 2 * u], tile)
-            places = first, first + placed.panel
-            x = np.vstack([_matrix(kind, shared, place, tile, 32, depth) for place in places])
-            y = _matrix(kind, shared, *_placed(start[0], where[0, 2 * u + 1], b), n, depth)
-            result[:, u] += (x @ y.T)[row, column]
+        counted = int(number[0])
+        beside = max(counted, 1) if joined else 1
+        for u in range(0, counted, beside):
+            x = of_a(shared, start[0], where[0, 2 * u])
+            placed = _placed(start[0], where[0, 2 * u + 1], b)
+            product = x @ _matrix(kind, shared, *placed, beside * n, 16 * k_steps).T
+            for v in range(beside):
+                result[:, u + v] += product[row, column + v * n]
         return result.reshape(128, -1)
 
-    return _multiply(wgmma_pairs_meaning, units * n // 2, units)
-
-
-def _multiply(meaning: Any, count: int, units: int) -> Any:
     def multiply(acc, shared, i, where, number):
         acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
-        if acc.size != count or where.size != 2 * units:
+        if acc.size != units * n // 2 or where.size != 2 * units:
             raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")
         start, shared = int(i) * shared.itemsize, (flat_bytes(shared),)
         operands = acc, start, where, int(number)
-        return tuple(multiplied(meaning, *operands, shared=shared))
+        return tuple(multiplied(wgmma_units_meaning, *operands, shared=shared))
 
     return multiply
 

@@ -6,6 +6,8 @@ from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async
 from numbsparse.simulator.accesses import observe, signal
 from numbsparse.simulator.threads import current
 
+fence_proxy_async_global = fence_proxy_async
+
 
 def load_acquire(array, j):
     thread = current()
@@ -40,7 +42,3 @@ def add_acq_rel(array, j, n):
 def _address(array, j):
     flat = np.asarray(array)
     return flat.ctypes.data + int(j) * flat.strides[0]
-
-
-def fence_proxy_async_global():
-    fence_proxy_async()

@@ -70,59 +70,54 @@ def cp_async_wait(n):
     waited_for(over)
 
 
-def ldmatrix_x4(shared, i):
-    return together(meaning.ldmatrix_x4, _row(shared, i), registers=True)
+def _ldmatrix(which, count=4):
+    return lambda shared, i: together(which, _row(shared, i), registers=True)[:count]
 
 
-def ldmatrix_x4_trans(shared, i):
-    return together(meaning.ldmatrix_x4_trans, _row(shared, i), registers=True)
+ldmatrix_x4, ldmatrix_x2 = (_ldmatrix(meaning.ldmatrix_x4, n) for n in (4, 2))
+ldmatrix_x4_trans, ldmatrix_x2_trans = (_ldmatrix(meaning.ldmatrix_x4_trans, n) for n in (4, 2))
 
 
-def ldmatrix_x2(shared, i):
-    return ldmatrix_x4(shared, i)[:2]
+def _ldmatrix_if(which):
+    def ldmatrix(shared, i, wanted, r0, r1, r2, r3):
+        kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
+        return together(which, _row(shared, i), kept[0], kept[1:], registers=True)
+
+    return ldmatrix
 
 
-def ldmatrix_x2_trans(shared, i):
-    return ldmatrix_x4_trans(shared, i)[:2]
+ldmatrix_x4_if = _ldmatrix_if(meaning.ldmatrix_x4_if)
+ldmatrix_x4_trans_if = _ldmatrix_if(meaning.ldmatrix_x4_trans_if)
 
 
-def stmatrix_x4(shared, i, r0, r1, r2, r3):
-    _row(shared, i, writes=True)[:] = together(
-        meaning.stmatrix_x4, _registers(np.uint32, r0, r1, r2, r3)
-    )
+def _stmatrix(which):
+    def stmatrix(shared, i, r0, r1, r2, r3):
+        rows = together(which, _registers(np.uint32, r0, r1, r2, r3))
+        _row(shared, i, writes=True)[:] = rows
+
+    return stmatrix
 
 
-def stmatrix_x4_trans(shared, i, r0, r1, r2, r3):
-    _row(shared, i, writes=True)[:] = together(
-        meaning.stmatrix_x4_trans, _registers(np.uint32, r0, r1, r2, r3)
-    )
+stmatrix_x4, stmatrix_x4_trans = map(_stmatrix, (meaning.stmatrix_x4, meaning.stmatrix_x4_trans))
 
 
 def movmatrix_trans(value):
     return together(meaning.movmatrix_trans, _registers(np.uint32, value)[0])
 
 
-def ldmatrix_x4_if(shared, i, wanted, r0, r1, r2, r3):
-    kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
-    return together(meaning.ldmatrix_x4_if, _row(shared, i), kept[0], kept[1:], registers=True)
+def _mma(which):
+    types = np.uint32, np.uint32, np.float32
+
+    def mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
+        operands = (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3)
+        return together(which, *operands, registers=True, types=types)
+
+    return mma
 
 
-def ldmatrix_x4_trans_if(shared, i, wanted, r0, r1, r2, r3):
-    kept = _registers(np.uint32, wanted, r0, r1, r2, r3)
-    row = _row(shared, i)
-    return together(meaning.ldmatrix_x4_trans_if, row, kept[0], kept[1:], registers=True)
-
-
-def mma_m16n8k16_f16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    return _mma(meaning.mma_m16n8k16_f16, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
-
-
-def mma_m16n8k16_bf16(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    return _mma(meaning.mma_m16n8k16_bf16, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
-
-
-def mma_m16n8k8_tf32(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-    return _mma(meaning.mma_m16n8k8_tf32, (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3))
+mma_m16n8k16_f16 = _mma(meaning.mma_m16n8k16_f16)
+mma_m16n8k16_bf16 = _mma(meaning.mma_m16n8k16_bf16)
+mma_m16n8k8_tf32 = _mma(meaning.mma_m16n8k8_tf32)
 
 
 def load_4xf32(array, j):
@@ -246,19 +241,11 @@ def sync_warp():
         together(meaning.sync_warp, 0)
 
 
-def _mma(which, a, b, c):
-    return together(which, a, b, c, registers=True, types=(np.uint32, np.uint32, np.float32))
-
-
 def _registers(dtype, *values):
-    return np.array(_checked(dtype, values))
-
-
-def _checked(dtype, values):
     for value in values:
         if type(value) is not dtype:
             register(dtype, value)
-    return values
+    return np.array(values)
 
 
 def _any_register(value):

@@ -6,9 +6,17 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.cuda.core.errors import TypingError
-from numba.cuda.extending import intrinsic
 
-from numbsparse.kernels.ptx.assembly import SHARED, address, check_array, emit, f32, i32, u32
+from numbsparse.kernels.ptx.assembly import (
+    SHARED,
+    address,
+    check_array,
+    emit,
+    f32,
+    i32,
+    of_arity,
+    u32,
+)
 from numbsparse.kernels.ptx.wgmma_emitted import in_place
 
 
@@ -20,7 +28,7 @@ def wgmma_split(
     text = _text(n, k_steps, exact, units, apart, alone)
     along = 8 if apart else n  # columns whose matrices of the same terms are contiguous
 
-    def checked(acc, hi, lo, shared, places):
+    def multiply(typing, acc, hi, lo, shared, *places):
         if any(a.dtype != kind for a, kind in ((acc, f32), (hi, u32), (lo, u32))):
             raise TypingError(f"wgmma_split takes float32 and two uint32, got {acc}, {hi}, {lo}")
         for place in places:
@@ -50,13 +58,7 @@ def wgmma_split(
 
         return types.void(acc, hi, lo, shared, *(types.int64 for _ in places)), build
 
-    def multiply(typing, acc, hi, lo, shared, i):
-        return checked(acc, hi, lo, shared, [i])
-
-    def multiply_two(typing, acc, hi, lo, shared, i, j):
-        return checked(acc, hi, lo, shared, [i, j])
-
-    return intrinsic({1: multiply, 2: multiply_two}[units])
+    return of_arity(multiply, 4 + units)
 
 
 def _text(n, k_steps, exact, units, apart, alone):

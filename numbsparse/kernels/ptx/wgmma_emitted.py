@@ -20,6 +20,7 @@ from numbsparse.kernels.ptx.assembly import (
     emit,
     f32,
     i32,
+    of_arity,
     ordering_by,
     u32,
 )
@@ -49,7 +50,7 @@ def wgmma(
     block = n * k_steps * 32
     text = _in_flight(_chosen(one, per_column, columns, inputs, stride, block, count))
 
-    def multiply(acc, xs, i, ws, j, *mask):
+    def multiply(typing, acc, xs, i, ws, j, *mask):
         if acc != accumulators:
             raise TypingError(f"this wgmma takes {accumulators}, got {acc}")
         check_array("wgmma", xs, i)
@@ -67,13 +68,7 @@ def wgmma(
         masks = (u32 for _ in mask)
         return accumulators(accumulators, xs, types.int64, ws, types.int64, *masks), build
 
-    def wgmma_all(typing, acc, xs, i, ws, j):
-        return multiply(acc, xs, i, ws, j)
-
-    def wgmma_masked(typing, acc, xs, i, ws, j, mask):
-        return multiply(acc, xs, i, ws, j, mask)
-
-    return intrinsic(wgmma_masked if columns else wgmma_all)
+    return of_arity(multiply, 6 if columns else 5)
 
 
 @cache

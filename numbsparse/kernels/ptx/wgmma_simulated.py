@@ -99,22 +99,17 @@ def from_local(count: int) -> Any:
 
 
 def more_registers(n):
-    _check_registers(n)
+    if n not in range(24, 257, 8):
+        raise ValueError(f"registers are 24 to 256, a multiple of 8, got {n}")
 
 
-def fewer_registers(n):
-    _check_registers(n)
+fewer_registers = more_registers
 
 
 def check_start(shared, start):
     """A descriptor has no more bits of an address."""
     if (shared.ctypes.data + int(start)) % 16:
         raise ValueError(f"an operand starts at byte {start}, which is not a multiple of 16")
-
-
-def _check_registers(n):
-    if n not in range(24, 257, 8):
-        raise ValueError(f"registers are 24 to 256, a multiple of 8, got {n}")
 
 
 def _matrix(kind, shared, start, operand, rows, depth):

@@ -1,11 +1,12 @@
 """Groups of parameters, each with settings of its own, such as a learning rate."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from numbsparse.autograd import Tensor, listed, tensors_of
 from numbsparse.dtypes import type_name
-from numbsparse.nn.kept import check_keys
+from numbsparse.nn.kept import check_keys, naming
 from numbsparse.patterns.checks import number
 
 OTHERS = ("params", "initial_lr", "name")  # keys of a group besides its settings
@@ -90,12 +91,9 @@ class Groups:
             self._check_one(i, group)
 
     def _check_one(self, i: int, group: Mapping[str, Any], argument: str = "") -> None:
-        try:
+        where = f"{argument or 'param_groups'}[{i}]"
+        with naming(where) if i or argument else nullcontext():
             self._check(**{key: value for key, value in group.items() if key not in OTHERS})
-        except (TypeError, ValueError) as error:
-            if i or argument:
-                error.args = (f"{argument or 'param_groups'}[{i}]: {error.args[0]}",)
-            raise
 
     def state_dict(self) -> dict[str, Any]:
         """The settings of each group, and how many parameters it has."""

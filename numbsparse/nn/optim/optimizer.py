@@ -1,6 +1,7 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -118,11 +119,8 @@ class Optimizer:
                 name = f"parameters[{i}]"
                 check_gradient(name, parameter)
                 slots = found[i] = self._slots_of(i)
-                try:
+                with kept.naming(name):
                     ops.check_step(parameter.values, parameter.grad.values, **slots)
-                except (TypeError, ValueError) as error:
-                    error.args = (f"{name}: {error.args[0]}",)
-                    raise
         return found
 
     def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
@@ -184,10 +182,7 @@ class Optimizer:
 
     def _skips_in(self, device: str) -> Any:
         """The counts of skipped steps, in that place."""
-        if self._skipped.device != device:
-            with outside_capture():
-                self._skipped = moved(self._skipped, device)
-            forget_captures()
+        self._skipped = kept.in_place_of(self._skipped, device)
         return self._skipped
 
     def zero_grad(self) -> None:
@@ -241,13 +236,10 @@ class Optimizer:
 
     def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
         """Refuse state of another layout, or for another dtype."""
-        old, new = self._forms[i], kept.form_of(data)
-        if slots and new != old:
-            raise ValueError(
-                f"parameters[{i}] has another layout than what is kept for it "
-                f"({kept.against(new, old)}): call remap() to carry the state over, or make a new "
-                "optimizer"
-            )
+        if slots:
+            beside, so = "what is kept for it", ": call remap() to carry the state over, or make a "
+            so += "new optimizer"
+            kept.check_form(f"parameters[{i}]", kept.form_of(data), self._forms[i], beside, so)
         names = self._slot_names(i, self._groups.members[i][1])
         dtype = ops.state_dtype(data.dtype)
         if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
@@ -324,7 +316,7 @@ class Optimizer:
                 raise ValueError(f"state is of another optimizer: it has {key!r}")
             argument = f"state[{key!r}]"
             found.setdefault(i, {})[name] = (
-                integer(argument, value, least=0)
+                integer(argument, value, least=0, most=inf)
                 if name == "steps"
                 else kept.loaded(argument, value, data)
             )
@@ -336,12 +328,11 @@ _HEADER = ("steps", "skipped", "param_groups")
 
 def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     """Steps, steps skipped."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state takes what state_dict() gave, got {type(state).__name__}")
+    kept.check_state(state)
     for key in _HEADER:
         if key not in state:
             raise ValueError(f"state lacks {key!r}")
-    steps = integer("state['steps']", state["steps"], least=0)
+    steps = integer("state['steps']", state["steps"], least=0, most=inf)
     return steps, integer("state['skipped']", state["skipped"], least=0, most=steps)
 
 
@@ -349,11 +340,7 @@ def check_gradient(name: str, parameter: Tensor) -> None:
     """Refuse a gradient that is stored in another way than its parameter."""
     assert parameter.grad is not None
     own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
-    if own != got:
-        raise ValueError(
-            f"{name}.grad has another layout than its parameter ({kept.against(got, own)}): run "
-            "backward again"
-        )
+    kept.check_form(f"{name}.grad", got, own, "its parameter", ": run backward again")
     if parameter.grad.device != parameter.device:
         raise ValueError(
             f"{name}.grad takes the device of its parameter, {parameter.device}, "

@@ -1,7 +1,7 @@
 """Factors for the learning rate, by the number of the step."""
 
 from collections.abc import Callable, Mapping
-from math import cos, pi
+from math import cos, inf, pi
 from typing import Any
 
 from numbsparse.nn.kept import check_keys
@@ -116,4 +116,4 @@ class LambdaLR:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave, and set the learning rates; raises ValueError if not."""
         check_keys("state", state, ["steps"])
-        self._set(integer("state['steps']", state["steps"], least=0))
+        self._set(integer("state['steps']", state["steps"], least=0, most=inf))

@@ -8,7 +8,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import forget_captures, moved, outside_capture
+from numbsparse.device import forget_captures
 from numbsparse.nn import functional as F
 from numbsparse.nn import kept
 from numbsparse.nn.dropout import Draws
@@ -173,10 +173,7 @@ class HardConcrete(Changing):
     def _strength_here(self) -> Any:
         """Where the model is; steps change it in place, so that a captured one may."""
         device = self._layers[0].weight.device
-        if self._strength.device != device:
-            with outside_capture():
-                self._strength = moved(self._strength, device)
-            forget_captures()
+        self._strength = kept.in_place_of(self._strength, device)
         return self._strength
 
 

@@ -1,7 +1,7 @@
 """Growth and rewiring: blocks that matter least go, and others come, while a network trains."""
 
 from collections.abc import Iterable, Mapping
-from math import cos, pi
+from math import cos, inf, pi
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,7 @@ class Rewiring(Changing):
         self.density = None if density is None else number("density", density, most=1)
         self.candidates = None if candidates is None else integer("candidates", candidates)
         drawn = np.random.default_rng().integers(2**31) if seed is None else seed
-        self.seed = integer("seed", drawn, least=0)
+        self.seed = integer("seed", drawn, least=0, most=inf)
         self.remap, self.steps = followers_of(remap), 0
         if density is not None and (stop is None or grow == "degrees"):
             raise ValueError("density takes a stop, and blocks that grow by gradient or at random")

@@ -12,7 +12,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
-from numbsparse.nn.kept import check_keys
+from numbsparse.nn.kept import check_keys, naming
 from numbsparse.nn.module import Module
 from numbsparse.patterns.checks import integer, number
 
@@ -288,8 +288,5 @@ def loaded(weights: list[Weight], state: Any, argument: str = "layouts") -> dict
 def _loaded(argument: str, arrays: Any, weight: Weight) -> Layout:
     if not isinstance(arrays, Mapping) or set(arrays) != {"indptr", "indices"}:
         raise ValueError(f"{argument} takes indptr and indices, got {arrays!r}")
-    try:
+    with naming(argument):
         return Layout.from_arrays(**arrays, shape=weight.data.layout.shape)
-    except (TypeError, ValueError) as error:
-        error.args = (f"{argument}: {error.args[0]}",)
-        raise

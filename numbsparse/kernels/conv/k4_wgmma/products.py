@@ -81,7 +81,7 @@ def weight_of(
     """
     size = values.shape[2]
     if values.itemsize == 2:
-        return tensor_map(values.reshape(-1, size), (B, B), 2 * B)
+        return tensor_map(values.reshape(-1, size), (B, B))
     strides = (1, size) if transposed else (size, 1)  # along the sum and across
     return images_of(values, strides, rows, NO_EDGE, B, B, False, alone=arithmetic == "high")
 
@@ -106,7 +106,7 @@ def output_of(y: DeviceArray, view: View, tile: Three, B: int) -> Any:
         [slice(f, None, s) for f, s in zip(first, view.step, strict=True)]
         for first in np.ndindex(*view.residues)
     )
-    return tensor_maps(*((images[(slice(None), *of)], box, 2 * B) for of in along))
+    return tensor_maps(*((images[(slice(None), *of)], box) for of in along))
 
 
 @cache
@@ -172,7 +172,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     exact, TB, REGISTERS, CHUNKS = precision == "highest", B // 8, B // 2, B // CHUNK
     SLOT, PIECES = (2 if exact else 1) * B * B, B // 4  # of 16 bytes of a line
     LINES = 8 // PIECES  # of which the pieces are swapped alike
-    split, clear_sums = splitting(exact, fast=True), clear(1, TB)
+    split = splitting(exact, fast=True)
     multiply = wgmma_split(B, TB, exact, 1, True, not exact)
     store_sums = store_tile(precision, 1, TB, True, row_at)
 
@@ -193,7 +193,7 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def start(sums):
-        clear_sums(sums)
+        clear(sums)
 
     @cuda.jit(device=True)
     def add(_, ring, x_place, shift, w_place, own):

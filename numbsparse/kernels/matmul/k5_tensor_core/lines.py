@@ -18,7 +18,7 @@ from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
-from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
+from numbsparse.kernels.parts.repair import dense_of, nan_in_sums, repairing_lines
 from numbsparse.kernels.parts.store import Output
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -220,8 +220,7 @@ def line_kernel(shape: Shape) -> Any:
     TA, TB, ACC = made.TA, made.TB, (made.TA, made.TB, 4)
     ROUNDS, find, fetch = fetching(shape, x_places, w_places)
     store = store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
-    repair, clear_sums = repairing(shape), clear(TA, TB)
-    repairs, nan_in = arithmetic == "highest", any_nan(*ACC)
+    repair, repairs = repairing(shape), arithmetic == "highest"
     # Three blocks of threads to a multiprocessor, at the price of a few registers kept in memory.
     three = arithmetic == "highest" and B <= 32 and not SIMULATED
     options = {"launch_bounds": (shape.tile.threads, 3)} if three else {}
@@ -232,7 +231,7 @@ def line_kernel(shape: Shape) -> Any:
         out, _, _, batch, out_features = y
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
-        clear_sums(acc)
+        clear(acc)
         block, strips = uint32(cuda.blockIdx.x), uint32(order.size)
         top, left = uint32(block // strips * BM), uint32(order[block % strips] * BN)
         first, last = indptr[left // B], indptr[left // B + 1]
@@ -267,7 +266,7 @@ def line_kernel(shape: Shape) -> Any:
             store(acc, out, (column, out_features), row, batch)
         else:
             store(acc, out, (row, batch), column, out_features)
-        if repairs and cuda.syncthreads_or(nan_in(acc)):
+        if repairs and cuda.syncthreads_or(nan_in_sums(acc)):
             repair(y, top, left, dense)
 
     return kernel

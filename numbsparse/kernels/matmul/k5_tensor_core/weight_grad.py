@@ -20,7 +20,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
-from numbsparse.kernels.parts.repair import any_nan, factors_of, repairing_blocks
+from numbsparse.kernels.parts.repair import factors_of, nan_in_sums, repair_block
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored, storing_two
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
@@ -73,10 +73,10 @@ def block_kernel(shape: Shape) -> Any:
     begin_x, begin_dy, add_products = made.begin_a, made.begin_b, made.add
     _, _, copy_x = copying_matrix(BK, BM, PIECE, THREADS, x_transposed, made.a_places)
     _, _, copy_dy = copying_matrix(BK, BM, PIECE, THREADS, dy_transposed, made.b_places)
-    clear, clear_beyond = pieces.clear(TA, TB), clearing_beyond(arithmetic, TA, TB)
+    clear_beyond = clearing_beyond(arithmetic, TA, TB)
     store = store_tile(arithmetic, TA, TB, wide, rows_from(arithmetic, TA))
     store_sum, repairs = storing_sum(arithmetic, TA, TB, wide), arithmetic == "highest"
-    nan_in, repair = any_nan(*ACC), repairing(B, BM, (False, x_transposed, dy_transposed))
+    repair = repairing(B, BM, (False, x_transposed, dy_transposed))
     ITEM, options = (uint16, {}) if arithmetic in MMA else (float32, registers(THREADS * PER_SM))
 
     @cuda.jit(**options)
@@ -86,7 +86,7 @@ def block_kernel(shape: Shape) -> Any:
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of dy
         sums = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         acc = cuda.local.array(ACC, float32)
-        clear(acc)
+        pieces.clear(acc)
         warp = uint32(cuda.threadIdx.x) // 32
         mine = warp // TILES * DEPTH
         ty, tx = warp // ACROSS % ACROSS * SIDE, warp % ACROSS * SIDE
@@ -116,7 +116,7 @@ def block_kernel(shape: Shape) -> Any:
             store(acc, dvalues, (first + ty, first + B), left + tx, B)
         else:
             store_sum(acc, sums, dvalues, first, left, B)
-        if repairs and cuda.syncthreads_or(nan_in(acc)):
+        if repairs and cuda.syncthreads_or(nan_in_sums(acc)):
             repair(dvalues, first, left, dense)
 
     return kernel
@@ -147,7 +147,6 @@ def clearing_beyond(arithmetic: str, TA: int, TB: int) -> Any:
 def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
     """dvalues = the sum of all warps' acc, in their order: each takes 16 x 8 of it at a time."""
     COUNT, ACC = TA * TB, (1, 1, 4)
-    save, clear, add_saved = pieces.save(TA, TB), pieces.clear(1, 1), pieces.add_saved(1, 1)
     row_in, store = coordinates(arithmetic, 2 * TA), storing_two(arithmetic, TB, wide)
 
     @cuda.jit(device=True)
@@ -155,12 +154,12 @@ def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         total = cuda.local.array(ACC, float32)
         cuda.syncthreads()
-        save(sums, warp, acc)
+        pieces.save(sums, warp, acc)
         cuda.syncthreads()
         for part in range(warp, COUNT, WARPS):
-            clear(total)
+            pieces.clear(total)
             for k in range(WARPS):
-                add_saved(sums, k * COUNT + part, total)
+                pieces.add_saved(sums, k * COUNT + part, total)
             c, m, n = total[0, 0], part // TB, part % TB
             for h in range(2):
                 row = top + row_in(2 * m + h, uint32(cuda.threadIdx.x) % 32 // 4)
@@ -172,12 +171,11 @@ def storing_sum(arithmetic: str, TA: int, TB: int, wide: bool) -> Any:
 @cache
 def repairing(B: int, BM: int, orders: tuple[bool, bool, bool]) -> Any:
     """Of BM x BM values of dvalues, from a row and a column on, those that are NaN."""
-    repair_one = repairing_blocks(B)
 
     @cuda.jit(device=True)
     def repair(dvalues, top, left, dense):
         for item in range(cuda.threadIdx.x, BM * BM, THREADS):
             at = (top + item // BM) * int64(B) + left + item % BM
-            repair_one(dvalues, at, dense, orders)
+            repair_block(dvalues, at, B, dense, orders)
 
     return repair

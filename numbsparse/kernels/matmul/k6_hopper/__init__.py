@@ -55,15 +55,13 @@ from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
-from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_init,
     more_registers,
     shfl_idx,
@@ -136,16 +134,15 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
-
-        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
+        known = plan, tile, index, values, gates, lines, row_tiles, units
+        plan, all_values = plan_on_gpu.steps_wanted(*known)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
     if is_16_bit:
         maps = maps_of(form, lines, all_values, edge, y, rows if form.even else 0)
     else:
-        maps = tensor_maps((lines, x_box(form, rows if form.even else 0), LINE))
+        maps = tensor_maps((lines, x_box(form, rows if form.even else 0)))
         lines_of_w = index.block_columns if transposed else index.block_rows
         strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
         cut = tile.N, tile.DEPTH, x_transposed
@@ -170,13 +167,13 @@ def maps_of(
     form: Form, x: DeviceArray, values: list[DeviceArray], edge: int, y: DeviceArray, rows: int
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
-    w, of_y = w_box(form), box_of(form.tile.stored(form.kind), form.order)
-    boxes: list[Any] = [(x, x_box(form, rows), LINE if form.x_transposed else 2 * form.tile.DEPTH)]
+    boxes: list[Any] = [(x, x_box(form, rows))]
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
-        boxes += [(own, w, 2 * w[-1]), (inside, w, 2 * w[-1])]
+        boxes += [(own, w_box(form)), (inside, w_box(form))]
     if form.order != ANY:
-        boxes.append((y.T if form.order == FEATURES else y, of_y, 2 * of_y[1]))
+        of_y = form.tile.stored(form.kind)
+        boxes.append((y.T if form.order == FEATURES else y, box_of(of_y, form.order)))
     return tensor_maps(*boxes)
 
 
@@ -215,11 +212,7 @@ def line_kernel(form: Form) -> Any:
                 mbarrier_init(bars, 2 * STAGES + i, WARPS // SCALERS)
             for i in range(STAGES):
                 info[MASKS + i] = uint32(0)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
+        show_barriers(t, CLUSTER)
         wait_for_earlier_kernels()
         unit = cuda.blockIdx.x // CLUSTER
         first, last = plan.tile_starts[unit], plan.tile_starts[unit + 1]

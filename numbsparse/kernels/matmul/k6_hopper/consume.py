@@ -10,14 +10,14 @@ them into hi and lo, and gives them to wgmma for one image of w or for two side 
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int32, int64, uint32
+from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, TO_SCALE, Form
+from numbsparse.kernels.parts.cluster_sums import joining
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import any_nan, repairing_lines
-from numbsparse.kernels.parts.store import ANY, box_storer, storer
-from numbsparse.kernels.parts.store_float32 import storer_of_float32
+from numbsparse.kernels.parts.store import ANY, Sums, box_storer, storer
+from numbsparse.kernels.parts.store_float32 import finishing_strips
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_wait_read,
@@ -133,11 +133,7 @@ def products(form: Form) -> Any:
     stored = tile.stored(form.kind)
     store_boxes = box_storer(stored, form.order, tile.BUFFERS, form.even)
     store_items, EVEN, CUT = storer(stored, ANY), form.even, tile.SPLIT > 1
-    join: Any = None
-    if CUT:
-        from numbsparse.kernels.matmul.k6_hopper.cut import joining
-
-        join = joining(form)
+    join = joining(tile.SPLIT, of, stored)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -168,16 +164,15 @@ def products_of_float32(form: Form) -> Any:
     """(begin, multiply, end) with the sums in place: (strips of 32 columns, 4, 4)."""
     tile, exact = form.tile, form.kind == "highest"
     ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
-    STRIPS, LAST, B = COLUMNS * N // 32, COLUMNS * N // 32 - 1, tile.B
+    LAST, EVEN = COLUMNS * N // 32 - 1, form.even
     read, row_in = rows_of_warpgroup(tile.DEPTH, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
-    store = storer_of_float32(form.order, row_in, form.x_transposed)
-    repair, nan_in = repairing_lines(form.gated), any_nan(STRIPS, 4, 4)
-    clear_sums, EVEN = clear(STRIPS, 4), form.even
+    of = Sums(form.kind, N, COLUMNS, 1, APART=64)
+    finish = finishing_strips(of, form.order, row_in, form.x_transposed, tile.B, form.gated)
 
     @cuda.jit(device=True)
     def begin(sums):
-        clear_sums(sums)
+        clear(sums)
         return uint32(0)
 
     @cuda.jit(device=True)
@@ -199,16 +194,6 @@ def products_of_float32(form: Form) -> Any:
         row, last = place
         if EVEN and row >= last:  # behind the rows of an even tile sums may be anything
             return
-        for s in range(STRIPS):
-            column = columns[s * 32 // N]
-            if column >= 0:
-                store(sums[s], int64(row), column * int64(N) + s * 32 % N, y)
-        if exact and redux_or(uint32(nan_in(sums))) != 0:
-            sync_warp()
-            for item in range(cuda.threadIdx.x % 32, 16 * N * COLUMNS, 32):
-                strip = columns[COLUMNS - 1] if item >= 16 * N else columns[0]
-                n, feature = int64(row) + item // N % 16, strip * int64(N) + item % N
-                if strip >= 0 and n < y[3] and feature < y[4]:
-                    repair(y, n, feature, B, dense)
+        finish(sums, columns, row, y, dense)
 
     return begin, multiply, end

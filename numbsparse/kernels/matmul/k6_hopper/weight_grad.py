@@ -40,17 +40,16 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
 from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import factors_of, repairing_blocks
-from numbsparse.kernels.parts.ring import begin_ring
+from numbsparse.kernels.parts.repair import factors_of, repair_block
+from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import KINDS, PACK
+from numbsparse.kernels.parts.swizzle import box_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     more_registers,
     shfl_idx,
     sync_warp,
@@ -111,7 +110,8 @@ def weight_grad(
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     steps, processors = -(-batch // tile.DEPTH), multiprocessors()
     *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
-    maps = tensor_maps(box_of(x, tile, x_transposed), box_of(dy, tile, dy_transposed))
+    box = tile.DEPTH, tile.PANEL
+    maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
@@ -152,12 +152,6 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile._replace(STAYS=stays or (B == 128 and index.made is None))
-
-
-def box_of(x: DeviceArray, tile: Tile, transposed: bool) -> tuple[DeviceArray, Any, int]:
-    """What a copy loads, as `tensor_maps` takes it: DEPTH rows of a panel; zeros beyond edges."""
-    box = (tile.PANEL, tile.DEPTH) if transposed else (tile.DEPTH, tile.PANEL)
-    return x, box, x.itemsize * box[1]
 
 
 @cache
@@ -225,11 +219,7 @@ def kernel_of(
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
+        show_barriers(t, CLUSTER)
         if not STAYS:
             wait_for_earlier_kernels()
         if warp >= WARPS:
@@ -322,7 +312,7 @@ def add_kernel(SIZE: int, finish: Any, PARTS: int = 0) -> Any:
 @cache
 def finisher(tile: Tile, kind: str, repairs: bool) -> Any:
     """Number i of a part of a block of dvalues = total; one for operands in all orders."""
-    B, PART, PARTS, repair = tile.B, tile.PART, tile.B // tile.PART, repairing_blocks(tile.B)
+    B, PART, PARTS = tile.B, tile.PART, tile.B // tile.PART
     rounded = PACK.get(kind)
 
     @cuda.jit(device=True)
@@ -333,6 +323,6 @@ def finisher(tile: Tile, kind: str, repairs: bool) -> Any:
         else:
             dvalues[at] = total
             if repairs and total != total:
-                repair(dvalues, at, dense, orders)
+                repair_block(dvalues, at, B, dense, orders)
 
     return finish

@@ -20,7 +20,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.repair import any_nan, repairing_blocks
+from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
@@ -187,7 +187,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of units left."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    VALUES, clear_sums = (UNITS, DEPTH // 2), clear(UNITS, tile.N // 8)
+    VALUES = (UNITS, DEPTH // 2)
     split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
     PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
     together = of_one_strip(x_transposed)
@@ -210,7 +210,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         lower = uint32(base // 4 + (places[line, group, 4] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
-        clear_sums(sums)
+        clear(sums)
         stage, phase, buffer, buffer_phase = ring_at
         for _ in range(shfl_idx(head, uint32(1))):
             mbarrier_wait(bars, FULL + stage, phase)
@@ -317,13 +317,12 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = False) -> Any:
     """`storer`, to blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
 
-    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repairing_blocks`): a
+    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
     split makes NaN of infinities.
     """
     swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
     together = of_one_strip(orders[1])
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
-    nan_in, repair = any_nan(UNITS, tile.N // 8, 4), repairing_blocks(B)
 
     @cuda.jit(device=True)
     def place_of(m, c, warp, whole, outs, item):
@@ -358,12 +357,12 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
-        if repairs and nan_in(sums):
+        if repairs and nan_in_sums(sums):
             for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, whole, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
-                    repair(out, at, dense, orders)
+                    repair_block(out, at, B, dense, orders)
 
     return store

@@ -78,7 +78,7 @@ def places_16_bit(sums: Sums) -> Any:
     features, then 8 rows more; of dy 16 rows for each of two pieces, or 32 rows for one.
     """
     B, DEPTH = sums.B, sums.region.DEPTH
-    x_within, dy_within = within(DEPTH, sums.x_transposed), within(DEPTH, sums.dy_transposed)
+    x_transposed, dy_transposed = sums.x_transposed, sums.dy_transposed
 
     @cuda.jit(device=True)
     def place(code, lane):
@@ -89,27 +89,22 @@ def places_16_bit(sums: Sums) -> Any:
             dy_rows, across = lane // 8 % uint32(DEPTH // 8), uint32(0)
         dy_piece = (code >> uint32(2 * PLACE_BITS) & uint32(PLACE)) + across
         new = code >> uint32(3 * PLACE_BITS)
-        x_at = x_within(x_piece, x_rows, lane % 8)
-        dy_at = dy_within(dy_piece, dy_rows, lane % 8)
+        x_at = place_within(x_piece, x_rows, lane % 8, DEPTH, x_transposed)
+        dy_at = place_within(dy_piece, dy_rows, lane % 8, DEPTH, dy_transposed)
         return uint32(x_at | new << uint32(15) | dy_at << uint32(16))
 
     return place
 
 
-@cache
-def within(DEPTH: int, transposed: bool) -> Any:
-    """Where line r of 8 x 8 values is: 8 features and the `rows`-th 8 rows of the batch."""
+@cuda.jit(device=True)
+def place_within(piece, rows, r, depth, transposed):
+    """Where line r of 8 x 8 values is: 8 features and the `rows`-th 8 rows of the batch.
 
-    @cuda.jit(device=True)
-    def in_rows(piece, rows, r):
-        return (piece // PIECES * DEPTH + 8 * rows + r) * PIECES + (piece ^ r) % PIECES
-
-    @cuda.jit(device=True)
-    def in_columns(piece, rows, r):
-        """Lines of 32 rows of the batch, whose pieces change places by twos."""
-        return (piece * PIECES + r) * (DEPTH // 8) + (rows ^ r // 2 % (DEPTH // 8))
-
-    return in_columns if transposed else in_rows
+    Transposed, lines have 32 rows of the batch, and their pieces change places by twos.
+    """
+    if transposed:
+        return (piece * PIECES + r) * (depth // 8) + (rows ^ r // 2 % (depth // 8))
+    return (piece // PIECES * depth + 8 * rows + r) * PIECES + (piece ^ r) % PIECES
 
 
 @cache

@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.repair import repairing_blocks
+from numbsparse.kernels.parts.repair import repair_block
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
@@ -106,7 +106,7 @@ def store_slot(sums: Sums) -> Any:
     BLOCK, WORDS = B * B * ITEM // 4, 16 * B * ITEM // 128  # words of a block, and of a lane
     RUN = min(WORDS, 4)
     load, store_words = words_of_lane(WORDS)
-    repair, orders = repairing_blocks(B), (False, sums.x_transposed, sums.dy_transposed)
+    orders = False, sums.x_transposed, sums.dy_transposed
     exact = sums.arithmetic == "highest" and not sums.of_images
 
     @cuda.jit(device=True)
@@ -123,7 +123,7 @@ def store_slot(sums: Sums) -> Any:
                     bad = bad if as_float32(own[w]) == as_float32(own[w]) else WORDS
                 for w in range(bad):
                     number = first + w // RUN * 128 + lane * RUN + w % RUN
-                    repair(into.dvalues, number, dense, orders)
+                    repair_block(into.dvalues, number, B, dense, orders)
 
     return store
 
@@ -132,7 +132,7 @@ def store_slot(sums: Sums) -> Any:
 def storer(sums: Sums) -> Any:
     """The sums of a warp's slots, in its own part of the ring, as many slots at a time as it holds;
     or to the partial sums, where the region is one of several pieces."""
-    region, save = sums.region, pieces.save(sums.region.SLOTS, sums.TILES)
+    region = sums.region
     WARPS, SLOTS, SLOT = region.WARPS, region.SLOTS, 16 * sums.B * region.ITEM // 4
     AT_ONCE = min(SLOTS, region.STAGES * region.STAGE_BYTES // 4 // (WARPS * SLOT))
     put, store = put_slot(sums), store_slot(sums)
@@ -159,7 +159,7 @@ def storer(sums: Sums) -> Any:
     @cuda.jit(device=True)
     def store_region(acc, warp, slot, partial, used, words, start, into, dense):
         if partial >= 0:
-            save(into.partials, int64(partial) * WARPS + warp, acc)
+            pieces.save(into.partials, int64(partial) * WARPS + warp, acc)
         else:
             at, stored = start + warp * (AT_ONCE * SLOT), stored_blocks(into.blocks, slot)
             store_slots(acc, used, stored, words, at, into, dense)
@@ -225,8 +225,7 @@ def total_kernel(sums: Sums) -> Any:
 def _total_kernel(sums: Sums) -> Any:
     SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
-    ALL, clear, add = ADDERS * WORDS, pieces.clear(*ACC[:2]), pieces.add(*ACC[:2])
-    read, COMING, GATED = pieces.add_saved(*ACC[:2]), (AHEAD, *ACC), sums.gated
+    ALL, COMING, GATED = ADDERS * WORDS, (AHEAD, *ACC), sums.gated
 
     @cuda.jit
     def kernel(uncut, slots, count, into, dense):
@@ -240,16 +239,16 @@ def _total_kernel(sums: Sums) -> Any:
             wait_for_earlier_kernels()
         stored = stored_blocks(into.blocks, uncut + number)
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
-        clear(acc)
+        pieces.clear(acc)
         wait_for_earlier_kernels()
         for first in range(0, count, AHEAD):
             for p in range(AHEAD):
-                clear(coming[p])  # the last one is read again
+                pieces.clear(coming[p])  # the last one is read again
                 piece = which * count + min(first + p, count - 1)
-                read(into.partials, piece * SLOTS + slot, coming[p])
+                pieces.add_saved(into.partials, piece * SLOTS + slot, coming[p])
             for p in range(AHEAD):
                 if first + p < count:
-                    add(acc, coming[p])
+                    pieces.add(acc, coming[p])
         put(acc[0], words, warp * WORDS)
         sync_warp()
         store(words, warp * WORDS, stored, 0, into, dense)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, uint8, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
@@ -53,17 +53,15 @@ from numbsparse.kernels.parts.pixels import (
 )
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
-from numbsparse.kernels.parts.ring import begin_ring, following
-from numbsparse.kernels.parts.swizzle import PERIOD, load_for
+from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
+from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     fence_proxy_async,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
@@ -153,7 +151,8 @@ def in_regions(
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, dy)))
     else:
-        maps = tensor_maps(box_of(x, x_transposed, region), box_of(dy, dy_transposed, region))
+        box = region.DEPTH, region.FEATURES
+        maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
     boxes, codes, used, blocks = planned(index, plan_boxes, B, widths, region, offsets)
     n = used.size // region.WARPS
     cuts = cuts_of(n, places, pieces)
@@ -233,12 +232,6 @@ def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -
     return Region(2, 128 // B, groups, depth, 2)
 
 
-def box_of(x: DeviceArray, transposed: bool, region: Region) -> tuple[Any, ...]:
-    """What a tensor map takes of x, for boxes of DEPTH rows of a group; transposed, of lines."""
-    box = (region.FEATURES, region.DEPTH) if transposed else (region.DEPTH, region.FEATURES)
-    return x, box, x.itemsize * box[1]
-
-
 @cache
 def region_kernel(sums: Sums) -> Any:
     region, tf32 = sums.region, sums.region.ITEM == 4
@@ -248,7 +241,6 @@ def region_kernel(sums: Sums) -> Any:
     GATED = sums.gated
     THREADS, WORDS = 32 * (WARPS + FETCHERS), 4 * CODES if tf32 else 4
     supply, multiply, places = supplier(sums), multiplier(sums), places_tf32(sums)
-    own_piece = piece_of_block(region)
 
     @cuda.jit(**handed_over(region.WARPS, region.FETCHERS)[2])
     def kernel(maps, fresh, batch, plan, into, dense):
@@ -257,7 +249,7 @@ def region_kernel(sums: Sums) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)  # a stage is full; a stage is empty
         own = cuda.shared.array(WORDS, uint32, ALIGNMENT)  # where the operands of slots are
         base, t = first_multiple(shared, PERIOD), uint32(cuda.threadIdx.x)
-        codes, (item, piece, pieces, _) = plan.codes, own_piece(plan.cuts)
+        codes, (item, piece, pieces, _) = plan.codes, piece_of_block(plan.cuts, SPLIT)
         if tf32 and not GATED:
             for i in range(t, CODES, THREADS):
                 four = places(codes[item * CODES + i])
@@ -268,9 +260,7 @@ def region_kernel(sums: Sums) -> Any:
             fence_proxy_async()
         if t == 0:
             begin_ring(bars, 0, STAGES, FETCHERS, WARPS)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
+        show_barriers(t, 1)
         chunks = (batch + DEPTH - 1) // DEPTH
         first = chunks * piece // pieces
         steps = int32(chunks * (piece + 1) // pieces - first)
@@ -288,23 +278,17 @@ def region_kernel(sums: Sums) -> Any:
     return kernel
 
 
-@cache
-def piece_of_block(region: Region) -> Any:
+@cuda.jit(device=True)
+def piece_of_block(cuts, split):
     """(region, which of how many pieces of the batch the block sums over, and where its sums are
-    among those that a second pass adds up, or -1)"""
-    SPLIT = region.SPLIT
-
-    @cuda.jit(device=True)
-    def piece_of(cuts):
-        block, whole, left = int32(cuda.blockIdx.x), int32(cuts.whole), int32(cuts.left)
-        if SPLIT > 1:
-            return block // SPLIT, block % SPLIT, int32(SPLIT), int32(-1)
-        if block < whole:
-            return block, int32(0), int32(1), int32(-1)
-        which, piece, pieces = (block - whole) % left, (block - whole) // left, int32(cuts.pieces)
-        return whole + which, piece, pieces, which * pieces + piece
-
-    return piece_of
+    among those that a second pass adds up, or -1); `split` blocks of a cluster have a region."""
+    block, whole, left = int32(cuda.blockIdx.x), int32(cuts.whole), int32(cuts.left)
+    if split > 1:
+        return block // split, block % split, int32(split), int32(-1)
+    if block < whole:
+        return block, int32(0), int32(1), int32(-1)
+    which, piece, pieces = (block - whole) % left, (block - whole) // left, int32(cuts.pieces)
+    return whole + which, piece, pieces, which * pieces + piece
 
 
 @cache
@@ -385,11 +369,11 @@ def load_box(sums: Sums, transposed: bool) -> Any:
 def multiplier(sums: Sums) -> Any:
     """The warps that multiply: the sums of their slots over all steps, and on to dvalues."""
     region, ACC = sums.region, (sums.region.SLOTS, sums.TILES, 4)
-    WARPS, SLOTS, clear_sums = region.WARPS, region.SLOTS, clear(*ACC[:2])
+    WARPS, SLOTS = region.WARPS, region.SLOTS
     STAGES, STAGE_BYTES = region.STAGES, region.STAGE_BYTES
     _, MORE, _ = handed_over(region.WARPS, region.FETCHERS)
-    own_piece, (place, add_products) = piece_of_block(region), products(sums)
-    store = storer(sums) if region.SPLIT == 1 else storer_of_cluster(sums)
+    SPLIT, (place, add_products) = region.SPLIT, products(sums)
+    store = storer(sums) if SPLIT == 1 else storer_of_cluster(sums)
     thin, places, GATED = thinning(16 // sums.B, region), places_tf32(sums), sums.gated
     tf32 = region.ITEM == 4
 
@@ -411,7 +395,7 @@ def multiplier(sums: Sums) -> Any:
         for p in range(SLOTS):
             slot = shfl_idx(left, uint32(p)) if GATED else codes[own_warp * SLOTS + p]
             code[p] = place(slot, lane)
-        clear_sums(acc)
+        clear(acc)
         stage = phase = uint32(0)
         for _ in range(steps):
             mbarrier_wait(bars, stage, phase)
@@ -422,7 +406,7 @@ def multiplier(sums: Sums) -> Any:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, phase = following(stage, phase, STAGES)
         cuda.syncthreads()  # the ring is free
-        partial = own_piece(plan.cuts)[3]
+        partial = piece_of_block(plan.cuts, SPLIT)[3]
         store(acc, warp, own_warp * SLOTS, partial, used, words, base // 4, into, dense)
 
     return multiply

@@ -39,7 +39,7 @@ from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
-from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import (
     FEATURES,
     KINDS,
@@ -47,22 +47,15 @@ from numbsparse.kernels.parts.store import (
     Sums,
     order_of,
     output_of,
-    storer,
 )
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
-from numbsparse.kernels.parts.store_float32 import (
-    repairing_pairs,
-    storer_by_pixels,
-    storer_of_pairs,
-)
-from numbsparse.kernels.parts.swizzle import PERIOD, map_of, rows_of
+from numbsparse.kernels.parts.store_float32 import finishing
+from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
-    fence_mbarrier_init,
     first_multiple,
-    let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_arrive_at,
     mbarrier_wait,
@@ -113,7 +106,8 @@ def along_strips(
     if offsets:
         rows, x_map = prod(y.tile), tensor_map(*x.boxes(y.tile, strip.WIDTH))
     else:
-        x_map = map_of(x, min(rows, strip.BOX_ROWS(x_transposed)), strip.WIDTH, x_transposed)
+        high = min(rows, strip.BOX_ROWS(x_transposed))
+        x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
     w = of_bits(values.span)
     if gates is not None and strip.PACKED:
         from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
@@ -186,11 +180,7 @@ def strip_kernel(
             if fresh == 0:
                 prefetch_tensor_map(x_map)
             begin_ring(bars, 0, STAGES, FILLERS, READERS)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
-        if CLUSTER > 1:
-            cluster_sync()
+        show_barriers(t, CLUSTER)
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -212,15 +202,9 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
     add_stage = products(strip, arithmetic, x_transposed, transposed, COUNT_BITS)
     add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
-    store, repair = storing(strip, arithmetic, x_transposed, y_order)
-    EXACT = arithmetic == "highest" and x_order != IMAGES
-
-    @cuda.jit(device=True)
-    def finish(acc, columns, row, y, dense):
-        store(acc, columns, row, y)
-        if EXACT:
-            repair(acc, columns, row, y, dense)
-
+    of = Sums(KINDS.get(arithmetic, arithmetic), strip.B, COLUMNS, OWN // 16, APART=16)
+    row_of = rows_of(strip.ITEM, strip.WIDTH, x_transposed).row_of
+    finish = finishing(of, y_order, row_of, x_transposed, strip.GATED != "")
     _, MORE, _ = registers_of(strip)
 
     @cuda.jit(device=True)
@@ -259,18 +243,3 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 finish(acc, columns, row, own_y, dense)
 
     return consume
-
-
-@cache
-def storing(strip: Strip, arithmetic: str, x_transposed: bool, y_order: str) -> tuple[Any, Any]:
-    """store(acc, columns, row, y) and, of exact float32, repair(acc, columns, row, y, dense): what
-    a warp has of 64 rows, or of a slice of them, `row` the first one's number."""
-    kind, TILES = KINDS.get(arithmetic, arithmetic), strip.SLICE // 16
-    of = Sums(kind, strip.B, strip.COLUMNS, TILES, APART=16)
-    if strip.ITEM == 2:
-        return storer(of, y_order), None
-    row_of = rows_of(4, strip.WIDTH, x_transposed).row_of
-    if y_order == PIXELS:
-        return storer_by_pixels(of, row_of), None
-    repair = repairing_pairs(of, row_of, bool(strip.GATED))
-    return storer_of_pairs(of, y_order, row_of, x_transposed), repair

@@ -140,10 +140,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     maps = units
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
-        line = WIDTH * x.itemsize
         maps = tensor_maps(
-            squares if slabs[0] else (x if x_across else x.T, box, line),
-            squares if slabs[1] else (dy if dy_across else dy.T, box, line),
+            squares if slabs[0] else (x if x_across else x.T, box),
+            squares if slabs[1] else (dy if dy_across else dy.T, box),
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
@@ -207,10 +206,7 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(blocks), multiplying(blocks)
     write = writing(form, depth, x_side.groups, source.engine)
-    clear, after = pieces.clear(M, 4), stepping(LONG)
-    leave, add = pieces.save(M, 4), pieces.add_saved(M, 4)
-    take_gates, next_gates, wanted = gating(WIDTH // depth, GATED)
-    EACH = WIDTH // depth
+    EACH, (take_gates, next_gates, wanted) = WIDTH // depth, gating(WIDTH // depth, GATED)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
@@ -241,7 +237,7 @@ def block_kernel(blocks: Blocks) -> Any:
             record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
-            ahead, step_ahead = after(ahead, step_ahead, first, end)
+            ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
         record, now = read(plan, ahead), whole
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
@@ -255,7 +251,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 top = step_ahead * ROWS
                 request(new, other, operands, top, shared, start, bars, own)
                 requested = new[LINE]
-            ahead, step_ahead = after(ahead, step_ahead, first, end)
+            ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
             close()
         stage = phase = uint32(0)
         loaded = STAGES  # whatever their gates are
@@ -276,7 +272,7 @@ def block_kernel(blocks: Blocks) -> Any:
             if GATED:
                 loaded -= 1
             if step == first:
-                clear(acc)
+                pieces.clear(acc)
             if wanted(own_gates):
                 multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
@@ -287,13 +283,13 @@ def block_kernel(blocks: Blocks) -> Any:
                     requested = record[LINE]
                 elif ENGINE and elect() != 0:
                     mbarrier_arrive(bars, own)
-                ahead, step_ahead = after(ahead, step_ahead, first, end)
+                ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
                 record = read(plan, ahead)
             close()
-            unit, step = after(unit, step, first, end)
+            unit, step = after(unit, step, first, end, LONG)
             if step == first:
                 if SPLIT > 1:
-                    leave(floats[base:], 0, acc)
+                    pieces.save(floats[base:], 0, acc)
                 elif wanted(own_gates):
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
                 now = coming
@@ -302,9 +298,9 @@ def block_kernel(blocks: Blocks) -> Any:
         if SPLIT > 1:
             cuda.syncthreads()
             if mine:
-                clear(acc)
+                pieces.clear(acc)
                 for k in range(SPLIT):
-                    add(floats[base + k * MINE :], 0, acc)
+                    pieces.add_saved(floats[base + k * MINE :], 0, acc)
                 write(operands, w_view, whole, dvalues, shared, leaving, acc)
         if ENGINE and elect() != 0:
             bulk_wait_read()
@@ -312,16 +308,11 @@ def block_kernel(blocks: Blocks) -> Any:
     return kernel
 
 
-@cache
-def stepping(long: bool) -> Any:
+@cuda.jit(device=True)
+def after(unit, step, first, end, long):
     """(unit, step) after one, of the steps from first to end of each."""
-
-    @cuda.jit(device=True)
-    def after(unit, step, first, end):
-        more = long and step + 1 < end
-        return (unit, step + 1) if more else (unit + 1, first)
-
-    return after
+    more = long and step + 1 < end
+    return (unit, step + 1) if more else (unit + 1, first)
 
 
 @cache
@@ -410,7 +401,7 @@ def multiplying(blocks: Blocks) -> Any:
     TILES, (TILE, NEXT) = blocks.tiles, apart_of(form, blocks.dy)
     FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
     take, add = fragment(form, blocks.dy), products(form, M, 4)
-    clear, add_up, split = pieces.clear(M, 4), pieces.add(M, 4), splitting(True)
+    split = splitting(True)
 
     @cuda.jit(device=True)
     def step(tile, start, s, pitch, x_hi, x_lo, acc):
@@ -418,12 +409,12 @@ def multiplying(blocks: Blocks) -> Any:
         take(tile, start, s, pitch if SLAB else uint32(0), (), hi, lo)
         if SPLIT:
             sums = cuda.local.array(SUMS, float32)
-            clear(sums)
+            pieces.clear(sums)
             # The smallest first; lo times lo is less than what a float32 holds.
             add(x_lo, hi, sums)
             add(x_hi, lo, sums)
             add(x_hi, hi, sums)
-            add_up(acc, sums)
+            pieces.add(acc, sums)
         else:
             add(x_hi, hi, acc)
 

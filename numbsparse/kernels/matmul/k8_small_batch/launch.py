@@ -110,7 +110,7 @@ def along_lines(
     maps = work[0]
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
-        x_tiles = (x.T if x_across else x, x_box, WIDTH * x.itemsize)
+        x_tiles = x.T if x_across else x, x_box
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     walk = (index.rows if transposed else index.columns) if form.split else ()
@@ -226,9 +226,9 @@ def shift_of(size: int) -> int:
     return max(size // WIDTH, 1).bit_length() - 1
 
 
-def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, int], int]:
+def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, int]]:
     """What `tensor_maps` takes of squares of 32."""
-    return values.reshape(-1, values.shape[-1]), (WIDTH, WIDTH), WIDTH * values.itemsize
+    return values.reshape(-1, values.shape[-1]), (WIDTH, WIDTH)
 
 
 def stored(y: DeviceArray, form: Form, depth: int) -> str:

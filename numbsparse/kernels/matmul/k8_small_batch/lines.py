@@ -15,7 +15,7 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
-from numbsparse.kernels.parts.repair import any_nan
+from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
@@ -90,7 +90,6 @@ def line_kernel(lines: Lines) -> Any:
     fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
     request = filling_wanted(fill, wanted, source.engine)
     put, finish = storing(sums), finishing(lines)
-    clear, save, add_saved = pieces.clear(M, N), pieces.save(M, N), pieces.add_saved(M, N)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -149,7 +148,7 @@ def line_kernel(lines: Lines) -> Any:
             close()
         if there:
             take_gates(now, gates, w_view[2], coming_gates)
-        clear(acc)
+        pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
@@ -182,18 +181,18 @@ def line_kernel(lines: Lines) -> Any:
             unit = int32(unit + 1)
             if not more or coming[END] != end:
                 if continued:
-                    save(slots, first_slot + warp - 1, acc)
+                    pieces.save(slots, first_slot + warp - 1, acc)
                 if not more:
                     cuda.syncthreads()
                 if there and not continued:
                     slot, start_of = int32(first_slot + warp), unit
                     while start_of < end:  # what later warps have of this line
-                        add_saved(slots, slot, acc)
+                        pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(operands, top, gates, walk, parts_of, parts, name, y, own_view, acc)
                 if not more:
                     break
-                clear(acc)
+                pieces.clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
 
@@ -221,7 +220,6 @@ def consuming(sums: Sums) -> Any:
     (M, N), TILES = part.shape, x.groups // part.x.groups
     SUMS = M, N, 4
     product = multiply(form, *part.operands)
-    clear, add = pieces.clear(M, N), pieces.add(M, N)
 
     @cuda.jit(device=True)
     def multiplied(shared, x_start, pitch, w_start, gates, acc):
@@ -231,9 +229,9 @@ def consuming(sums: Sums) -> Any:
     @cuda.jit(device=True)
     def of_a_tile(shared, x_start, pitch, w_start, gates, acc):
         unit = cuda.local.array(SUMS, float32)
-        clear(unit)
+        pieces.clear(unit)
         multiplied(shared, x_start, pitch, w_start, gates, unit)
-        add(acc, unit)
+        pieces.add(acc, unit)
 
     @cuda.jit(device=True)
     def of_float32(shared, start, top, pitch, gates, acc):
@@ -257,9 +255,7 @@ def finishing(lines: Lines) -> Any:
     Of float32 operands in two parts, sums that are NaN are computed again.
     """
     sums, depth, *_ = lines
-    (M, N), SPLIT = sums.shape, sums.form.split
-    put, repair = storing(sums), repairing(sums)
-    join, nan_in = pieces.join(M, N), any_nan(M, N, 4)
+    put, repair, SPLIT = storing(sums), repairing(sums), sums.form.split
 
     @cuda.jit(device=True)
     def finish(operands, top, gates, walk, parts_of, parts, name, y, y_view, acc):
@@ -269,10 +265,10 @@ def finishing(lines: Lines) -> Any:
             cut = sections.cuts - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
             part, first = parts - 1 - int64(name), parts + first
-            complete = join(partials, tickets, part, first, many, acc)
+            complete = pieces.join(partials, tickets, part, first, many, 1, acc)
         if complete:
             put(y, top, line * depth, y_view, acc)
-            if SPLIT and nan_in(acc):
+            if SPLIT and nan_in_sums(acc):
                 repair(operands, top, gates, walk, line * depth, y, y_view)
 
     return finish

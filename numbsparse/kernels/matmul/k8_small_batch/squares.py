@@ -10,7 +10,7 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.parts.fragments import PACK
-from numbsparse.kernels.parts.repair import any_nan, plain_sum
+from numbsparse.kernels.parts.repair import nan_in_sums, plain_sum
 from numbsparse.kernels.parts.requests import picking, square_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form
 from numbsparse.kernels.ptx import (
@@ -35,8 +35,8 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
     Its sums are of `groups` times 8 features of x.
     """
     leave = leave_16_bit(form.dtype, groups, engine) if form.is_16_bit else leave_float32(groups)
-    repair, nan_in = repairing(depth, groups), any_nan(-(-groups // 2), 4, 4)
-    SPLIT, ENGINE, write_pieces = form.split, engine, writing_pieces(form, depth)
+    repair, write_pieces = repairing(depth, groups), writing_pieces(form, depth)
+    SPLIT, ENGINE = form.split, engine
 
     @cuda.jit(device=True)
     def write(operands, w_view, record, dvalues, shared, leaving, acc):
@@ -44,7 +44,7 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
             bulk_wait_read()  # of what was left here before
         sync_warp()
         leave(shared, leaving, acc)
-        if SPLIT and nan_in(acc):
+        if SPLIT and nan_in_sums(acc):
             repair(operands, record, shared, leaving)
         if ENGINE:
             fence_proxy_async()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
@@ -32,10 +33,10 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import any_nan, dense_of, repairing_lines
-from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
+from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
-from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for, map_of
+from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
@@ -44,11 +45,9 @@ from numbsparse.kernels.ptx import (
     cp_async_arrive,
     cp_async_zero_fill,
     elect,
-    fence_mbarrier_init,
     fence_proxy_async,
     fence_tensor_map,
     first_multiple,
-    let_next_kernel_start,
     load_4xu32,
     mbarrier_arrive,
     mbarrier_expect,
@@ -84,8 +83,7 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     tile = Tile(B, kind, warpgroups, split, depth, transposed, x_transposed, order)
     row_tiles = -(-batch // tile.ROWS)
     rows = tile.ROWS if x_transposed else even_rows(batch, row_tiles)
-    box = (SQUARE, depth) if x_transposed else (rows, SQUARE)
-    x_map = map_of(x, *box, x_transposed)
+    x_map = tensor_map(x, (depth, SQUARE) if x_transposed else (rows, SQUARE))
     own = x.T if x_transposed else x
     launch(
         tile_kernel(tile),
@@ -129,9 +127,7 @@ def tile_kernel(tile: Tile) -> Any:
                 prefetch_tensor_map(x_map)
             begin_ring(bars, 0, STAGES, 1 + 32 * FETCHERS, WARPS)
             mbarrier_init(bars, 2 * STAGES, 1)
-            fence_mbarrier_init()
-        let_next_kernel_start()
-        cuda.syncthreads()
+        show_barriers(t, 1)
         warp, row = shfl_idx(uint32(t // 32), 0), int32(top * plan.rows)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -249,7 +245,7 @@ def consumer(tile: Tile) -> Any:
     OWN_ROWS = LINE * (DEPTH if x_transposed else SQUARE)  # bytes
     add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT)
     store = storer(Sums(tile.kind, WIDTH, 1, 1, APART=64), tile.order)
-    nan_in, repair = any_nan(OWN), repairing_lines(False, tile.kind)
+    repair = repairing_lines(False, tile.kind)
 
     @cuda.jit(device=True)
     def finish(sums, place, row, y, dense):
