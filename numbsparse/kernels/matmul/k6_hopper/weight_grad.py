@@ -29,7 +29,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
     OPERANDS,
@@ -52,7 +52,6 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     more_registers,
     shfl_idx,
-    sync_warp,
     wait_for_earlier_kernels,
 )
 from numbsparse.layout import Index
@@ -204,7 +203,7 @@ def kernel_of(
     (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
-    thin, ask, OUTS = thinning(tile), asking(tile), (4, tile.GROUPS, tile.OUTS)
+    take, ask, OUTS = taking(tile, gated), asking(tile), (4, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
@@ -236,28 +235,19 @@ def kernel_of(
             own = cuda.local.array(SUMS, float32)
             own_places = cuda.shared.array(PLACES, int32)  # a line for each warp of a group
             own_outs = cuda.shared.array(OUTS, int32)
-            group, line, lane = warp // 4, int64(warp % 4), t % 32
+            group, line = warp // 4, int64(warp % 4)
             words = ask(heads, places, outs, item, group)
             wait_for_earlier_kernels()
             more = True
             while more:
-                head, place, out = words
-                is_cut = shfl_idx(head, uint32(4)) != 0
-                if gated:
-                    thin(warp, places, outs, item, is_cut, gates, own_places, own_outs)
-                else:
-                    sync_warp()
-                    if lane < PLACES[2]:
-                        own_places[line, group, lane] = place
-                    if lane < OUTS[2]:
-                        own_outs[line, group, lane] = out
-                    sync_warp()
+                head = words[0]
+                take(warp, words, gates, own_places, own_outs)
                 item += cuda.gridDim.x
                 more = STAYS and item < heads.shape[0]
                 if more:
                     words = ask(heads, places, outs, item, group)
                 ring_at = multiply(warp, head, own_places, line, shared, base, bars, ring_at, own)
-                if is_cut:
+                if shfl_idx(head, uint32(4)) != 0:
                     leave(own, warp, own_places, own_outs, line, sums, dense)
                 else:
                     store(own, warp, own_places, own_outs, line, dvalues, dense)
