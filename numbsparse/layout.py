@@ -285,8 +285,6 @@ class Layout:
         return layout
 
     def __or__(self, other: Layout) -> Layout:
-        if not isinstance(other, Layout):
-            return NotImplemented
         self._check_shape(other, "|")
         more = other.flat_indices[self._positions(other.flat_indices) < 0]
         if not more.size:
@@ -296,15 +294,11 @@ class Layout:
         return layout_of(self.shape, self.flat_indices, more)
 
     def __and__(self, other: Layout) -> Layout:
-        if not isinstance(other, Layout):
-            return NotImplemented
         self._check_shape(other, "&")
         both = self.select(other._positions(self.flat_indices) >= 0)
         return other if both.n_blocks == other.n_blocks and both is not self else both
 
     def __sub__(self, other: Layout) -> Layout:
-        if not isinstance(other, Layout):
-            return NotImplemented
         self._check_shape(other, "-")
         return self.select(other._positions(self.flat_indices) < 0)
 

@@ -57,7 +57,7 @@ def product():
 
 
 def weight_grad():
-    x, dy = np.ones((2, 128, 48), np.float32)
+    x, dy = np.ones((2, 48, 128), np.float32).swapaxes(1, 2)  # feature-major, so they are packed
     return lambda: ns.sddmm(x.T, dy, ns.Layout(np.ones((3, 3))), block_size=16)
 
 
@@ -129,6 +129,26 @@ def test_slabs_of_a_convolution_are_added_up(monkeypatch):
     rung("k0_cpu").weight_grad(x, dy, w.layout.index, problem.case.window, out, "highest")
     bound = problem.bound("weight_grad", "float32")
     assert (abs(out - problem.exact("weight_grad")) <= bound).all()
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one core", "several"])
+@pytest.mark.parametrize(("size", "dtype"), [(4, np.float32), (8, np.float64), (32, np.float32)])
+def test_rows_that_are_read_where_they_are_give_the_same_bits(
+    rng, monkeypatch, several, size, dtype
+):
+    """As rows that are packed, whatever is between them and wherever features end."""
+    monkeypatch.setattr(k0_cpu, "cores_for", lambda multiply_adds: 1 + several)
+    monkeypatch.setattr(cores, "cores_for", lambda multiply_adds: 1 + several)
+    for batch in (0, 1, 2, *rng.integers(3, 90, 5)):
+        grid, density, gap = rng.integers(1, 6, 2), rng.random(), rng.integers(4)
+        layout = ns.Layout(ns.patterns.random(*map(int, grid), density, seed=rng))
+        ends = grid * size - rng.integers(0, size, 2)
+        x, dy = (rng.standard_normal((batch, n + gap)).astype(dtype)[:, gap:] for n in ends)
+        got, packed = (
+            ns.sddmm(a.T, b, layout, block_size=size).values
+            for a, b in ((x, dy), map(np.asfortranarray, (x, dy)))
+        )
+        assert np.array_equal(got, packed), (batch, grid, ends, gap)
 
 
 @pytest.mark.parametrize("size", [4, 32])

@@ -1,5 +1,6 @@
 """Layout: patterns and index arrays that agree."""
 
+import operator
 import pickle
 import threading
 
@@ -156,6 +157,9 @@ def test_blocks_off_the_grid_are_found_nowhere(pattern, rng):
 def test_positions_are_in_layouts():
     with pytest.raises(TypeError, match="positions_in takes a Layout, got list"):
         Layout([[1]]).positions_in([[1]])
+    for join in (operator.or_, operator.and_, operator.sub):
+        with pytest.raises(TypeError, match=r"^[|&-] takes a Layout, got list"):
+            join(Layout([[1]]), [[1]])
 
 
 def test_positions_are_right_while_another_thread_asks_for_others():

@@ -208,7 +208,11 @@ Z = np.zeros((3, 4, 8), np.float32)
         (TypeError, lambda: CELL(X, (H.astype(float), H)), "h takes float32"),
         (ValueError, lambda: ops.affine_norm("tanh", X[0], *X[0, :2], 0.0), "kind takes one of"),
         (ValueError, lambda: ops.affine_norm("times", X[0], *X[0, :2], 0.0), "other takes"),
-        (ValueError, lambda: ops.affine_norm("plain", X[0], H[0], H[0], 0.0), "gain takes the sh"),
+        (
+            ValueError,
+            lambda: ops.affine_norm("plain", X[0], H[0], H[0], 0.0),
+            r"gain takes \(4,\) of",
+        ),
         (ValueError, lambda: ops.cell(X, H), r"z takes the shape \(batch, 4, units\)"),
         (ValueError, lambda: ops.cell(np.zeros((3, 4, 7), "f"), H), "c_before takes the shape"),
         (TypeError, lambda: ops.cell(np.zeros((3, 4, 8)), H), "c_before takes float64"),

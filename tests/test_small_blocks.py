@@ -94,13 +94,13 @@ def test_sums_that_a_cluster_shares_have_no_races(dtype, monkeypatch):
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 def test_tiles_of_the_batch_have_as_many_rows_each(monkeypatch):
     """So none begins where another one stores."""
-    boxes, map_of = [], strips.map_of
+    boxes, box_of = [], strips.box_of
 
-    def remember(x, rows, *of):
+    def remember(rows, *of):
         boxes.append(rows)
-        return map_of(x, rows, *of)
+        return box_of(rows, *of)
 
-    monkeypatch.setattr(strips, "map_of", remember)
+    monkeypatch.setattr(strips, "box_of", remember)
     case = Case(batch=66, in_features=32, out_features=16, block_size=16, density=1.0)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, "float16", "cuda")
     assert races(run) == []
@@ -108,13 +108,13 @@ def test_tiles_of_the_batch_have_as_many_rows_each(monkeypatch):
 
 
 def test_feature_major_activations_that_are_copied_have_even_tiles(rng, monkeypatch):
-    maps, map_of = [], strips.map_of
+    boxes, box_of = [], strips.box_of
 
-    def remember(x, rows, width, transposed):
-        maps.append((rows, transposed))
-        return map_of(x, rows, width, transposed)
+    def remember(rows, width, transposed):
+        boxes.append((rows, transposed))
+        return box_of(rows, width, transposed)
 
-    monkeypatch.setattr(strips, "map_of", remember)
+    monkeypatch.setattr(strips, "box_of", remember)
     layout = Layout(rng.random((4, 3)) < 0.7)
     values = rng.integers(-4, 5, (layout.n_blocks, 8, 8)).astype(np.float16)
     w = BlockSparse(values, layout)
@@ -122,7 +122,7 @@ def test_feature_major_activations_that_are_copied_have_even_tiles(rng, monkeypa
         x = rng.integers(-4, 5, (24, batch)).astype(np.float16)
         y = ops.matmul(w.to("cuda"), to_device(x), kernel="k7_small_blocks")
         np.testing.assert_array_equal(y.numpy(), w.toarray() @ x)
-        assert maps.pop() == expected
+        assert boxes.pop() == expected
 
 
 @pytest.mark.parametrize("item", [2, 4])

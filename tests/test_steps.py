@@ -345,9 +345,9 @@ def test_only_steps_that_serve_are_checked_and_named(monkeypatch):
 CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
-    "k5_tensor_core": (3, 520),
-    "k6_hopper": (4, 970),
-    "k7_small_blocks": (4, 955),
+    "k5_tensor_core": (2, 380),
+    "k6_hopper": (4, 896),
+    "k7_small_blocks": (4, 882),
     "k8_small_batch": (6, 895),
     "k9_dense_tiles": (3, 520),
 }

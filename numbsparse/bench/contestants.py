@@ -132,7 +132,8 @@ def of_rung(problem: Problem, product: str, kernel: str, feature_major: bool = F
 def by_ops(problem: Problem, product: str, kernel: str = "auto") -> Contestant:
     """A product or a convolution as users call it, its result allocated too."""
     x, dy, w = problem.here(problem.x), problem.here(problem.dy), problem.w
-    how, window = {"kernel": kernel, "precision": problem.precision}, problem.window
+    how: Any = {"kernel": kernel, "precision": problem.precision}
+    window = problem.window
     calls: dict[str, Callable[[], Any]] = {
         "forward": lambda: ops.matmul(x, w, **how),
         "input_grad": lambda: ops.matmul(dy, w.T, **how),

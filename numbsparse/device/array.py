@@ -192,30 +192,21 @@ class DeviceArray:
 
     def __getitem__(self, key: Any) -> DeviceArray:
         """Basic indexing: integers, slices with positive steps, `...`, None. Always a view."""
-        address, shape, strides = self.address, [], []
-        axes = iter(zip(self.shape, self.strides, strict=True))
-        for item in _expand(key, self.ndim):
-            if item is None:
-                shape.append(1)
-                strides.append(0)
-                continue
-            n, stride = next(axes)
+        items = key if isinstance(key, tuple) else (key,)
+        for item in items:
             if isinstance(item, slice):
-                start, stop, step = item.indices(n)
-                if step < 0:
+                if item.step is not None and item.step < 0:
                     raise IndexError("slices of a DeviceArray take positive steps")
-                address += start * stride
-                shape.append(len(range(start, stop, step)))
-                strides.append(step * stride)
-            elif isinstance(item, int | np.integer) and not isinstance(item, bool):
-                if not -n <= item < n:
-                    raise IndexError(f"index {item} is out of bounds for an axis of {n}")
-                address += int(item) % n * stride
-            else:
+            elif item is None or item is Ellipsis:
+                continue
+            elif not isinstance(item, int | np.integer) or isinstance(item, bool):
                 raise IndexError(
                     f"a DeviceArray takes integers and slices as indices, got {item!r}"
                 )
-        return DeviceArray(address, tuple(shape), self.dtype, tuple(strides), self.owner)
+        # With an ellipsis NumPy gives a view where it would else read a value.
+        view = unread(self)[items if Ellipsis in items else (*items, ...)]
+        address, _ = view.__array_interface__["data"]
+        return DeviceArray(address, view.shape, self.dtype, view.strides, self.owner)
 
     def numpy(self) -> np.ndarray:
         """Copy to the host, waiting for pending work: a new NumPy array."""
@@ -413,13 +404,17 @@ def span_of(array: DeviceArray) -> int:
     return last // array.itemsize + 1
 
 
-def _expand(key: Any, ndim: int) -> list[Any]:
-    """An index as one item per axis (and per new axis), without an ellipsis."""
-    items = list(key) if isinstance(key, tuple) else [key]
-    given = sum(item is not None and item is not Ellipsis for item in items)
-    if given > ndim:
-        raise IndexError(f"{given} indices for an array of {ndim} axes")
-    if not any(item is Ellipsis for item in items):
-        items.append(Ellipsis)
-    where = next(i for i, item in enumerate(items) if item is Ellipsis)
-    return items[:where] + [slice(None)] * (ndim - given) + items[where + 1 :]
+def unread(array: DeviceArray) -> np.ndarray:
+    """The array to NumPy, which is asked where parts of it are, and must read nothing of it."""
+    return np.asarray(_Place(array))
+
+
+class _Place:
+    def __init__(self, a: DeviceArray):
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (a.address, True),
+            "shape": a.shape,
+            "strides": a.strides,
+            "typestr": f"|V{a.itemsize}",
+        }

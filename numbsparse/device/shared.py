@@ -2,10 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numbsparse.device import runtime, streams
 from numbsparse.device.array import DeviceArray
+
+_checked = partial(runtime.checked, what="sharing memory with another process")
 
 
 class _Memory:
@@ -50,7 +53,3 @@ def let_go(flags: DeviceArray) -> None:
     with stream.context():
         driver = runtime.driver()
         _checked(driver.cuMemsetD32Async(flags.address, 2**31 - 1, flags.size, stream.handle))
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    return runtime.checked(result, "sharing memory with another process")

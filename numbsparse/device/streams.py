@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ from numbsparse.device import runtime
 LEGACY = 1  # the driver's number of the legacy default stream, which 0 names too
 PER_THREAD = 2
 REMEMBERED = 64  # streams of others, each with the memory that is kept for it
+
+_checked = partial(runtime.checked, what="work on a stream")
 
 several = False
 """Whether there was ever a stream beside the legacy one: until then nothing has to be ordered."""
@@ -418,7 +420,3 @@ def relaxed() -> Iterator[None]:
 def _apart(device: int) -> Stream:
     with default(device):
         return _new(nonblocking=True)
-
-
-def _checked(result: tuple[Any, ...]) -> Any:
-    return runtime.checked(result, "work on a stream")

@@ -84,7 +84,21 @@ class Split(Module):
         return BlockSparse(values, layout, shape=shape)
 
 
-class ColumnLinear(Split):
+class _SplitLinear(Split):
+    """Of a linear layer block columns (axis 1) or block rows (0), without its bias."""
+
+    weight: Parameter
+    bias: Parameter | None = None
+
+    def __init__(self, linear: Linear, group: Group | None, axis: int):
+        super().__init__(group)
+        if not isinstance(linear, Linear) or linear.gate is not None:
+            raise TypeError(f"linear takes an nn.Linear without gate, got {linear!r}")
+        self.precision = linear.precision
+        self.keep("weight", linear.weight.data, axis, ("in_features", "out_features")[axis])
+
+
+class ColumnLinear(_SplitLinear):
     """A `nn.Linear` of which each rank has some block columns, and so some of the outputs.
 
     Parameters
@@ -111,14 +125,9 @@ class ColumnLinear(Split):
     (2, 128)
     """
 
-    weight: Parameter
-
     def __init__(self, linear: Linear, group: Group | None = None, *, gather_output: bool = True):
-        super().__init__(group)
-        _check_plain(linear)
-        self.precision, self.gather_output = linear.precision, gather_output
-        self.keep("weight", linear.weight.data, 1, "out_features")
-        self.bias = None
+        super().__init__(linear, group, 1)
+        self.gather_output = gather_output
         if linear.bias is not None:
             own = Exchange(self.group).part(linear.bias.data)
             self.bias = Parameter(ops.copy(own))
@@ -129,7 +138,7 @@ class ColumnLinear(Split):
         return gather(y, self.group) if self.gather_output else y
 
 
-class RowLinear(Split):
+class RowLinear(_SplitLinear):
     """A `nn.Linear` of which each rank has some block rows: it sums what the ranks make of theirs.
 
     Parameters
@@ -152,24 +161,15 @@ class RowLinear(Split):
     (2, 64)
     """
 
-    weight: Parameter
-
     def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
-        super().__init__(group)
-        _check_plain(linear)
-        self.precision, self.split_input = linear.precision, split_input
-        self.keep("weight", linear.weight.data, 0, "in_features")
+        super().__init__(linear, group, 0)
+        self.split_input = split_input
         self.bias = None if linear.bias is None else Parameter(ops.copy(linear.bias.data))
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x) if self.split_input else part(x, self.group)
         y = total(F.linear(x, self.weight, precision=self.precision), self.group)
         return y if self.bias is None else y + self.bias
-
-
-def _check_plain(linear: Any) -> None:
-    if not isinstance(linear, Linear) or linear.gate is not None:
-        raise TypeError(f"linear takes an nn.Linear without gate, got {linear!r}")
 
 
 class SplitLSTM(Split):

@@ -35,6 +35,11 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
     return x if is_run and flags.aligned else np.ascontiguousarray(x)
 
 
+def has_unit_stride(x: np.ndarray) -> bool:
+    """Whether each row of x is a run of memory."""
+    return x.strides[1] == x.itemsize and x.flags.aligned
+
+
 @intrinsic
 def shortened(typing, packed, length):
     """The memory of panels (panels, ., columns) as shorter ones, (panels, length, columns).

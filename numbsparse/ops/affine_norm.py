@@ -24,7 +24,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.ops.activations import relu, relu_grad
 from numbsparse.ops.elementwise import cast, gapless
 from numbsparse.ops.normalize import layer_norm, layer_norm_grad
-from numbsparse.ops.operands import together
+from numbsparse.ops.operands import check_form, together
 from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.ops.shape import adjoining, reshape
 from numbsparse.patterns.checks import number, word
@@ -167,6 +167,6 @@ def _check(kind: str, x: Any, gain: Any, bias: Any, eps: float, other: Any) -> b
     if x.ndim not in (2, 3) or x.shape[-1] == 0:
         raise ValueError(f"x takes (batch, width) or (batch, groups, width), got {x.shape}")
     for name, shape in (("gain", x.shape[1:]), ("bias", x.shape[1:]), ("other", x.shape)):
-        if name in arrays and arrays[name].shape != shape:
-            raise ValueError(f"{name} takes the shape {shape} here, got {arrays[name].shape}")
+        if name in arrays:
+            check_form(name, arrays[name], shape, x.dtype)
     return gpu

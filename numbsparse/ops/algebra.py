@@ -47,6 +47,8 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
     fresh : BlockSparse of that layout, like `w` otherwise, optional
         What new blocks hold in place of zeros.
 
+    Raises ValueError for another grid of blocks.
+
     >>> w = BlockSparse(np.ones((2, 1, 1)), [[1, 1, 0]])
     >>> w.remap([[0, 1, 1]]).toarray()
     array([[0., 1., 0.]])
@@ -75,8 +77,8 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
     """The norm of each kept block, (n_blocks,), in the order of `w.data`.
 
     l1 = sum(|w|), l2 = sqrt(sum(w**2)), max = max(|w|), of what is inside the edge of the matrix.
-    In float64 on the CPU, in float32 on a GPU, where the result stays. `tap_features` as in
-    `inside`. Raises ValueError for another norm.
+    In float64 on the CPU, in float32 on a GPU, where the result stays. Of a convolution's weight
+    the rows of each tap end after `tap_features`. Raises ValueError for another norm.
 
     >>> w = BlockSparse(np.float32([[[3, -4], [0, 0]], [[1, 1], [1, 1]]]), [[1, 1]])
     >>> w.block_norms("l1"), w.block_norms(), w.block_norms("max")

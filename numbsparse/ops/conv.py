@@ -18,7 +18,7 @@ from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import check_pair
+from numbsparse.ops.operands import check_form, check_pair
 from numbsparse.ops.precision import checked_precision
 from numbsparse.ops.sddmm import sddmm
 from numbsparse.patterns.checks import BLOCK_SIZES
@@ -78,9 +78,7 @@ def conv_weight_grad(
     precision = checked_precision(precision)
     check_pair("x", x, "dy", dy)
     check_features(w, window, x.shape[-1])
-    expected = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
-    if dy.shape != expected:
-        raise ValueError(f"dy takes the shape {expected} with this x and w, got {dy.shape}")
+    check_form("dy", dy, (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1]), x.dtype)
     size, layout = w.block_size, w.layout
     if is_product(window, kernel, w):
         only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)

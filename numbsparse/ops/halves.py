@@ -13,7 +13,7 @@ from numbsparse import kernels
 from numbsparse.device import empty
 from numbsparse.ops.activations import elu, elu_grad, sigmoid
 from numbsparse.ops.elementwise import gapless
-from numbsparse.ops.operands import length_of, on_gpu, together
+from numbsparse.ops.operands import check_form, length_of, on_gpu, together
 
 
 def concat_elu(x: Any) -> Any:
@@ -35,7 +35,7 @@ def concat_elu_grad(x: Any, dy: Any) -> Any:
     """dx = dy[..., :n] elu'(x) - dy[..., n:] elu'(-x)."""
     n = length_of(x, "x")
     gpu = together(x=x, dy=dy)
-    _check_shape(dy, "dy", (*x.shape[:-1], 2 * n))
+    check_form("dy", dy, (*x.shape[:-1], 2 * n), x.dtype)
     if gpu:
         return _on_gpu("concat_elu_grad", n, x.shape, x, dy)
     return elu_grad(x, dy[..., :n]) - elu_grad(-x, dy[..., n:])
@@ -46,7 +46,7 @@ def glu(x: Any) -> Any:
 
     Dauphin, Fan, Auli and Grangier, "Language Modeling with Gated Convolutional Networks", 2017.
     """
-    gpu, n = on_gpu(x, "x"), _half(x, "x")
+    gpu, n = on_gpu(x, "x"), _half(x)
     if gpu:
         return _on_gpu("glu", n, (*x.shape[:-1], n), x)
     return sigmoid(x[..., n:]) * x[..., :n]
@@ -54,9 +54,9 @@ def glu(x: Any) -> Any:
 
 def glu_grad(x: Any, dy: Any) -> Any:
     """dx = dy * s and dy * x[..., :n] * s * (1 - s), with s = sigmoid(x[..., n:])."""
-    n = _half(x, "x")
+    n = _half(x)
     gpu = together(x=x, dy=dy)
-    _check_shape(dy, "dy", (*x.shape[:-1], n))
+    check_form("dy", dy, (*x.shape[:-1], n), x.dtype)
     if gpu:
         return _on_gpu("glu_grad", n, x.shape, x, dy)
     gate = sigmoid(x[..., n:])
@@ -64,16 +64,11 @@ def glu_grad(x: Any, dy: Any) -> Any:
     return np.concatenate([first, first * x[..., :n] * (1 - gate)], -1)
 
 
-def _half(x: Any, argument: str) -> int:
-    width = length_of(x, argument)
+def _half(x: Any) -> int:
+    width = length_of(x, "x")
     if width % 2:
-        raise ValueError(f"{argument} takes an even last axis, got the shape {x.shape}")
+        raise ValueError(f"x takes an even last axis, got the shape {x.shape}")
     return width // 2
-
-
-def _check_shape(a: Any, argument: str, shape: tuple[int, ...]) -> None:
-    if a.shape != shape:
-        raise ValueError(f"{argument} takes the shape {shape} here, got {a.shape}")
 
 
 def _on_gpu(name: str, n: int, shape: tuple[int, ...], *operands: Any) -> Any:

@@ -17,6 +17,7 @@ from numbsparse.device import (
     one_gpu,
     runtime,
 )
+from numbsparse.device.array import unread
 from numbsparse.dtypes import as_array, is_bfloat16, refuse_masked, type_name
 
 ARRAYS = (np.ndarray, DeviceArray)
@@ -274,24 +275,11 @@ def places_differ(first: str, second: str) -> str:
     return f"{first} and {second} take one device, got one on the CPU and one on a GPU"
 
 
-class _Place:
-    """An array of any place to NumPy, which asks where it is and reads nothing of it."""
-
-    def __init__(self, a: Any):
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (a.address, True),
-            "shape": a.shape,
-            "strides": a.strides,
-            "typestr": f"|V{a.itemsize}",
-        }
-
-
 def overlap(a: Any, b: Any) -> bool:
     """Whether two arrays of one place share any memory, gaps not counted."""
     if isinstance(a, DeviceArray):
         first, last = sorted((a, b), key=lambda array: array.address)
         if first.address + first.span.nbytes <= last.address:
             return False
-        a, b = np.asarray(_Place(a)), np.asarray(_Place(b))
+        a, b = unread(a), unread(b)
     return np.shares_memory(a, b)

@@ -21,7 +21,6 @@ from numbsparse.ops.repeats import remember
 from numbsparse.patterns.checks import integer
 
 
-@in_order
 def sddmm(
     a: Any,
     b: Any,
@@ -74,6 +73,7 @@ def sddmm(
     return _sddmm(a, b, layout, block_size, kernel, precision)
 
 
+@in_order
 def _sddmm(
     a: Any, b: Any, layout: Any, block_size: int | None, kernel: str, precision: str
 ) -> BlockSparse:

@@ -45,11 +45,6 @@ def normalise(gates, recurrent, eps, inverse_std, units, block_size):
     _normalise(gates, eps, inverse_std, units, block_size)
 
 
-def normalise_grad(gates, inverse_std, dgates, units, block_size):
-    """As on_gpu.normalise_grad."""
-    _normalise_grad(gates, inverse_std, dgates, units, block_size)
-
-
 def by_gate(gates, block_size):
     """(..., 4 * width) as (..., blocks, 4, B), a view."""
     blocks = gates.shape[-1] // (GATES * block_size)
@@ -161,7 +156,8 @@ def _normalise(gates, eps, inverse_std, units, B):
 
 
 @compiled(**SUM)
-def _normalise_grad(gates, inverse_std, dgates, units, B):
+def normalise_grad(gates, inverse_std, dgates, units, B):
+    """As on_gpu.normalise_grad."""
     for n in range(gates.shape[0]):
         for gate in range(GATES):
             z, dz = gates[n, gate * B :], dgates[n, gate * B :]

@@ -11,9 +11,10 @@ The three products are one loop around one step,
 
 The batch fills the vectors, not the block, so a small block runs as fast as a large one, and a
 transposed block is the same block read with its strides swapped. `x` and `dy` are packed first, in
-panels C wide, to make each row of `b` one run of memory. An output is summed in one order whatever
-the batch and the number of cores. CPUs multiply no 16-bit floats: such operands are copied as
-float32 first, and the result is rounded.
+panels C wide, to make each row of `b` one run of memory; for a weight-gradient, whose rows are runs
+anyway, only where that pays. An output is summed in one order whatever the batch and the number of
+cores. CPUs multiply no 16-bit floats: such operands are copied as float32 first, and the result is
+rounded.
 
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
@@ -21,7 +22,8 @@ how many multiply-adds the cores can do. A GPU does far more of those: the next 
 A batch that would leave most of a vector empty is multiplied by `few_rows`.
 """
 
-from functools import cache
+from functools import cache, lru_cache, partial
+from math import prod
 
 import numpy as np
 from numba import from_dtype, types
@@ -31,6 +33,7 @@ from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.cores import (
     DONE,
     compiled,
+    cores_for,
     entry_of,
     inner,
     next_share,
@@ -38,10 +41,11 @@ from numbsparse.kernels.cores import (
     read_only,
     wait_or_part,
 )
-from numbsparse.kernels.matmul.few_rows import few, few_product
+from numbsparse.kernels.matmul.few_rows import ALONE, few, few_product
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
     empty_panels,
+    has_unit_stride,
     pack_kernel,
     places_of_run,
     run_of,
@@ -64,6 +68,7 @@ from numbsparse.kernels.simd import (
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 AHEAD = 32  # steps, at least, from a block's prefetch to its product
+UNPACKED = 1 << 20  # numbers of x and dy, at most, that stay in caches: never faster when packed
 SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 INNER_SLAB = 1 << 18  # the same for the inner cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel
@@ -117,20 +122,75 @@ def _sum_rows(x, dy, dvalues, index):
 
 
 def sum_of(batch, dvalues, index):
-    """`_sum_rows` as a function of x, dy and dvalues: see `few_product`."""
-    n_blocks, size, _ = dvalues.shape
-    dtype, of = from_dtype(dvalues.dtype), dvalues.dtype
+    """`_sum_rows` as a function of x, dy and dvalues: see `few_product`.
+
+    Packing pays where several blocks read each of more rows than a cache holds, and where rows are
+    no runs of memory. Else they are read where they are.
+    """
+    (n_blocks, size, _), lines = dvalues.shape, (index.block_rows, index.block_columns)
+    blocks = len(index.rows.indptr) - 1, len(index.columns.indptr) - 1
+    case = batch, dvalues.shape, dvalues.dtype, lines, blocks
+    packed = lru_cache(partial(_sum_packed, *case))  # compiled where it is needed
+    alone = cores_for(dvalues.size * batch) == 1
+    if not alone and batch * size * sum(blocks) > UNPACKED and n_blocks > max(blocks):
+        return packed()
+    unpacked = _sum_unpacked(*case, alone)
+
+    def compute(x, dy, dvalues):
+        in_runs = has_unit_stride(x) and has_unit_stride(dy)
+        (unpacked if in_runs else packed())(x, dy, dvalues)
+
+    return compute
+
+
+def _sum_unpacked(batch, shape, of, lines, blocks, alone):
+    """`sum_of` rows of x and dy that are runs of memory, by one core `alone` or by all."""
+    (n_blocks, size, _), (in_blocks, out_blocks) = shape, blocks
+    dtype = from_dtype(of)
+    columns = 2 * lanes(dtype)
+    width = min(size, columns)
+    at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
+    taps, kernel = (*_one_run(batch), 1), entry_of(unpacked_kernel(dtype))
+    how = {"phases": 1, "work": n_blocks, "multiply_adds": prod(shape) * batch}
+
+    def compute(x, dy, dvalues):
+        panels = _panels_of(x, in_blocks, size, width), _panels_of(dy, out_blocks, size, width)
+        if alone:
+            kernel(0, ALONE, n_blocks, *panels, lines, dvalues, taps, at)
+        else:
+            on_cores(kernel, (*panels, lines, dvalues, taps, at), **how)
+
+    return compute
+
+
+def _one_run(batch):
+    """run_ptr, runs: all of the batch."""
+    return np.array([0, 1]), np.array([[0, 0, batch]])
+
+
+def _panels_of(x, blocks, size, width):
+    """x (batch, features) as panels (panels, batch, width), a view where features end a block."""
+    batch, features = x.shape
+    if features < blocks * size:
+        whole = np.zeros((batch, blocks * size), x.dtype)
+        whole[:, :features] = x
+        x = whole
+    return x.reshape(batch, blocks * size // width, width).transpose(1, 0, 2)
+
+
+def _sum_packed(batch, shape, of, lines, blocks):
+    """`sum_of` rows in any order of memory, packed in panels first."""
+    n_blocks, size, _ = shape
+    dtype = from_dtype(of)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
     slab = slab_kernel(dtype, tile_shape(size)[0], columns // width)
     at = address_of(pack_kernel(dtype)), address_of(slab)
-    x_panels = size // width * (len(index.rows.indptr) - 1)
-    dy_panels = size // width * (len(index.columns.indptr) - 1)
-    slab = _slab(width * (x_panels + dy_panels), dvalues.nbytes)
-    length, lines = min(slab, batch), (index.block_rows, index.block_columns)
-    taps = np.array([0, 1]), np.array([[0, 0, slab]]), 1
+    x_panels, dy_panels = (size // width * n for n in blocks)
+    slab = _slab(width * (x_panels + dy_panels), prod(shape) * of.itemsize)
+    length, taps = min(slab, batch), (*_one_run(slab), 1)
     phases = 1 + 3 * max(1, -(-batch // slab))
-    how = {"phases": phases, "work": n_blocks, "multiply_adds": dvalues.size * batch}
+    how = {"phases": phases, "work": n_blocks, "multiply_adds": prod(shape) * batch}
     kernel = entry_of(weight_grad_kernel(dtype))
 
     def compute(x, dy, dvalues):
@@ -319,8 +379,7 @@ def signature_of_slab(dtype):
         types.int64,  # core
         types.int64[::1],  # counts
         types.int64,  # share
-        dtype[:, :, ::1],  # packed_x (panels, length, width)
-        dtype[:, :, ::1],  # packed_dy (panels, length, width)
+        *[read_only(dtype, 3, "A")] * 2,  # x, dy (panels, length, width), packed or as they are
         types.UniTuple(read_only(types.int32, 1), 2),  # block_rows, block_columns (n_blocks,)
         dtype[:, :, ::1],  # dvalues (n_blocks, B, B)
         types.boolean,  # add to dvalues
@@ -339,13 +398,16 @@ def slab_kernel(dtype, rows, pieces):
     columns = 2 * lanes(dtype)
 
     @compiled(signature_of_slab(dtype))
-    def kernel(core, counts, share, packed_x, packed_dy, lines, dvalues, add, taps):
+    def kernel(core, counts, share, x, dy, lines, dvalues, add, taps):
         (block_rows, block_columns), (run_ptr, runs, stride) = lines, taps
-        (x_panels, all_x, width), all_dy = packed_x.shape, packed_dy.shape[1]
+        (x_panels, _, width), all_dy, item = x.shape, dy.shape[1], x.itemsize
+        x_panel, x_row = x.strides[0] // item, x.strides[1] // item
+        dy_column, dy_row = dy.strides[0] // item // width, dy.strides[1] // item
         n_blocks, size, _ = dvalues.shape
         in_blocks = x_panels * width // size
         b, out = np.empty(pieces, np.int64), np.empty(pieces, np.int64)
-        first, last = next_share(core, counts, share, n_blocks)
+        shared = len(counts) > 1
+        first, last = next_share(core, counts, share, n_blocks) if shared else (0, n_blocks)
         while first < last:
             block = first
             while block < last:
@@ -353,24 +415,45 @@ def slab_kernel(dtype, rows, pieces):
                 tap, line = line // in_blocks, line % in_blocks
                 first_run, last_run = run_ptr[tap], run_ptr[tap + 1]
                 for v in range(0, size, width):
-                    places_of_run(block, end, block_columns, size, all_dy, v, b, out)
+                    places_of_run(block, end, block_columns, size, dy_column, v, b, out)
                     sources, targets = to_fixed_tuple(b, pieces), to_fixed_tuple(out, pieces)
                     for r in range(0, size, rows):
-                        a = (line * size + r) // width * width * all_x + r % width
+                        a = (line * size + r) // width * x_panel + r % width
                         if add:
                             tile = load(dvalues, targets, r * size, size, rows, columns)
                         else:
                             tile = zeros(dvalues, rows, columns)
                         for run in range(first_run, last_run):
-                            at, to = a + runs[run, 0] * width, runs[run, 1] * width
+                            at, to = a + runs[run, 0] * x_row, runs[run, 1] * dy_row
                             for _ in range(min(runs[run, 2], all_dy - runs[run, 1])):
-                                tile = multiply_add(tile, packed_x, at, 1, packed_dy, sources, to)
-                                at += stride * width
-                                to += width
+                                tile = multiply_add(tile, x, at, 1, dy, sources, to)
+                                at += stride * x_row
+                                to += dy_row
                         store(tile, dvalues, targets, r * size, size)
                 block = end
             fetch_add(counts, DONE, last - first)
             first, last = next_share(core, counts, share, n_blocks)
+
+    return kernel
+
+
+@cache
+def unpacked_kernel(dtype):
+    """dvalues[b] = x[rows of b] @ dy[columns of b].T, of x and dy where they are."""
+    of_slabs = signature_of_slab(dtype)
+    add_slab = call_of(of_slabs)
+    signature = types.void(
+        types.int64,  # core
+        types.int64[:, ::1],  # progress
+        types.int64,  # share
+        *of_slabs.args[3:-2],
+        of_slabs.args[-1],  # taps
+        types.int64,  # where the `slab_kernel` is
+    )
+
+    @compiled(signature)
+    def kernel(core, progress, share, x, dy, lines, dvalues, taps, at):
+        add_slab(at, (core, progress[0], share, x, dy, lines, dvalues, False, taps))
 
     return kernel
 
@@ -386,7 +469,8 @@ def weight_grad_kernel(dtype):
         types.int64,  # share
         of_pack.args[2],  # x (in_features, batch)
         of_pack.args[2],  # dy (out_features, batch)
-        *of_slabs.args[3:-2],
+        *[dtype[:, :, ::1]] * 2,  # packed_x, packed_dy (panels, length, width)
+        *of_slabs.args[5:-2],
         of_slabs.args[-1],  # taps
         types.UniTuple(types.int64, 2),  # where the `pack_kernel` and the `slab_kernel` are
     )

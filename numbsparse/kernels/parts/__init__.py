@@ -10,17 +10,17 @@
 - `records`: warps that walk a plan, and request copies of what each step names.
 - `groups`: which lines of a layout are computed together; `regions`: which kept blocks are.
 - `deal`, `deal_on_gpu`: which multiprocessor computes what, and when; `shares`: lines cut into
-  equal shares; `walk_on_gpu`: from one kept block of a line to the next.
+  equal shares; `walk_on_gpu`: from one kept block of a line to the next, and how many are before.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
 - `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say.
 - `packed`: w in the order of its steps, as registers of an mma; `stored_blocks`: as it is stored.
-- `gates`: a number for each block, read ahead; `ranks`: which entries they leave.
+- `gates`: a number for each block, read ahead.
 - `pixels`: rows of images, loaded where the pixels are.
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
-- `pieces`, `pieces_of_blocks`: sums in registers, and pieces of a sum, added in their order;
-  `cluster_sums`: those that the blocks of a cluster have.
+- `pieces`, `pieces_of_blocks`: sums in registers, and pieces of a sum, added in their order.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
-- `store`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any rows of y.
+- `store`, `store_boxes`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any
+  rows of y.
 """

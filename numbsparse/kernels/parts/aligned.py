@@ -1,6 +1,7 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any
 
 from numba import cuda, float32, int64, uint16, uint64
@@ -8,7 +9,7 @@ from numba import cuda, float32, int64, uint16, uint64
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
-from numbsparse.kernels.elementwise import copy
+from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES = 16  # of one copy
@@ -108,6 +109,40 @@ def aligned_values(values: DeviceArray) -> DeviceArray:
     moved = empty(values.shape, values.dtype)
     copy(moved, values)
     return moved
+
+
+def of_any_blocks(compute: Callable[..., None]) -> Callable[..., None]:
+    """A decorator of y = x @ w, (x, values, index, y, ...): y is 0 where there is no block."""
+
+    @wraps(compute)
+    def product(x: Any, values: Any, index: Any, y: Any, *how: Any) -> None:
+        if 0 in y.shape:
+            return
+        if values.shape[0] == 0:
+            fill(y, 0)
+        else:
+            compute(x, values, index, y, *how)
+
+    return product
+
+
+def of_any_rows(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator of a weight-gradient, (x, dy, index, dvalues, ...): dvalues is 0 for no rows, and
+    may begin anywhere. Where nothing is computed it returns True."""
+
+    @wraps(compute)
+    def weight_grad(x: Any, dy: Any, index: Any, dvalues: DeviceArray, *how: Any) -> Any:
+        if dvalues.size == 0 or x.shape[0] == 0:
+            fill(dvalues, 0)
+            return True
+        if dvalues.address % BYTES == 0:
+            return compute(x, dy, index, dvalues, *how)
+        moved = empty(dvalues.shape, dvalues.dtype)
+        result = compute(x, dy, index, moved, *how)
+        copy(dvalues, moved)
+        return result
+
+    return weight_grad
 
 
 def of_bits(a: DeviceArray) -> DeviceArray:

@@ -88,8 +88,9 @@ def _match(meets, order, left, pairs):
 
 
 @compiled()
-def write_shares(record, kept, counts, before):
-    """What a record says of its step's kept blocks: a mask for each share, and last the blocks.
+def write_shares(record, kept, counts, before, inputs):
+    """What a record says of its step's kept blocks: a mask for each share, how many inputs they
+    meet, and 256 times how many they are, and last the blocks.
 
     kept (SHARES, BLOCKS, 2) : of each block its share's bit and what names it, of `counts` blocks
     a share, which are 0 after; a mask has the number of blocks in the shares before it from the bit
@@ -103,6 +104,7 @@ def write_shares(record, kept, counts, before):
             record[first + slot] = kept[share, k, 1]
             slot += 1
         record[share], counts[share] = mask, 0
+    record[counts.size] = inputs + 256 * slot
 
 
 def counted(walk: Walk, lines: np.ndarray, n_groups: int, shift: int) -> np.ndarray:
@@ -134,21 +136,8 @@ def steps_in_strips(
     n_groups = int(walk.indices.max(initial=0)) * B // group_width + 1
     lines = np.arange(-(-(walk.indptr.size - 1) // columns) * columns).reshape(-1, columns)
     counts = counted(walk, lines, n_groups, (group_width // B).bit_length() - 1)
-    (needed, most), kept = _needed(counts, blocks_a_step - 1), walk.indices.size
-    needed = max(needed, 1)
+    shift, kept = blocks_a_step - 1, walk.indices.size  # a step is of one or two blocks
+    steps = (counts + shift >> shift).sum(2, dtype=np.int64)
+    needed = max(int(np.count_nonzero(steps)), 1)
     part = kept / (needed * columns * (group_width // B))
-    return part, kept / blocks_a_step / needed, most
-
-
-@compiled()
-def _needed(counts, shift):
-    """(groups of which strips need any, the most steps of one, of one or two blocks each)"""
-    needed, most = 0, 1
-    for strip in range(counts.shape[0]):
-        for group in range(counts.shape[1]):
-            steps = 0
-            for column in range(counts.shape[2]):
-                steps += counts[strip, group, column] + shift >> shift
-            needed += steps > 0
-            most = max(most, steps)
-    return needed, most
+    return part, kept / blocks_a_step / needed, int(steps.max(initial=1))

@@ -6,13 +6,13 @@ A block is small against the rows that it multiplies, so it pays to split it bef
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.ptx import as_float32, store_4xf32
+from numbsparse.kernels.ptx import as_float32, bulk_load, store_4xf32
 
 THREADS = 256
 
@@ -49,6 +49,18 @@ def images_of(
     more = in_features, gates if gated else (), images
     launch(kernel, grid, THREADS, values.span, strides, block_rows, *more)
     return images
+
+
+@cache
+def load_image(BYTES: int) -> Any:
+    """load(images, number, shared, place, bars, stage): a part of a block."""
+
+    @cuda.jit(device=True)
+    def load(images, number, shared, place, bars, stage):
+        at = int64(number) * (BYTES // 4)
+        bulk_load(shared, place, images, at, uint32(BYTES), bars, stage)
+
+    return load
 
 
 @cache

@@ -2,11 +2,27 @@
 
 A piece is left in memory as the lanes hold it, their 16 bytes side by side. The last warp
 adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
+
+The blocks of a cluster leave their pieces in their own shared memory. The first blocks then take a
+slice of the sum each, and read it in the memory of all of them, in their order too.
 """
+
+from functools import cache
+from typing import Any
 
 from numba import cuda, float32, int32, uint32
 
-from numbsparse.kernels.ptx import add_acq_rel, load_4xf32, shfl_idx, store_4xf32, sync_warp
+from numbsparse.kernels.parts.store import Sums
+from numbsparse.kernels.ptx import (
+    ALIGNMENT,
+    add_acq_rel,
+    cluster_sync,
+    load_4xf32,
+    load_4xf32_at,
+    shfl_idx,
+    store_4xf32,
+    sync_warp,
+)
 
 
 def floats_of(M: int, N: int) -> int:
@@ -75,3 +91,88 @@ def join(pieces, tickets, k, first, many, step, acc):
     if cuda.threadIdx.x % 32 == 0:
         tickets[first] = 0
     return True
+
+
+def part_bytes(warps: int, count: int) -> int:
+    """Shared memory for `count` float32 of each lane."""
+    return warps * 32 * 4 * count
+
+
+@cache
+def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> Any:
+    """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
+
+    All threads of the cluster come here or call `meet`, after the last use of what shared memory
+    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or
+    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them.
+    """
+    OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
+
+    @cuda.jit(device=True)
+    def add(acc, own, warp, base):
+        floats = cuda.shared.array(0, float32, ALIGNMENT)
+        lane, block = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % BLOCKS
+        start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
+        cluster_sync()  # all have read what was there
+        for i in range(COUNT):
+            c = acc[4 * i : 4 * i + 4]
+            store_4xf32(floats, start + 128 * i, c[0], c[1], c[2], c[3])
+        cluster_sync()
+        if block < SLICES:
+            for j in range(LINES):
+                for i in range(OWN * FOURS):
+                    tile = min(block * OWN + i // FOURS, TILES - 1)  # beyond it, of no meaning
+                    at = uint32(start + 128 * ((j * TILES + tile) * FOURS + i % FOURS))
+                    for k in range(4):
+                        own[(j * OWN * FOURS + i) * 4 + k] = 0
+                    for other in range(BLOCKS):
+                        four = load_4xf32_at(floats, at, uint32(other))
+                        for k in range(4):
+                            own[(j * OWN * FOURS + i) * 4 + k] += four[k]
+
+    return add
+
+
+@cache
+def slice_of(sums: Sums, parts: int) -> Sums:
+    """One of so many slices of a lane's sums: of fewer block columns, of fewer tiles of rows, or of
+    fewer columns."""
+    strips = sums.B // 8
+    own = sums.COLUMNS * sums.TILES * strips // parts  # strips of 8 columns, in tiles of 16 rows
+    columns, tiles = max(own // (sums.TILES * strips), 1), min(max(own // strips, 1), sums.TILES)
+    return sums._replace(B=8 * min(own, strips), COLUMNS=columns, TILES=tiles)
+
+
+@cache
+def joining(SPLIT: int, all_sums: Sums) -> Any:
+    """join(sums, columns, base): the slice that this block of a cluster stores, of all its blocks.
+
+    The slice takes the first place among the sums, and its strips that of the columns, counted in
+    what `slice_of` has for a block. Gives the first row of it.
+    """
+    TILES, STRIPS, (_, B, COLUMNS, *_) = all_sums.TILES, all_sums.B // 8, slice_of(all_sums, SPLIT)
+    WIDTH, ACROSS, APART = B // 8, all_sums.B // B, all_sums.APART
+    OWN = all_sums.COLUMNS * TILES * STRIPS // SPLIT
+    SUMS, add = 4 * OWN, add_parts(SPLIT, SPLIT, 1, SPLIT, OWN)
+
+    @cuda.jit(device=True)
+    def join(sums, columns, base):
+        own, t = cuda.local.array(SUMS, float32), uint32(cuda.threadIdx.x)
+        add(sums, own, shfl_idx(uint32(t // 32), 0), base)
+        for k in range(SUMS):
+            sums[k] = own[k]
+        first = int32(cuda.blockIdx.x % SPLIT * OWN)
+        for c in range(COLUMNS):
+            column = columns[first // (TILES * STRIPS) + c]
+            strip = first % STRIPS // WIDTH
+            columns[c] = column * ACROSS + strip if column >= 0 else -1
+        return first // STRIPS % TILES * APART
+
+    return join
+
+
+@cuda.jit(device=True)
+def meet():
+    """For a warp that has no part of the sums."""
+    cluster_sync()
+    cluster_sync()

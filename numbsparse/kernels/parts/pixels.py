@@ -17,7 +17,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES, RESIDUE_AT, Output
-from numbsparse.kernels.parts.swizzle import load_for
+from numbsparse.kernels.parts.swizzle import load_boxes_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
 
@@ -200,15 +200,13 @@ def loading(strip: Any, x_order: str) -> Any:
     """load(shared, to, x_map, group, top, bars, stage): a group of the rows that begin there."""
     if x_order == IMAGES:
         return load_pixels(strip.WIDTH)
-    transposed, WIDTH = x_order == FEATURES, strip.WIDTH
-    load_box, BOX_ROWS = load_for(transposed, strip.CLUSTER), strip.BOX_ROWS(transposed)
-    BOXES, BOX_BYTES = strip.ROWS // BOX_ROWS, strip.GROUP_BYTES * BOX_ROWS // strip.ROWS
+    transposed, WIDTH, ROWS = x_order == FEATURES, strip.WIDTH, strip.ROWS
+    high = strip.BOX_ROWS(transposed)
+    boxes = ROWS // high, high, strip.GROUP_BYTES * high // ROWS
+    load_boxes = load_boxes_for(transposed, *boxes, strip.CLUSTER)
 
     @cuda.jit(device=True)
     def load(shared, to, x_map, group, row, bars, stage):
-        feature = int32(group * WIDTH)
-        for b in range(BOXES):
-            box, first_row = to + b * BOX_BYTES, int32(row + b * BOX_ROWS)
-            load_box(shared, box, x_map, feature, first_row, bars, stage)
+        load_boxes(shared, to, x_map, int32(group * WIDTH), row, ROWS, bars, stage)
 
     return load

@@ -2,11 +2,10 @@
 
 16-bit sums are those of mma and wgmma: 16 rows by strips of 8 columns, of which lane 4 g + q has
 columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded and stored in pieces
-of 16 bytes, straight from the registers of lanes that exchange them (`storer`), or as matrices in
-shared memory, which the copy engine stores while the warp goes on (`box_storer`). A product of
-blocks of 8 and 16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
+of 16 bytes, straight from the registers of lanes that exchange them. A product of blocks of 8 and
+16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
 
-`store_float32` is the same of float32.
+`store_boxes` has the copy engine store them; `store_float32` is the same of float32.
 """
 
 from functools import cache
@@ -16,21 +15,7 @@ from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.ptx import (
-    bulk_commit,
-    bulk_wait_read,
-    elect,
-    fence_proxy_async,
-    movmatrix_trans,
-    pack_bfloat2,
-    pack_half2,
-    shfl_xor,
-    stmatrix_x4,
-    stmatrix_x4_trans,
-    store_4xu32,
-    sync_warp,
-    tma_store_2d,
-)
+from numbsparse.kernels.ptx import movmatrix_trans, pack_bfloat2, pack_half2, shfl_xor, store_4xu32
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
@@ -270,80 +255,3 @@ def exchanged(low, high, upper, mask):
     """One of two values against one of the lane whose number differs in `mask`."""
     other = shfl_xor(low if upper else high, mask)
     return (other, high) if upper else (low, other)
-
-
-def box_of(of: Sums, order: str) -> tuple[int, int]:
-    """The box of y that one copy writes; of y.T in the order of features."""
-    return (of.WIDTH, 16) if order == FEATURES else (16, of.WIDTH)
-
-
-@cache
-def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
-    """write(sums, tile, strip, shared, place): a panel of a tile, from a strip on, as matrices.
-
-    They are swizzled as the copy engine takes them. UNIT : bytes of what `shared` holds
-    """
-    STRIPS, LINE, by_features = of.WIDTH // 8, 2 * box_of(of, order)[1], order == FEATURES
-    SWAPS, pair = LINE // 16 - 1, packed(of)
-    store_matrices = stmatrix_x4_trans if by_features else stmatrix_x4
-
-    @cuda.jit(device=True)
-    def write(sums, tile, first, shared, place):
-        lane = uint32(cuda.threadIdx.x) % 32
-        # A lane has a line of one of four matrices: two strips, and in each two halves.
-        strip, half, line = lane // 16, lane // 8 % 2, lane % 8
-        if by_features:
-            byte = uint32((8 * strip + line) * LINE + 16 * half)
-        else:
-            byte = uint32((8 * half + line) * LINE + 16 * strip)
-        byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
-        for s in range(0, STRIPS, 2):
-            to = byte + 8 * s * LINE if by_features else byte ^ (16 * s)
-            store_matrices(
-                shared,
-                place + to // UNIT,
-                pair(sums, tile, first + s, 0),
-                pair(sums, tile, first + s, 1),
-                pair(sums, tile, first + s + 1, 0),
-                pair(sums, tile, first + s + 1, 1),
-            )
-
-    return write
-
-
-@cache
-def box_storer(of: Sums, order: str, BUFFERS: int, ENDS: bool = False) -> Any:
-    """store(sums, columns, row, end, shared, buffer, y_map): as `storer`, by the copy engine.
-
-    A warp has BUFFERS panels of its own from byte `buffer` of shared memory on. It goes on, to the
-    next tile if that was the last panel, while the copy engine still reads them: so the
-    multiprocessor writes y while it fetches x. Where a tile ENDS before its last panel, panels from
-    row `end` on are not stored.
-    """
-    TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
-    PANELS, STRIPS, PANEL_BYTES = B // WIDTH, WIDTH // 8, of.PANEL_BYTES
-    write, by_features = panel_writer(of, order), order == FEATURES
-
-    @cuda.jit(device=True)
-    def store(sums, columns, row, end, shared, buffer, y_map):
-        for m in range(TILES):
-            inside = not ENDS or row + APART * m < end
-            for c in range(COLUMNS):
-                for p in range(PANELS):
-                    number = (m * COLUMNS + c) * PANELS + p
-                    place = uint32(buffer + number % BUFFERS * PANEL_BYTES)
-                    if number % BUFFERS == 0:
-                        bulk_wait_read()
-                        sync_warp()
-                    write(sums, m, number % (COLUMNS * PANELS) * STRIPS, shared, place)
-                    fence_proxy_async()
-                    sync_warp()
-                    if elect() != 0 and columns[c] >= 0 and inside:
-                        n, k = int32(row + APART * m), int32(columns[c] * B + p * WIDTH)
-                        if by_features:
-                            tma_store_2d(shared, place, y_map, n, k)
-                        else:
-                            tma_store_2d(shared, place, y_map, k, n)
-                        bulk_commit()
-
-    return store

@@ -9,7 +9,7 @@ holds neighbouring features of a row of the batch; or, where the operand is tran
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32
+from numba import cuda, int32, uint32
 
 from numbsparse.kernels.ptx import (
     ldmatrix_x4,
@@ -46,6 +46,21 @@ def load_for(transposed: bool, cluster: int = 1) -> Any:
             tma_load_2d(shared, to, x_map, column, line, bars, stage)
         else:
             tma_load_2d_multicast(shared, to, x_map, column, line, bars, stage, RANKS)
+
+    return load
+
+
+@cache
+def load_boxes_for(transposed: bool, MOST: int, ROWS: int, SIZE: int, cluster: int = 1) -> Any:
+    """load(shared, to, x_map, feature, row, rows, bars, stage): the boxes of ROWS rows each, SIZE
+    items of shared memory, in which `rows` rows begin; of MOST."""
+    load_box = load_for(transposed, cluster)
+
+    @cuda.jit(device=True)
+    def load(shared, to, x_map, feature, row, rows, bars, stage):
+        for b in range(MOST):
+            if b == 0 or b * ROWS < rows:
+                load_box(shared, to + b * SIZE, x_map, feature, int32(row + b * ROWS), bars, stage)
 
     return load
 

@@ -8,11 +8,7 @@ from numba import cuda, float32, int64, uint16, uint32, uint64
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
-from numbsparse.kernels.parts.aligned import (
-    aligned_either_way,
-    is_aligned,
-    of_bits,
-)
+from numbsparse.kernels.parts.aligned import aligned_either_way, is_aligned, of_bits
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 SIDE = 64  # columns of a tile: 128 bytes; and its rows, at most

@@ -17,30 +17,28 @@ class Words(NamedTuple):
 
 @cache
 def words_of_lane(WORDS: int) -> Words:
-    @cuda.jit(device=True)
-    def load_2(words, at):
-        return load_2xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 2)
+    AT_ONCE = min(WORDS, 4)
+    load_some = load_2xu32 if AT_ONCE == 2 else load_4xu32
 
     @cuda.jit(device=True)
-    def load_4(words, at):
-        return load_4xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 4)
+    def load(words, at):
+        return load_some(words, at + uint32(cuda.threadIdx.x) % 32 * AT_ONCE)
 
     @cuda.jit(device=True)
-    def load_8(words, at):
-        return load_4(words, at) + load_4(words, at + 128)
+    def load_twice(words, at):
+        return load(words, at) + load(words, at + 128)
 
     @cuda.jit(device=True)
-    def store_2(words, at, own):
-        store_2xu32(words, at + uint32(cuda.threadIdx.x) % 32 * 2, own[0], own[1])
+    def store(words, at, own):
+        first = at + uint32(cuda.threadIdx.x) % 32 * AT_ONCE
+        if AT_ONCE == 2:
+            store_2xu32(words, first, own[0], own[1])
+        else:
+            store_4xu32(words, first, own[0], own[1], own[2], own[3])
 
     @cuda.jit(device=True)
-    def store_4(words, at, own):
-        first = at + uint32(cuda.threadIdx.x) % 32 * 4
-        store_4xu32(words, first, own[0], own[1], own[2], own[3])
+    def store_twice(words, at, own):
+        store(words, at, own)
+        store(words, at + 128, own[4:])
 
-    @cuda.jit(device=True)
-    def store_8(words, at, own):
-        store_4(words, at, own)
-        store_4(words, at + 128, own[4:])
-
-    return {2: Words(load_2, store_2), 4: Words(load_4, store_4), 8: Words(load_8, store_8)}[WORDS]
+    return Words(load_twice, store_twice) if WORDS == 8 else Words(load, store)

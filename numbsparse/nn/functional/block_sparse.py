@@ -8,8 +8,9 @@ from numbsparse.autograd import Tensor, record, unread
 from numbsparse.nn.functional.activations import abs
 from numbsparse.nn.functional.arithmetic import as_matrix, cast, multiply
 from numbsparse.nn.functional.columns import blocks_of, by_length
+from numbsparse.nn.functional.gates import in_order
 from numbsparse.nn.functional.products import matmul
-from numbsparse.nn.functional.shape import Axis, reshape, sum, take_rows
+from numbsparse.nn.functional.shape import Axis, reshape, sum
 from numbsparse.ops.operands import axes_of
 from numbsparse.patterns.checks import flag
 
@@ -50,10 +51,7 @@ def block_norms(w: Any, by: str = "l2") -> Tensor:
     w = cast(w, "float32") if w.dtype.itemsize == 2 else w
     values = reshape(blocks_of(w), (like.n_blocks, like.block_size**2))
     norms = {"l1": lambda a: sum(abs(a), axis=1), "l2": _lengths, "max": _largest}[by](values)
-    if like.is_transposed:
-        order = ops.index_beside(like.stored_layout, like.values).columns.blocks
-        norms = reshape(take_rows(reshape(norms, (-1, 1)), order), (-1,))
-    return norms
+    return in_order(norms, like.stored_layout) if like.is_transposed else norms
 
 
 def _lengths(values: Tensor) -> Tensor:

@@ -39,9 +39,7 @@ def as_stored(w: Tensor, gate: Tensor) -> AsStored:
     numbers = ops.gate_numbers(own, gate.data)
     if own.is_transposed:
         is_matrix = isinstance(unread(gate), BlockSparse)
-        return as_stored(
-            transpose(w), transpose(gate) if is_matrix else _in_order(gate, own.layout)
-        )
+        return as_stored(transpose(w), transpose(gate) if is_matrix else in_order(gate, own.layout))
     return w, numbers_of(gate), ops.select_gated(own, numbers)
 
 
@@ -83,12 +81,12 @@ def numbers_of(gate: Tensor) -> Tensor:
     if not isinstance(own, BlockSparse):
         return gate
     if own.is_transposed:
-        return _in_order(numbers_of(transpose(gate)), own.stored_layout)
+        return in_order(numbers_of(transpose(gate)), own.stored_layout)
     flat = ops.reshape(gate.matrix.values, (own.n_blocks,))
     return record(flat, (gate, lambda dy, y: _matrix(dy, own)))
 
 
-def _in_order(numbers: Tensor, layout: Layout) -> Tensor:
+def in_order(numbers: Tensor, layout: Layout) -> Tensor:
     """`ops.in_order`, differentiable."""
     order = ops.index_beside(layout, numbers.data).columns.blocks
     return reshape(take_rows(reshape(numbers, (-1, 1)), order), (-1,))

@@ -52,10 +52,6 @@ def _dlpack(self: Tensor, **options: Any) -> Any:
     return _lent(self).__dlpack__(**options)
 
 
-def _dlpack_device(self: Tensor) -> tuple[int, int]:
-    return self.values.__dlpack_device__()
-
-
 def _only(convert: Callable[[Any], Any]) -> Callable[[Tensor], Any]:
     """A conversion of a Tensor of one value."""
 
@@ -93,10 +89,6 @@ def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[[Tensor
     return compared
 
 
-def _contains(self: Tensor, value: Any) -> bool:
-    return bool(np.any(self == value))
-
-
 def _format(self: Tensor, spec: str) -> str:
     """f"{loss:.3f}": of a Tensor without axes its number is formatted."""
     if spec and self.shape:
@@ -126,14 +118,14 @@ _OPERATORS = {
     "__le__": _compared(operator.le, "<="),
     "__gt__": _compared(operator.gt, ">"),
     "__ge__": _compared(operator.ge, ">="),
-    "__contains__": _contains,
+    "__contains__": lambda self, value: bool(np.any(self == value)),
     "__bool__": _only(bool),
     "__int__": _only(int),
     "__float__": _only(float),
     "__format__": _format,
     "__array__": _array,
     "__dlpack__": _dlpack,
-    "__dlpack_device__": _dlpack_device,
+    "__dlpack_device__": lambda self: self.values.__dlpack_device__(),
     "astype": arithmetic.cast,
     "T": property(shape.transpose),
     "transpose": shape.transpose,

@@ -18,15 +18,15 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map, tensor_maps
 from numbsparse.kernels.conv.boxes import in_box, moved, place_of, plus, row_of, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
-from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.images import images_of, load_image
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.store import KINDS, Sums, panel_writer
+from numbsparse.kernels.parts.store import KINDS, Sums
+from numbsparse.kernels.parts.store_boxes import panel_writer
 from numbsparse.kernels.parts.store_tile import store_tile
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_commit,
-    bulk_load,
     bulk_wait_read,
     elect,
     fence_proxy_async,
@@ -177,10 +177,6 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     store_sums = store_tile(precision, 1, TB, True, row_at)
 
     @cuda.jit(device=True)
-    def fetch_block(images, block, ring, start, bars, full):
-        bulk_load(ring, start, images, int64(block) * SLOT, uint32(4 * SLOT), bars, full)
-
-    @cuda.jit(device=True)
     def first_row(warp, lane):
         """Which of 8 neighbouring pixels is line g of a product: no two lanes share a bank."""
         g = lane // 4
@@ -217,7 +213,9 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
         where = y.batch, y.view, places, own, image, top, first
         store_sums(sums, y.values, where, int64(column), y.features)
 
-    return LineProduct(*(float32, 4, (1, TB, 4), SLOT, 0, fetch_block, begin, start, add, store))
+    return LineProduct(
+        *(float32, 4, (1, TB, 4), SLOT, 0, load_image(4 * SLOT), begin, start, add, store)
+    )
 
 
 @cuda.jit(device=True)

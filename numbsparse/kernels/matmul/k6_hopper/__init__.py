@@ -41,22 +41,22 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, resident
-from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu, weight_grad_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned, aligned_either_way
+from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any_blocks
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import meet
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
+from numbsparse.kernels.parts.pieces import meet
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
-from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, box_of, order_of, output_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, order_of, output_of
+from numbsparse.kernels.parts.store_boxes import y_box
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,
@@ -102,15 +102,11 @@ def tile_choices(product, block_size, dtype, batch, precision="highest"):
     return line_tiles(block_size, batch) if several else (None,)
 
 
+@of_any_blocks
 def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how: Any) -> None:
     """y = x @ w, or x @ w.T; `how` is the precision, the number of a tile and the gates, if any."""
     precision, number, gates = how
     (batch, features), (n_blocks, size, _) = y.shape, values.shape
-    if batch == 0 or features == 0:
-        return
-    if n_blocks == 0:
-        fill(y, 0)
-        return
     whole = gates is not None or index.made is not None  # a tile has all steps
     per_strip = -1 if whole else n_blocks * size / features
     tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
@@ -134,8 +130,9 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        known = plan, tile, index, values, gates, lines, row_tiles, units
-        plan, all_values = plan_on_gpu.steps_wanted(*known)
+        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
+
+        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
@@ -144,20 +141,18 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     else:
         maps = tensor_maps((lines, x_box(form, rows if form.even else 0)))
         lines_of_w = index.block_columns if transposed else index.block_rows
-        strides = (1, size) if transposed else (size, 1)  # of w, along the sum and across
-        cut = tile.N, tile.DEPTH, x_transposed
-        images = images_of(values, strides, lines_of_w, x.shape[1], *cut, gates)
         x = lines.T if x_transposed else lines
         dense = dense_of(x, values, index, transposed, all_gates)
-    blocks, nbytes = (len(tile_starts) - 1) * tile.CLUSTER, tile.SHARED_BYTES
+        cut = tile.N, tile.DEPTH, x_transposed
+        images = images_of(values, dense.w_strides, lines_of_w, x.shape[1], *cut, gates)
     cluster = max(tile.CLUSTER, tile.SPLIT)
     launch(
         line_kernel(form),
-        blocks,
+        (len(tile_starts) - 1) * tile.CLUSTER,
         tile.THREADS,
         *(maps, unannounced(maps), images, plan),
         *(output_of(y), dense, all_gates, rows if form.even else ()),
-        shared_bytes=nbytes,
+        shared_bytes=tile.SHARED_BYTES,
         cluster=(cluster,) if cluster > 1 else None,
         overlap=True,
     )
@@ -168,12 +163,13 @@ def maps_of(
 ) -> DeviceArray:
     """The maps of x, of each w and of it with nothing beyond the edge along the sum, and of y."""
     boxes: list[Any] = [(x, x_box(form, rows))]
+    w = w_box(form)
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
-        boxes += [(own, w_box(form)), (inside, w_box(form))]
+        boxes += [(own, w), (inside, w)]
     if form.order != ANY:
         of_y = form.tile.stored(form.kind)
-        boxes.append((y.T if form.order == FEATURES else y, box_of(of_y, form.order)))
+        boxes.append((y.T if form.order == FEATURES else y, y_box(of_y, form.order)))
     return tensor_maps(*boxes)
 
 

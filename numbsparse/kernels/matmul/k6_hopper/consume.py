@@ -13,10 +13,10 @@ from typing import Any
 from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, MOST, TO_SCALE, Form
-from numbsparse.kernels.parts.cluster_sums import joining
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.store import ANY, Sums, box_storer, storer
+from numbsparse.kernels.parts.store import ANY, Sums
+from numbsparse.kernels.parts.store_boxes import finishing
 from numbsparse.kernels.parts.store_float32 import finishing_strips
 from numbsparse.kernels.ptx import (
     Operand,
@@ -123,17 +123,14 @@ def consumer(form: Form) -> Any:
 
 def products(form: Form) -> Any:
     """(begin, multiply, end) of 16-bit values, whose accumulators are one tuple until the end."""
-    tile, of, boxes = form.tile, form.tile.sums(form.kind), form.order != ANY
+    tile, of = form.tile, form.tile.sums(form.kind)
     DEPTH, WIDTH = tile.DEPTH, of.WIDTH
     x = Operand(128, 128 * DEPTH, True) if form.x_transposed else Operand(2 * DEPTH, 0)
     w = Operand(2 * DEPTH, 0) if form.transposed else Operand(2 * WIDTH, 2 * WIDTH * DEPTH, True)
     shape = tile.M_TILES, tile.B, DEPTH // 16
     add = wgmma(form.kind, *shape, x, w, tile.SHARE, tile.INPUTS, tile.X_BYTES)
     no_sums = zeros(tile.SHARE * tile.M_TILES * tile.B // 2)
-    stored = tile.stored(form.kind)
-    store_boxes = box_storer(stored, form.order, tile.BUFFERS, form.even)
-    store_items, EVEN, CUT = storer(stored, ANY), form.even, tile.SPLIT > 1
-    join = joining(tile.SPLIT, of, stored)
+    finish = finishing(of, form.order, tile.BUFFERS, form.even, tile.SPLIT)
 
     @cuda.jit(device=True)
     def begin(sums):
@@ -147,15 +144,7 @@ def products(form: Form) -> Any:
     def end(acc, sums, columns, place, base, shared, buffer, y, y_map):
         row, last = place
         to_local(acc, sums)
-        if CUT:
-            row += join(sums, columns, base)
-        if boxes:
-            store_boxes(sums, columns, row, last, shared, buffer, y_map)
-        elif EVEN:
-            own = y[0], y[1], y[2], min(y[3], last), y[4]
-            store_items(sums, columns, row, own)
-        else:
-            store_items(sums, columns, row, y)
+        finish(sums, columns, row, last, base, shared, buffer, y, y_map)
 
     return begin, multiply, end
 

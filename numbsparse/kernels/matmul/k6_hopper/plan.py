@@ -7,9 +7,9 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
+from numbsparse.kernels.parts.pieces import part_bytes, slice_of
 from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
@@ -98,8 +98,8 @@ class Tile(NamedTuple):
     @property
     def RING_BYTES(self) -> int:
         """Where the sums of parts are left, too, once it is empty."""
-        parts = part_bytes(self.WARPS, 4 * self.FOURS) if self.SPLIT > 1 else 0
-        return max(self.STAGES * self.STAGE_BYTES, parts)
+        own = self.SHARE * self.M_TILES * self.N // 2 if self.SPLIT > 1 else 0  # sums of a thread
+        return max(self.STAGES * self.STAGE_BYTES, part_bytes(self.WARPS, own))
 
     @property
     def BUFFER_BYTES(self) -> int:
@@ -125,16 +125,9 @@ class Tile(NamedTuple):
         """The 16-bit sums of a warp."""
         return Sums(kind, self.B, self.SHARE, self.M_TILES, APART=64)
 
-    @property
-    def FOURS(self) -> int:
-        """Strips of 8 columns, in tiles of 16 rows, whose sums a warp has."""
-        return self.SHARE * self.M_TILES * self.B // 8
-
     def stored(self, kind: str) -> Sums:
-        """What a block of a cluster stores of them: one of SPLIT slices."""
-        strips, fours = self.B // 8, self.FOURS // self.SPLIT
-        columns, tiles = max(fours // (self.M_TILES * strips), 1), max(fours // strips, 1)
-        return Sums(kind, 8 * min(fours, strips), columns, min(tiles, self.M_TILES), APART=64)
+        """What a block of a cluster stores of them."""
+        return slice_of(self.sums(kind), self.SPLIT)
 
     @property
     def MASKS(self) -> int:
@@ -329,8 +322,7 @@ def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, re
                 meet, at_edge = bits_set(met[which]), EDGE if which == edge else 0
                 for part in range(PARTS):
                     if place == INPUTS or taken + meet > BLOCKS:
-                        write_shares(records[step], kept, counts, BEFORE)
-                        records[step, counts.size] = place + 256 * taken
+                        write_shares(records[step], kept, counts, BEFORE, place)
                         step, place, taken = step + 1, 0, 0
                     records[step, counts.size + 1 + place] = which * PARTS + part
                     strips_left = met[which]
@@ -342,8 +334,7 @@ def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, re
                         counts[share] += 1
                     place, taken = place + 1, taken + meet
                 met[which] = 0
-        write_shares(records[step], kept, counts, BEFORE)
-        records[step, counts.size] = place + 256 * taken
+        write_shares(records[step], kept, counts, BEFORE, place)
         for share in range(counts.size):
             records[step, share] |= LAST
         step += 1

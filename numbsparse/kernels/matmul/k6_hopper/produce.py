@@ -10,12 +10,13 @@ The copy engine loads 16-bit blocks of w as they are, and float32's as `parts.im
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, int64, uint32
+from numba import cuda, int32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
+from numbsparse.kernels.parts.images import load_image
 from numbsparse.kernels.parts.records import counting, walking
-from numbsparse.kernels.parts.swizzle import load_block_for, load_for
-from numbsparse.kernels.ptx import bulk_load, fence_tensor_map, mbarrier_expect
+from numbsparse.kernels.parts.swizzle import load_block_for, load_boxes_for
+from numbsparse.kernels.ptx import fence_tensor_map, mbarrier_expect
 
 X, W, SCALED_W = 0, 1, 3  # tensor maps; after W and SCALED_W those that end where x does, then y
 
@@ -57,8 +58,10 @@ def requesting(form: Form) -> Any:
     COUNTS, FIRST_INPUT, FIRST_BLOCK = SHARES, SHARES + 1, SHARES + 1 + INPUTS
     EVEN, LINE_BYTES = form.even, tile.ITEM * tile.DEPTH
     many, before, has = counting(form.gated)
-    fetch_x = fetch_rows(form)
-    fetch_w = fetch_image(tile.W_BYTES) if tile.ITEM == 4 else fetch_block(form)
+    DEPTH, ROWS, BOX = tile.DEPTH, tile.ROWS, x_box(form)[1 if form.x_transposed else 0]
+    fetch_x = load_boxes_for(form.x_transposed, ROWS // BOX, BOX, X_BYTES * BOX // ROWS // UNIT)
+    FLOAT32 = tile.ITEM == 4
+    fetch_w = load_image(tile.W_BYTES) if FLOAT32 else fetch_block(form)
 
     @cuda.jit(device=True)
     def request(step, row, stage, bars, source, shared, base, info):
@@ -72,13 +75,15 @@ def requesting(form: Form) -> Any:
         for e in range(INPUTS):
             if has(inputs, e):
                 at = start + e * (X_BYTES // UNIT)
-                fetch_x(source, step[FIRST_INPUT + e], row, shared, at, bars, stage)
+                feature, rows = int32(step[FIRST_INPUT + e] * DEPTH), source[2] if EVEN else ROWS
+                fetch_x(shared, at, source[0][X], feature, row, rows, bars, stage)
         for b in range(BLOCKS):
             # The blocks of a cluster take turns; each one's copies are for all of them.
             nth = before(blocks, b)
             if has(blocks, b) and (CLUSTER == 1 or (stage + nth) % CLUSTER == rank):
                 at = start + W_START // UNIT + nth * (W_BYTES // UNIT)
-                fetch_w(source, step[FIRST_BLOCK + b], shared, at, bars, stage)
+                w = source[1] if FLOAT32 else source[0]
+                fetch_w(w, step[FIRST_BLOCK + b], shared, at, bars, stage)
 
     return request
 
@@ -88,24 +93,6 @@ def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
     feature-major."""
     depth, item, rows = form.tile.DEPTH, form.tile.ITEM, rows or min(form.tile.ROWS, 256)
     return (depth, LINE // item) if form.x_transposed else (rows, depth)
-
-
-@cache
-def fetch_rows(form: Form) -> Any:
-    """DEPTH features of ROWS rows of x, or of those of an even tile."""
-    tile, x_transposed = form.tile, form.x_transposed
-    DEPTH, BOX = tile.DEPTH, x_box(form)[1 if x_transposed else 0]
-    COUNT, SIZE = tile.ROWS // BOX, tile.ITEM * BOX * DEPTH // tile.UNIT
-    load, EVEN = load_for(x_transposed), form.even
-
-    @cuda.jit(device=True)
-    def fetch(source, x_tile, row, shared, place, bars, stage):
-        x_map, feature = source[0][X], int32(x_tile * DEPTH)
-        for i in range(COUNT):
-            if i == 0 or not EVEN or i * BOX < source[2]:
-                load(shared, place + i * SIZE, x_map, feature, row + i * BOX, bars, stage)
-
-    return fetch
 
 
 def w_box(form: Form) -> tuple[int, int, int]:
@@ -133,25 +120,13 @@ def fetch_block(form: Form) -> Any:
                 load(shared, at, w_map, i * WIDTH, part, block, bars, stage)
 
     @cuda.jit(device=True)
-    def fetch(source, kept, shared, place, bars, stage):
+    def fetch(maps, kept, shared, place, bars, stage):
         first = W
         if in_two and kept & SCALED:
             first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
         if ragged and kept >> 31:
-            fetch_from(source[0][first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
+            fetch_from(maps[first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
         else:
-            fetch_from(source[0][first], kept, shared, place, bars, stage)
-
-    return fetch
-
-
-@cache
-def fetch_image(BYTES: int) -> Any:
-    """A part of a block, split."""
-
-    @cuda.jit(device=True)
-    def fetch(source, image, shared, place, bars, stage):
-        at = int64(image) * (BYTES // 4)
-        bulk_load(shared, place, source[1], at, uint32(BYTES), bars, stage)
+            fetch_from(maps[first], kept, shared, place, bars, stage)
 
     return fetch

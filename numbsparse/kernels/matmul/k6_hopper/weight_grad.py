@@ -24,7 +24,6 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
@@ -37,7 +36,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     STEP,
     Tile,
 )
-from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of, repair_block
@@ -77,6 +76,7 @@ LONG = 2048
 GATED_FROM = 1024  # rows from which blocks of 128 are left out by gates: of 512, all take 1.2 times
 
 
+@of_any_rows
 def weight_grad(
     x: DeviceArray,
     dy: DeviceArray,
@@ -86,17 +86,7 @@ def weight_grad(
     gates: DeviceArray | None = None,
 ) -> None:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
-    (n_blocks, B, _), batch = dvalues.shape, x.shape[0]
-    if n_blocks == 0:
-        return
-    if batch == 0:
-        fill(dvalues, 0.0)
-        return
-    if dvalues.address % BYTES:
-        moved = empty(dvalues.shape, dvalues.dtype)
-        weight_grad(x, dy, index, moved, precision, gates)
-        copy(dvalues, moved)
-        return
+    B, batch = dvalues.shape[1], x.shape[0]
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     stays = gates is None and index.made is None and batch < LONG
     if kind is None:

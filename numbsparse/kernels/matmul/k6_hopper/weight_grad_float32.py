@@ -190,7 +190,6 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     VALUES = (UNITS, DEPTH // 2)
     split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
     PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
-    together = of_one_strip(x_transposed)
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
 
     @cuda.jit(device=True)
@@ -203,7 +202,8 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
             uint32(shfl_idx(head, uint32(8))),
         )
         begin = uint32(base // 4 + BUFFERS * buffer_size)
-        number, whole = places[line, group, 0], together(places, line, group)
+        number = places[line, group, 0]
+        whole = of_one_strip(places, line, group, x_transposed)
         upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
         lower_x = uint32(begin + (places[line, group, 3] & 0xFFFF) * SIZE)
         upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
@@ -238,17 +238,12 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     return multiply
 
 
-@cache
-def of_one_strip(x_transposed: bool) -> Any:
+@cuda.jit(device=True)
+def of_one_strip(places, line, group, x_transposed):
     """Whether both products of a warpgroup are of the same strip: then a batch-major x is read by
     four features at once, of one panel for a warp; of strips apart by two."""
-
-    @cuda.jit(device=True)
-    def together(places, line, group):
-        same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
-        return not x_transposed and same
-
-    return together
+    same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
+    return not x_transposed and same
 
 
 @cuda.jit(device=True)
@@ -320,8 +315,8 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
     split makes NaN of infinities.
     """
-    swapped, UNITS, ACROSS, PARTS = orders[0], tile.UNITS, tile.N // tile.PANEL, B // 32
-    together = of_one_strip(orders[1])
+    (swapped, x_transposed, _), UNITS = orders, tile.UNITS
+    ACROSS, PARTS = tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
 
     @cuda.jit(device=True)
@@ -350,7 +345,7 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
-        whole = together(places, item, warp // 4)
+        whole = of_one_strip(places, item, warp // 4, x_transposed)
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, whole, outs, item)

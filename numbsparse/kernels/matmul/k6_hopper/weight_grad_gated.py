@@ -26,20 +26,14 @@ class Gates(NamedTuple):
     cut: Any  # blocks, of float32 parts of these
 
 
-@cache
-def remaining(tile: Tile) -> Any:
-    """left(out, is_cut, gates): a number of `outs`, or -1 where its gate is 0."""
-    PARTS = (tile.B // tile.PART) ** 2  # of a block
-
-    @cuda.jit(device=True)
-    def left(out, is_cut, gates):
-        if out >= 0:
-            part = gates.cut[out % gates.cut.size] if is_cut else out
-            if gates.of_blocks[part // PARTS] == 0:
-                out = int32(-1)
-        return out
-
-    return left
+@cuda.jit(device=True)
+def left_of(out, is_cut, gates, parts):
+    """A number of `outs`, or -1 where its gate is 0; a block has so many parts."""
+    if out >= 0:
+        part = gates.cut[out % gates.cut.size] if is_cut else out
+        if gates.of_blocks[part // parts] == 0:
+            out = int32(-1)
+    return out
 
 
 @cache
@@ -49,7 +43,8 @@ def taking(tile: Tile, gated: bool) -> Any:
     It comes into line `warp % 4` of the warp's own tables, from `words`, one a lane. If `gated`,
     units that are left come first; the others have places too.
     """
-    UNITS, OUTS, PER, left = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS, remaining(tile)
+    UNITS, OUTS, PER = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS
+    PARTS = (tile.B // tile.PART) ** 2
 
     @cuda.jit(device=True)
     def take(warp, words, gates, own_places, own_outs):
@@ -62,7 +57,7 @@ def taking(tile: Tile, gated: bool) -> Any:
             outs[lane] = int32(-1) if gated else out
         if gated:
             is_cut = shfl_idx(head, uint32(4)) != 0
-            out = left(out, is_cut, gates) if lane < OUTS else int32(-1)
+            out = left_of(out, is_cut, gates, PARTS) if lane < OUTS else int32(-1)
             first, unit = lane - lane % PER, min(lane // PER, UNITS - 1)
             one, other = (
                 shfl_idx(place, uint32(1 + 2 * unit)),
@@ -105,9 +100,10 @@ def keeping(tile: Tile) -> Any:
 
     Panels of x that any block of threads of a cluster needs are for all of it.
     """
-    GROUPS, OUTS, left, slots_of = tile.GROUPS, tile.OUTS, remaining(tile), needing(tile)
+    GROUPS, OUTS, slots_of = tile.GROUPS, tile.OUTS, needing(tile)
     ALL, CLUSTER = GROUPS * OUTS, tile.CLUSTER
     SHARED = (1 << tile.B // tile.PANEL) - 1 if CLUSTER > 1 else 0  # slots of x
+    PARTS = (tile.B // tile.PART) ** 2
 
     @cuda.jit(device=True)
     def of_all(own):
@@ -125,7 +121,8 @@ def keeping(tile: Tile) -> Any:
         lane, own = int32(cuda.threadIdx.x % 32), int64(0)
         group, k, is_cut = lane % ALL // OUTS, lane % OUTS, heads[item, 4] != 0
         share = item - item % CLUSTER + lane // ALL
-        if lane < CLUSTER * ALL and left(outs[share, group, k], is_cut, gates) >= 0:
+        there = lane < CLUSTER * ALL
+        if there and left_of(outs[share, group, k], is_cut, gates, PARTS) >= 0:
             own = slots_of(places, item, group, k) if share == item else int64(SHARED)
         needed = of_all(own)
         own = needed & SHARED if heads[item, 3] else int64(0)

@@ -211,21 +211,9 @@ def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
     counts = np.diff(walk.indptr).astype(np.int64)
     if across <= n:
         return np.repeat(counts * n, n // across)
-    counts = np.add.reduceat(counts, np.arange(0, counts.size, 2)) if counts.size else counts
-    return counts - _met_twice(walk.indptr, walk.indices, np.zeros_like(counts))
-
-
-@compiled()
-def _met_twice(indptr, lines, twice):
-    """How many lines both of two neighbours meet."""
-    for pair in range((indptr.size - 1) // 2):
-        i, end, last = indptr[2 * pair], indptr[2 * pair + 1], indptr[2 * pair + 2]
-        j = end
-        while i < end and j < last:
-            one, other = lines[i], lines[j]
-            twice[pair] += one == other
-            i, j = i + (1 if one <= other else 0), j + (1 if other <= one else 0)
-    return twice
+    met = np.zeros((-(-counts.size // 2), walk.indices.max(initial=-1) + 1), bool)  # by pairs
+    met[np.repeat(np.arange(counts.size), counts) // 2, walk.indices] = True
+    return np.count_nonzero(met, axis=1)
 
 
 def way_of(index: Index, B: int) -> tuple[bool, Tile]:

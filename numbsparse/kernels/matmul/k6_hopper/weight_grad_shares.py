@@ -11,12 +11,7 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled, inner, threads
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
-    ALONE,
-    Tables,
-    Tile,
-    put_panel,
-)
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tables, Tile, put_panel
 from numbsparse.kernels.parts.regions import Items, pieces_of_rows, regions
 from numbsparse.layout import Index
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
@@ -118,8 +119,10 @@ def regions_of_blocks(
     Panels have the height with the fewest bytes and products of all regions.
     """
     n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
-    before = np.zeros((n_groups + 1, sides[1]), np.int32)
-    _count(index.block_rows, index.block_columns, of_group, before)
+    counts = counted(index.columns, np.arange(sides[1])[None], n_groups, of_group.bit_length() - 1)
+    before = np.vstack([np.zeros_like(counts[0, :1]), counts[0]]).astype(np.int32)
+    for group in range(n_groups):  # the blocks of each column in the groups of block rows before
+        before[group + 1] += before[group]
     best, chosen = np.inf, 1
     how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
     slots = np.zeros(index.rows.indices.size, np.int64)
@@ -131,16 +134,6 @@ def regions_of_blocks(
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
     n, groups = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
     return chosen, items, slots[:n], groups
-
-
-@compiled()
-def _count(rows, columns, of_group, before):
-    """before[g] += the blocks of each column in the groups of block rows before g."""
-    for k in range(rows.size):
-        before[rows[k] // of_group + 1, columns[k]] += 1
-    for group in range(1, len(before)):
-        for column in range(before.shape[1]):
-            before[group, column] += before[group - 1, column]
 
 
 @compiled()

@@ -11,6 +11,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.repair import repair_block
 from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
@@ -137,24 +138,22 @@ def storer(sums: Sums) -> Any:
     AT_ONCE = min(SLOTS, region.STAGES * region.STAGE_BYTES // 4 // (WARPS * SLOT))
     put, store = put_slot(sums), store_slot(sums)
 
-    def slots_from(first: int) -> Any:
-        last = min(first + AT_ONCE, SLOTS)
-        rest = slots_from(last) if last < SLOTS else None
+    def some_slots(k: int) -> Any:
+        first, last = k * AT_ONCE, min((k + 1) * AT_ONCE, SLOTS)
 
         @cuda.jit(device=True)
-        def store_from(acc, used, stored, words, at, into, dense):
+        def store_some(acc, used, stored, words, at, into, dense):
+            if first > 0:
+                sync_warp()
             for p in range(first, last):  # which are used is known too late for registers
                 put(acc[p], words, at + (p - first) * SLOT)
             sync_warp()
             for p in range(first, min(used, last)):
                 store(words, at + (p - first) * SLOT, stored, p, into, dense)
-            if rest is not None:
-                sync_warp()
-                rest(acc, used, stored, words, at, into, dense)
 
-        return store_from
+        return store_some
 
-    store_slots = slots_from(0)
+    store_slots = one_by_one(some_slots, -(-SLOTS // AT_ONCE))
 
     @cuda.jit(device=True)
     def store_region(acc, warp, slot, partial, used, words, start, into, dense):

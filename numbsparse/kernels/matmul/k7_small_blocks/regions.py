@@ -16,7 +16,6 @@ from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
-from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     LINE,
@@ -26,11 +25,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     plan_boxes,
     region_for,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_products import (
-    Sums,
-    places_tf32,
-    products,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums, places_tf32, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     ADDERS,
     Into,
@@ -38,7 +33,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     storer_of_cluster,
     total_kernel,
 )
-from numbsparse.kernels.parts.aligned import BYTES, aligned_either_way, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
@@ -110,6 +105,7 @@ LEAVES_FROM = {2: 512, 4: 1024}
 A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends on its pixels
 
 
+@of_any_rows
 def in_regions(
     x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None
 ) -> bool:
@@ -118,16 +114,7 @@ def in_regions(
     Anything where gates[b] is 0. Of images sums that a split made NaN stay so; returns whether
     images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN.
     """
-    n_blocks, B, _ = dvalues.shape
-    batch, widths = x.shape[0], (x.shape[1], dy.shape[1])
-    if n_blocks == 0 or batch == 0:
-        fill(dvalues, 0)
-        return True
-    if dvalues.address % BYTES:
-        whole = empty(dvalues.shape, dvalues.dtype)
-        whole_tiles = in_regions(x, dy, index, whole, precision, gates)
-        copy(dvalues, whole)
-        return whole_tiles
+    B, batch, widths = dvalues.shape[1], x.shape[0], (x.shape[1], dy.shape[1])
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
     gates = gates if batch >= LEAVES_FROM[item] else None
     width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)

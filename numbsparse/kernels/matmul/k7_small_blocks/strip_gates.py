@@ -26,7 +26,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     Strip,
 )
 from numbsparse.kernels.parts.packed import RUN, packing
-from numbsparse.kernels.parts.ranks import begins_group, group_of, mark, rank
+from numbsparse.kernels.parts.walk_on_gpu import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 THREADS = 64 if SIMULATED else 320

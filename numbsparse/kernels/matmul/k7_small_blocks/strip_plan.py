@@ -16,10 +16,10 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import handed_over, multiprocessors, registers, shared_memory
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.cluster_sums import part_bytes
 from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
+from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.pixels import IMAGES, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
@@ -60,6 +60,8 @@ PACK_FLOAT32_FROM, PACK_LARGE_FROM = 256, 3 * 2**20
 SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
 FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
+
+Sizes = tuple[int, int, int]  # batch, features, columns of y
 
 
 class Strip(NamedTuple):
@@ -168,16 +170,9 @@ def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
 
 
 def strip_of(
-    index: Any,
-    B: int,
-    item: int,
-    transposed: bool,
-    sizes: tuple[int, int, int],
-    gated: str = "",
-    even: bool = False,
-    x_order: str = BY_ROWS,
-    tap: int = WIDE,
-) -> Strip:
+    index: Any, B: int, item: int, transposed: bool, sizes: Sizes,
+    gated: str = "", even: bool = False, x_order: str = BY_ROWS, tap: int = WIDE,
+) -> Strip:  # fmt: skip
     """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
     `tap` is the features of one.
 
@@ -221,12 +216,7 @@ def strip_of(
 
 
 def is_packed(
-    sizes: tuple[int, int, int],
-    B: int,
-    item: int,
-    n_blocks: int,
-    gated: bool = False,
-    of_images: bool = False,
+    sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = False, of_images: bool = False
 ) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     batch, features, columns = sizes
@@ -249,14 +239,9 @@ def filled(strip: Strip, limit: int) -> Strip:
 
 @lru_cache(1024)
 def shared_out(
-    sizes: tuple[int, int, int],
-    B: int,
-    item: int,
-    n_blocks: int,
-    units: int,
-    even: bool = False,
-    of_images: bool = False,
-) -> tuple[int, int, int]:
+    sizes: Sizes, B: int, item: int, n_blocks: int, units: int,
+    even: bool = False, of_images: bool = False,
+) -> tuple[int, int, int]:  # fmt: skip
     """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time
     on so many multiprocessors.
 
@@ -344,10 +329,15 @@ def plan_strips(
     firsts = cut_into_stages(counts, n_warps, *how, blocks, stages, places, groups)
     groups, blocks = groups[: firsts[-1] + 1], blocks[: firsts[-1] + 1]
 
-    of_blocks, at = blocks.reshape(-1, strip.WARPS * strip.COLUMNS), np.empty_like(blocks)
-    n, head = len(of_blocks), np.arange(strip.HEAD)
-    begins, heads = np.zeros(n + 1, np.int64), np.zeros((n, strip.HEAD), np.uint32)
-    _begin(of_blocks, strip.COLUMNS, strip.BLOCKS_A_STEP - 1, begins, heads, at.reshape(n, -1))
+    # Where the steps of each stage begin, and those of each of its columns, and what heads say.
+    steps = -(-blocks // strip.BLOCKS_A_STEP).reshape(-1, strip.WARPS * strip.COLUMNS)
+    before, n, head = np.cumsum(steps, 1) - steps, len(steps), np.arange(strip.HEAD)
+    begins = np.append(0, np.cumsum(-(-steps.sum(1) // ALIGNED) * ALIGNED))
+    at = (begins[:-1, None] + before).astype(np.int32).reshape(blocks.shape)
+    heads = np.zeros((n, strip.HEAD), np.int64)
+    heads[:, : strip.WARPS] = before[:, :: strip.COLUMNS] << 4 * COUNT_BITS
+    for k in range(strip.COLUMNS):
+        heads[:, : strip.WARPS] |= steps[:, k :: strip.COLUMNS] << COUNT_BITS * k
     nowhere = strip.GROUPS * strip.GROUP_BYTES
     words = np.full(begins[-1] + heads.size, nowhere << 16 | nowhere, np.uint32)
     words[(begins[:-1] + strip.HEAD * np.arange(n))[:, None] + head] = heads
@@ -367,22 +357,6 @@ def plan_strips(
         words,
         codes.reshape(-1),
     )
-
-
-@compiled()
-def _begin(blocks, columns, shift, begins, heads, at):
-    """Where the steps of each stage begin and those of each of its columns, and what heads say."""
-    for stage in range(len(blocks)):
-        before = 0
-        for column in range(blocks.shape[1]):
-            warp, own = column // columns, column % columns
-            if own == 0:
-                heads[stage, warp] = before << 4 * COUNT_BITS
-            steps = blocks[stage, column] + shift >> shift
-            heads[stage, warp] |= steps << COUNT_BITS * own
-            at[stage, column] = begins[stage] + before
-            before += steps
-        begins[stage + 1] = begins[stage] + -(-before // ALIGNED) * ALIGNED
 
 
 @compiled()

@@ -36,7 +36,9 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
     GROUPS, CLUSTER = strip.GROUPS, strip.CLUSTER
     ROW_BYTES = strip.GROUP_BYTES // strip.ROWS
     PER = 32 // GROUPS  # stages of which the warp knows the groups, a lane each
-    blocks, PACKED = copies_of(strip, transposed), strip.PACKED
+    PACKED, scaled = strip.PACKED, "" if strip.GATES else strip.GATED
+    how = strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, scaled, strip.GATES
+    blocks = copying(strip.B, strip.ITEM, *how)
     OF_GATES = PACKED and strip.GATED != ""  # the launch before wrote what the lanes know,
     EACH = 2 if OF_GATES else 1  # with where the steps of each stage end
     look_up, weigh, CODES = blocks.look_up, blocks.weigh, 1 if PACKED else blocks.codes
@@ -97,12 +99,6 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
                 known = coming
 
     return produce
-
-
-def copies_of(strip: Strip, transposed: bool) -> Copying:
-    scaled = "" if strip.GATES else strip.GATED
-    how = strip.STEPS, strip.FETCHERS, INSIDE_BITS, transposed, scaled, strip.GATES
-    return copying(strip.B, strip.ITEM, *how)
 
 
 def turning(strip: Strip, x_order: str, blocks: Copying) -> Any:

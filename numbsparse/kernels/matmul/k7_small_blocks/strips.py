@@ -19,7 +19,6 @@ from numba import cuda, float32, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     COUNT_BITS,
     INSIDE_BITS,
@@ -31,23 +30,16 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     strip_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
-from numbsparse.kernels.parts.aligned import aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
+from numbsparse.kernels.parts.pieces import add_parts, meet
 from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
-from numbsparse.kernels.parts.store import (
-    FEATURES,
-    KINDS,
-    PIXELS,
-    Sums,
-    order_of,
-    output_of,
-)
+from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
@@ -68,6 +60,7 @@ from numbsparse.kernels.ptx import (
 )
 
 
+@of_any_blocks
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
@@ -77,11 +70,6 @@ def along_strips(
     so.
     """
     B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
-    if batch == 0 or columns == 0:
-        return
-    if values.shape[0] == 0:
-        fill(y, 0)
-        return
     arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
     values, tops, offsets, squares = aligned_values(values), (), None, None
     order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))

@@ -20,15 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.device import SIMULATED, empty
+from numbsparse.device import SIMULATED
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
-from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import BYTES, is_aligned
+from numbsparse.kernels.parts.aligned import is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.gates import gating
 from numbsparse.kernels.parts.plans import planned
@@ -95,21 +94,12 @@ class Blocks(NamedTuple):
         return 4 * self.warps * self.warp_words + ALIGNED
 
 
+@of_any_rows
 def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> None:
     """dvalues = x.T @ dy at the kept blocks, anything where their gates are 0."""
     n_blocks, size, _ = dvalues.shape
-    if x.shape[0] == 0:
-        fill(dvalues, 0.0)
-    elif dvalues.address % BYTES:
-        moved = empty(dvalues.shape, dvalues.dtype)
-        multiply_blocks(x, dy, index, moved, form, gates)
-        copy(dvalues, moved)
-    elif n_blocks:
-        x, dy = (
-            launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy)
-        )
-        more = () if gates is None else (gates,)
-        again(index, along_blocks, (x, dy, dvalues), form, more=more)
+    x, dy = (launch.by_feature(launch.in_reach(a, size), n_blocks, size, False) for a in (x, dy))
+    again(index, along_blocks, (x, dy, dvalues), form, more=() if gates is None else (gates,))
 
 
 def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: bool) -> None:

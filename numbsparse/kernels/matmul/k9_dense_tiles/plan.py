@@ -12,7 +12,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
-from numbsparse.kernels.parts.cluster_sums import part_bytes
+from numbsparse.kernels.parts.pieces import part_bytes
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
@@ -70,11 +70,6 @@ class Tile(NamedTuple):
         """The parts of a sum that is split are where the ring was."""
         parts = part_bytes(4 * self.WARPGROUPS, COUNT) if self.SPLIT > 1 else 0
         return max(self.STAGES * (self.STAGE_BYTES + 8 * self.RECORD), parts) + PERIOD
-
-    @property
-    def WIDTH(self) -> int:
-        """Columns that a block stores of a sum that is split."""
-        return COLUMNS // self.SPLIT
 
 
 def record_of(B: int, depth: int) -> int:

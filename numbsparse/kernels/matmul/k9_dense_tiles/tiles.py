@@ -16,7 +16,6 @@ from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
-from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     COLUMNS,
     COUNT,
@@ -28,10 +27,15 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     plan_tiles,
     shape_of,
 )
-from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_values, of_bits
+from numbsparse.kernels.parts.aligned import (
+    aligned_either_way,
+    aligned_values,
+    of_any_blocks,
+    of_bits,
+)
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.cluster_sums import add_parts, meet
 from numbsparse.kernels.parts.deal import even_rows
+from numbsparse.kernels.parts.pieces import add_parts, meet
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
@@ -65,14 +69,10 @@ from numbsparse.kernels.ptx import (
 from numbsparse.layout import Index
 
 
+@of_any_blocks
 def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) -> None:
     """y[:] = x @ w, or with w transposed, of 16 bits."""
     (batch, features), B = x.shape, values.shape[1]
-    if y.size == 0:
-        return
-    if values.shape[0] == 0:
-        fill(y, 0)
-        return
     values, order = aligned_values(values), order_of(y)
     x, x_transposed = aligned_either_way(of_bits(x))
     strips = -(-y.shape[1] // COLUMNS)
@@ -237,7 +237,7 @@ def copying(tile: Tile) -> Any:
 def consumer(tile: Tile) -> Any:
     """consume(plan, strip, first, last, row, shared, base, bars, y, dense)."""
     STAGES, STAGE_BYTES, W_START, B = tile.STAGES, tile.STAGE_BYTES, tile.W_START, tile.B
-    SPLIT, WIDTH, OWN = tile.SPLIT, tile.WIDTH, COUNT // tile.SPLIT
+    SPLIT, WIDTH, OWN = tile.SPLIT, COLUMNS // tile.SPLIT, COUNT // tile.SPLIT
     LINE, DEPTH, x_transposed = 2 * SQUARE, tile.DEPTH, tile.x_transposed
     x = Operand(LINE, LINE * (DEPTH if x_transposed else tile.ROWS), x_transposed)
     w = Operand(LINE, LINE * (COLUMNS if tile.transposed else DEPTH), not tile.transposed)
