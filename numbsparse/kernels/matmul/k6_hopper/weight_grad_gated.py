@@ -36,6 +36,21 @@ def left_of(out, is_cut, gates, parts):
     return out
 
 
+@cuda.jit(device=True)
+def of_lane(head, k):
+    return shfl_idx(head, uint32(k))
+
+
+@cuda.jit(device=True)
+def of_row(head, k):
+    return head[k]
+
+
+def numbers_of(tile: Tile, gated: bool) -> Any:
+    """(head, k) -> number k of the head of an item, which is a word of each lane, or in memory."""
+    return of_lane if gated or tile.AHEAD else of_row
+
+
 @cache
 def taking(tile: Tile, gated: bool) -> Any:
     """take(warp, words, gates, own_places, own_outs): what a warp's group does of an item.
