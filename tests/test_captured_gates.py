@@ -18,6 +18,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import blocks
 from numbsparse.kernels.parts.walk_on_gpu import highest
+from numbsparse.testing import races
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
 pytestmark = [
@@ -243,6 +244,17 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     gates[index.block_rows == 1] = 0  # all blocks of some items
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     check_weight_gradient("k6_hopper", x, dy, (across, across), layout, size, gates)
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 32), ("float32", 64)])
+def test_warps_that_find_what_gates_leave_do_not_race(dtype, size, rng):
+    layout = ns.Layout(rng.random((3, 4)) < 0.7)
+    gates = ns.to_device(np.float32(rng.random(layout.n_blocks) < 0.5))
+    x, dy = (ns.to_device(rng.standard_normal((9, size * n)).astype(dtype)) for n in layout.shape)
+    values = ns.to_device(np.zeros((layout.n_blocks, size, size), dtype))
+    how = layout, "k6_hopper", "highest", gates
+    assert races(lambda: ops.sddmm_into(values, x.T, dy, *how)) == []
 
 
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])

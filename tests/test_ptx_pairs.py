@@ -1,4 +1,4 @@
-"""`wgmma_pairs`: 64 rows of a product from two tiles, wherever they are."""
+"""Products of several tiles: rows from two of them, or columns from several, wherever they are."""
 
 import numpy as np
 import pytest
@@ -15,10 +15,9 @@ N = ROWS = 32  # columns of a product, and rows of a tile
 UNITS, TILES = 3, 4
 
 
-def product_kernel(k_steps, width, b):
-    COUNT, WHERE = UNITS * N // 2, 2 * UNITS
-    multiply, read = ptx.wgmma_pairs("f16", UNITS, N, k_steps, width, b), ptx.words(WHERE)
-    start_from = ptx.zeros(COUNT)
+def product_kernel(multiply, units, n):
+    COUNT = units * n // 2
+    start_from, read = ptx.zeros(COUNT), ptx.words(2 * units)
 
     @cuda.jit
     def kernel(tiles, places, number, out):
@@ -50,10 +49,36 @@ def test_rows_come_from_two_tiles(rng, depth, b_turned, number):
     b = Operand(2 * (N if b_turned else depth), 0, b_turned)
     out = device.to_device(np.full((128, UNITS * N // 2), np.nan, np.float32))
     given = device.to_device(np.concatenate(given)), device.to_device(np.array(places, np.int32))
-    kernel = product_kernel(depth // 16, 2 * depth, b)
+    multiply = ptx.wgmma_pairs("f16", UNITS, N, depth // 16, 2 * depth, b)
+    kernel = product_kernel(multiply, UNITS, N)
     launch(kernel, 1, 128, *given, number, out, shared_bytes=(TILES + 2) * nbytes + 1024)
     result = rows_of(out, UNITS, N)
     for u, (i, j, k) in enumerate(pairs):
         x = np.vstack([tiles[i], tiles[j]]).astype(float)
         expected = x @ ys[k].T.astype(float) if u < number else np.zeros((64, N))
         np.testing.assert_array_equal(result[u], expected)
+
+
+@pytest.mark.parametrize("depth", [32, 64])
+@pytest.mark.parametrize(("units", "n"), [(3, 64), (2, 128)])
+@pytest.mark.parametrize("number", [0, 1, 2, 3])
+def test_products_side_by_side_are_one(rng, depth, units, n, number):
+    """Where the first one is, of so many times the columns; the others' places are not read."""
+    number = min(number, units)
+    x = rng.integers(-8, 8, (depth, 64)).astype(np.float16)
+    panels = rng.integers(-8, 8, (units * n // 64, depth, 64)).astype(np.float16)
+    given = np.concatenate([laid(panel, 128, panel.nbytes) for panel in (x, *panels)])
+    step = x.nbytes >> 4
+    places = np.array([0, step | step << 16] + [0x3FFF] * (2 * units - 2), np.int32)
+    operand = Operand(128, 0, True)
+    multiply = ptx.wgmma_units("f16", units, n, depth // 16, operand, operand, True)
+    out = device.to_device(np.full((128, units * n // 2), np.nan, np.float32))
+    kernel, there = (
+        product_kernel(multiply, units, n),
+        (device.to_device(given), device.to_device(places)),
+    )
+    launch(kernel, 1, 128, *there, number, out, shared_bytes=given.size + 1024)
+    got = rows_of(out, units, n)
+    expected = np.einsum("ki,pkj->ipj", x.astype(float), panels).reshape(64, units, n)
+    expected[:, number:] = 0
+    np.testing.assert_array_equal(got, expected.swapaxes(0, 1))

@@ -174,8 +174,9 @@ fewer_registers = _wgmma.fewer_registers
 
 # Products whose operands are anywhere: (acc, shared, i, where, number) -> acc. `where`, a tuple of
 # two words for each of `units` products of 64 rows, says where a and b are from shared[i] on; the
-# first `number` of them are computed, or of a single one the columns sizes[number - 1].
-wgmma_units = _cluster.wgmma_units  # (kind, units, n, k_steps, a: Operand, b: Operand)
+# first `number` of them are computed; `joined`, as one product where the first is, so many times as
+# wide, whose columns lie side by side.
+wgmma_units = _cluster.wgmma_units  # (kind, units, n, k_steps, a: Operand, b: Operand, joined)
 # The same, where a has 32 rows each of two tiles, whose lines run along the sum: by `ldmatrix` they
 # go through registers, for a descriptor would have them one behind the other.
 wgmma_pairs = _cluster.wgmma_pairs  # (kind, units, n, k_steps, width of a's lines, b: Operand)

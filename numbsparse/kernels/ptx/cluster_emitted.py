@@ -60,9 +60,11 @@ def words(count: int) -> Any:
 
 
 @cache
-def wgmma_units(kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand) -> Any:
+def wgmma_units(
+    kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand, joined: bool = False
+) -> Any:
     count = units * n // 2
-    return _multiply(_chosen(kind, units, n, k_steps, a, b, count), count, units)
+    return _multiply(_chosen(kind, units, n, k_steps, a, b, count, joined), count, units)
 
 
 @cache
@@ -92,7 +94,7 @@ def _multiply(text: str, count: int, units: int) -> Any:
     return intrinsic(multiply)
 
 
-def _chosen(kind, units, n, k_steps, a, b, first):
+def _chosen(kind, units, n, k_steps, a, b, first, joined):
     """The products of the first units.
 
     A case of its own for each number: ptxas allows no branch between the fence and the wait.
@@ -106,8 +108,9 @@ def _chosen(kind, units, n, k_steps, a, b, first):
         ]
         for k in range(k_steps):
             # Neighbours have different accumulators, so that none waits for the one before.
-            for u in range(number):
-                acc = ", ".join(f"${u * n // 2 + i}" for i in range(n // 2))
+            for u in range(1 if joined else number):
+                columns = number * n if joined else n
+                acc = ", ".join(f"${u * n // 2 + i}" for i in range(columns // 2))
                 for operand, name, at in ((a, "da", 0), (b, "db", 1)):
                     lines += [
                         f"add.u32 low, ${first}, ${first + 2 + 2 * u + at};",
@@ -116,7 +119,7 @@ def _chosen(kind, units, n, k_steps, a, b, first):
                     ]
                 transposed = f"{int(a.transposed)}, {int(b.transposed)}"
                 lines += [
-                    f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+                    f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} "
                     f"{{{acc}}}, da, db, 1, 1, 1, {transposed};"
                 ]
         lines += [

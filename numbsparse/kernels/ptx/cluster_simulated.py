@@ -40,18 +40,20 @@ def words(count: int) -> Any:
 
 
 @cache
-def wgmma_units(kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand) -> Any:
+def wgmma_units(
+    kind: str, units: int, n: int, k_steps: int, a: Operand, b: Operand, joined: bool = False
+) -> Any:
     """acc[u] += 64 rows of a times n columns of b, where `where` says, for the units counted.
 
     `where` holds two words for each unit, as the lower words of the hardware's descriptors: bits 0
     to 13 the place of the operand from the start on, bits 16 to 29 the distance of its panels, both
-    in 16 bytes.
+    in 16 bytes. Units that are `joined` are one product, where the first of them says.
     """
 
     def of_a(shared, start, word):
         return _matrix(kind, shared, *_placed(start, word, a), 64, 16 * k_steps)
 
-    return _units(kind, units, n, k_steps, of_a, b)
+    return _units(kind, units, n, k_steps, of_a, b, joined)
 
 
 @cache
@@ -71,16 +73,22 @@ def wgmma_pairs(kind: str, units: int, n: int, k_steps: int, width: int, b: Oper
     return _units(kind, units, n, k_steps, of_a, b)
 
 
-def _units(kind: str, units: int, n: int, k_steps: int, of_a: Any, b: Operand) -> Any:
+def _units(
+    kind: str, units: int, n: int, k_steps: int, of_a: Any, b: Operand, joined: bool = False
+) -> Any:
     """`of_a` gives the 64 rows of a that a word says."""
     row, column = accumulators(n)
 
     def wgmma_units_meaning(acc, start, where, number, shared):
         result = acc.reshape(128, units, n // 2).copy()
-        for u in range(int(number[0])):
+        counted = int(number[0])
+        beside = max(counted, 1) if joined else 1
+        for u in range(0, counted, beside):
             x = of_a(shared, start[0], where[0, 2 * u])
             placed = _placed(start[0], where[0, 2 * u + 1], b)
-            result[:, u] += (x @ _matrix(kind, shared, *placed, n, 16 * k_steps).T)[row, column]
+            product = x @ _matrix(kind, shared, *placed, beside * n, 16 * k_steps).T
+            for v in range(beside):
+                result[:, u + v] += product[row, column + v * n]
         return result.reshape(128, -1)
 
     def multiply(acc, shared, i, where, number):

@@ -28,7 +28,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, thinning
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
     OPERANDS,
@@ -64,8 +64,9 @@ OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
-# Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98 (H200).
-SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 192
+# Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98, 200 0.77
+# and 0.92 (4,096 and 8,192 features; H200); 512 take 1.02.
+SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 224
 # Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
 # take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
 OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
@@ -104,7 +105,8 @@ def weight_grad(
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
-    tile = tile._replace(STAYS=tile.STAYS and not by_gates)
+    stays = tile.STAYS and not by_gates
+    tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
     exact = kind is None and precision == "highest"
@@ -151,7 +153,7 @@ def kernel_of_16_bit(
         tile,
         tile.SUMS,
         of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed),
+        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,
@@ -190,10 +192,11 @@ def kernel_of(
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
-    (GIVEN, TAKEN), STAYS = tile.REGISTERS, tile.STAYS
+    (GIVEN, TAKEN), STAYS, AHEAD = tile.REGISTERS, tile.STAYS, tile.AHEAD
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
-    thin, OUTS = thinning(tile), (4 if gated else 1, tile.GROUPS, tile.OUTS)
+    take, ask, number_of = taking(tile, gated), asking(tile), numbers_of(tile, gated)
+    OWN, OUTS = gated or AHEAD, (4, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 
     @cuda.jit(**options)
@@ -209,7 +212,8 @@ def kernel_of(
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
         show_barriers(t, CLUSTER)
-        wait_for_earlier_kernels()
+        if not AHEAD:
+            wait_for_earlier_kernels()
         if warp >= WARPS:
             if GIVEN:
                 fewer_registers(GIVEN)
@@ -222,26 +226,53 @@ def kernel_of(
             if TAKEN:
                 more_registers(TAKEN)
             own = cuda.local.array(SUMS, float32)
-            own_places = cuda.shared.array(PLACES, int32)  # of each warp: see `thinning`
+            own_places = cuda.shared.array(PLACES, int32)  # a line for each warp of a group
             own_outs = cuda.shared.array(OUTS, int32)
+            if OWN:
+                words = ask(heads, places, outs, item, warp // 4)
+            if AHEAD:
+                wait_for_earlier_kernels()
             while True:
-                where, into, line = places, outs, item
-                if gated:
-                    where, into, line = own_places, own_outs, int64(warp % 4)
-                    is_cut = heads[item, 4] != 0
-                    thin(warp, places, outs, item, is_cut, gates, where, into)
-                ring_at = multiply(warp, heads, item, where, line, shared, base, bars, ring_at, own)
-                if heads[item, 4] != 0:
+                if OWN:
+                    head, where, into, line = words[0], own_places, own_outs, int64(warp % 4)
+                    take(warp, words, gates, own_places, own_outs)
+                else:
+                    head, where, into, line = heads[item], places, outs, item
+                item += cuda.gridDim.x
+                if AHEAD and item < heads.shape[0]:
+                    words = ask(heads, places, outs, item, warp // 4)
+                ring_at = multiply(warp, head, where, line, shared, base, bars, ring_at, own)
+                if number_of(head, 4) != 0:
                     leave(own, warp, where, into, line, sums, dense)
                 else:
                     store(own, warp, where, into, line, dvalues, dense)
-                item += cuda.gridDim.x
                 if not STAYS or item >= heads.shape[0]:
                     break
         if CLUSTER > 1:
             cluster_sync()
 
     return kernel
+
+
+@cache
+def asking(tile: Tile) -> Any:
+    """ask(heads, places, outs, item, group): a lane's words of an item, of a warpgroup.
+
+    They are there when its turn comes: asked for while the item before is multiplied, or, for the
+    first one, earlier kernels end, which write no plans of the host. Of 64 to 512 rows, 4,096 and
+    8,192 features, density 0.1, an H200 took 0.78 to 0.96 of the time in 16 bits, of float32 0.86
+    to 0.98. Where blocks of threads do not stay it gains nothing, and of a layout made on a GPU
+    float32 took 1.15 times.
+    """
+    UNITS, LAST = tile.UNITS, tile.OUTS - 1
+
+    @cuda.jit(device=True)
+    def ask(heads, places, outs, item, group):
+        lane = int32(cuda.threadIdx.x % 32)
+        head, out = heads[item, min(lane, heads.shape[1] - 1)], outs[item, group, min(lane, LAST)]
+        return head, places[item, group, min(lane, 2 * UNITS)], out
+
+    return ask
 
 
 @cache

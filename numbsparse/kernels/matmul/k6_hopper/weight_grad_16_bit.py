@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping, numbers_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
@@ -24,6 +24,7 @@ from numbsparse.kernels.ptx import (
     tma_load_2d,
     tma_load_2d_multicast,
     to_local,
+    wait_for_earlier_kernels,
     wgmma_pairs,
     wgmma_units,
     words,
@@ -58,7 +59,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
     """
     STAGES, EMPTY, PANEL_BYTES, STAYS = tile.STAGES, tile.STAGES, tile.PANEL_BYTES, tile.STAYS
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * PANEL_BYTES
-    LOADERS = min(tile.LOADERS, 2) if STAYS else tile.LOADERS
+    LOADERS, AHEAD = min(tile.LOADERS, 2) if STAYS else tile.LOADERS, tile.AHEAD
     load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
@@ -80,6 +81,8 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
             if gated:
                 mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
                 awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
+            if AHEAD:
+                wait_for_earlier_kernels()
             for step in range(steps if awaited else 0):
                 mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
                 sync_warp()
@@ -95,10 +98,12 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
 
 
 @cache
-def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -> Any:
-    """multiply(warp, heads, item, places, line, ..., ring_at, sums): sums = an item's products.
+def multiplier(
+    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
+) -> Any:
+    """multiply(warp, head, places, line, ..., ring_at, sums): sums = an item's products.
 
-    line : of the item in `places`, and in the `outs` of `storer`
+    head : as `numbers_of` takes it; line : of the warp in `places`, and `outs` of `storer`
     """
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
@@ -108,19 +113,20 @@ def multiplier(tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool) -
         for transposed in (x_transposed, dy_transposed)
     )
     operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands)
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, B == 128)
     if B == 32 and dy_transposed:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
+    number_of = numbers_of(tile, gated)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
+    def multiply(warp, head, places, line, shared, base, bars, ring_at, sums):
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
         number = uint32(places[line, group, 0])
         where = read_places(places, (line * GROUPS + group) * PLACES + 1)
         acc = start_from()
         stage, phase = ring_at
-        for _ in range(heads[item, 1]):
+        for _ in range(number_of(head, 1)):
             mbarrier_wait(bars, stage, phase)
             acc = add(acc, shared, base + stage * STAGE, where, number)
             if lane < CLUSTER:

@@ -17,7 +17,7 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping, numbers_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
@@ -36,6 +36,7 @@ from numbsparse.kernels.ptx import (
     store_2xu32,
     store_4xf32,
     sync_warp,
+    wait_for_earlier_kernels,
     wgmma_split,
 )
 
@@ -50,7 +51,7 @@ def supplier(
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    STAYS, transpose = tile.STAYS, transposer(tile, exact, dy_transposed)
+    STAYS, AHEAD, transpose = tile.STAYS, tile.AHEAD, transposer(tile, exact, dy_transposed)
     load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
 
     @cuda.jit(device=True)
@@ -75,6 +76,8 @@ def supplier(
                     if gated:
                         mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
                         nbytes = uint32(n * PANEL_BYTES)
+                    if AHEAD:
+                        wait_for_earlier_kernels()
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
                     mbarrier_expect(bars, FULL + then, nbytes)
@@ -188,13 +191,14 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
     PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
+    number_of = numbers_of(tile, gated)
 
     @cuda.jit(device=True)
-    def multiply(warp, heads, item, places, line, shared, base, bars, ring_at, sums):
+    def multiply(warp, head, places, line, shared, base, bars, ring_at, sums):
         ring = cuda.shared.array(0, float32, ALIGNMENT)
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        stages, buffer_size = uint32(heads[item, 6]), uint32(heads[item, 7])
-        stage_size, begin = uint32(heads[item, 8]), uint32(base // 4 + BUFFERS * buffer_size)
+        stages, buffer_size = uint32(number_of(head, 6)), uint32(number_of(head, 7))
+        stage_size, begin = uint32(number_of(head, 8)), uint32(base // 4 + BUFFERS * buffer_size)
         number = places[line, group, 0]
         whole = of_one_strip(places, line, group, x_transposed)
         upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
@@ -205,7 +209,7 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear(sums)
         stage, phase, buffer, buffer_phase = ring_at
-        for _ in range(heads[item, 1]):
+        for _ in range(number_of(head, 1)):
             mbarrier_wait(bars, FULL + stage, phase)
             at = uint32(stage * stage_size)
             read(ring, uint32(upper_x + at), uint32(lower_x + at), whole, warp % 4, raw)

@@ -16,7 +16,7 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
-from numbsparse.kernels.ptx import redux_or, sync_warp
+from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
 
 class Gates(NamedTuple):
@@ -27,9 +27,8 @@ class Gates(NamedTuple):
 
 
 @cuda.jit(device=True)
-def left_of(outs, item, group, k, is_cut, gates, parts):
+def left_of(out, is_cut, gates, parts):
     """A number of `outs`, or -1 where its gate is 0; a block has so many parts."""
-    out = outs[item, group, k]
     if out >= 0:
         part = gates.cut[out % gates.cut.size] if is_cut else out
         if gates.of_blocks[part // parts] == 0:
@@ -37,38 +36,60 @@ def left_of(outs, item, group, k, is_cut, gates, parts):
     return out
 
 
-@cache
-def thinning(tile: Tile) -> Any:
-    """thin(warp, places, outs, item, is_cut, gates, own_places, own_outs): which units are left.
+@cuda.jit(device=True)
+def of_lane(head, k):
+    return shfl_idx(head, uint32(k))
 
-    What is left to the warpgroup of a warp comes first in line `warp % 4` of the warp's own tables.
+
+@cuda.jit(device=True)
+def of_row(head, k):
+    return head[k]
+
+
+def numbers_of(tile: Tile, gated: bool) -> Any:
+    """(head, k) -> number k of the head of an item, which is a word of each lane, or in memory."""
+    return of_lane if gated or tile.AHEAD else of_row
+
+
+@cache
+def taking(tile: Tile, gated: bool) -> Any:
+    """take(warp, words, gates, own_places, own_outs): what a warp's group does of an item.
+
+    It comes into line `warp % 4` of the warp's own tables, from `words`, one a lane. If `gated`,
+    units that are left come first; the others have places too.
     """
-    OUTS, PER, PARTS = tile.OUTS, tile.OUTS // tile.UNITS, (tile.B // tile.PART) ** 2
-    WORDS = 1 + 2 * tile.UNITS
+    UNITS, OUTS, PER = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS
+    PARTS = (tile.B // tile.PART) ** 2
 
     @cuda.jit(device=True)
-    def thin(warp, places, outs, item, is_cut, gates, own_places, own_outs):
-        lane, group, line = int32(cuda.threadIdx.x % 32), warp // 4, warp % 4
-        first, out = lane - lane % PER, int32(-1)
-        if lane < OUTS:
-            own_outs[line, group, lane] = int32(-1)
-            out = left_of(outs, item, group, lane, is_cut, gates, PARTS)
-        if lane < WORDS:  # what is not left has a place too
-            own_places[line, group, lane] = places[item, group, lane]
-        units = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(first)))
-        at = bits_below(units, first)
+    def take(warp, words, gates, own_places, own_outs):
+        (head, place, out), lane = words, int32(cuda.threadIdx.x % 32)
+        places, outs = own_places[warp % 4, warp // 4], own_outs[warp % 4, warp // 4]
         sync_warp()
-        if lane == 0:
-            own_places[line, group, 0] = int32(cuda.popc(units))
-        if lane < OUTS and units >> uint32(first) & uint32(1):
-            own_outs[line, group, at * PER + lane - first] = out
-            if lane == first:
-                unit = lane // PER
-                own_places[line, group, 1 + 2 * at] = places[item, group, 1 + 2 * unit]
-                own_places[line, group, 2 + 2 * at] = places[item, group, 2 + 2 * unit]
+        if lane <= 2 * UNITS:
+            places[lane] = place
+        if lane < OUTS:
+            outs[lane] = int32(-1) if gated else out
+        if gated:
+            is_cut = shfl_idx(head, uint32(4)) != 0
+            out = left_of(out, is_cut, gates, PARTS) if lane < OUTS else int32(-1)
+            first, unit = lane - lane % PER, min(lane // PER, UNITS - 1)
+            one, other = (
+                shfl_idx(place, uint32(1 + 2 * unit)),
+                shfl_idx(place, uint32(2 + 2 * unit)),
+            )
+            units = redux_or(uint32(uint32(1 if out >= 0 else 0) << uint32(first)))
+            at = bits_below(units, first)
+            sync_warp()
+            if lane == 0:
+                places[0] = int32(cuda.popc(units))
+            if units >> uint32(lane) & uint32(1):
+                places[1 + 2 * at], places[2 + 2 * at] = one, other
+            if lane < OUTS and units >> uint32(first) & uint32(1):
+                outs[at * PER + lane - first] = out
         sync_warp()
 
-    return thin
+    return take
 
 
 @cache
@@ -116,7 +137,7 @@ def keeping(tile: Tile) -> Any:
         group, k, is_cut = lane % ALL // OUTS, lane % OUTS, heads[item, 4] != 0
         share = item - item % CLUSTER + lane // ALL
         there = lane < CLUSTER * ALL
-        if there and left_of(outs, share, group, k, is_cut, gates, PARTS) >= 0:
+        if there and left_of(outs[share, group, k], is_cut, gates, PARTS) >= 0:
             own = slots_of(places, item, group, k) if share == item else int64(SHARED)
         needed = of_all(own)
         own = needed & SHARED if heads[item, 3] else int64(0)

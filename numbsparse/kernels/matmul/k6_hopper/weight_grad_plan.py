@@ -48,6 +48,7 @@ class Tile(NamedTuple):
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy in an item, at most; float32 only
     STAYS: bool = False  # whether blocks of threads go from item to item
+    AHEAD: bool = False  # whether these ask for items early: see `asking`
 
     @property
     def PANEL(self) -> int:
