@@ -9,7 +9,7 @@ from numbsparse.device import to_device
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import nan_in_sums, plain_sum
+from numbsparse.kernels.parts.repair import nan_in_rows, nan_in_sums, plain_sum
 from numbsparse.kernels.parts.requests import Reach, copying
 from numbsparse.kernels.parts.tiles import Form, Operand, multiply
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
@@ -159,6 +159,28 @@ def test_the_last_to_come_adds_all_pieces_in_their_order(rng):
     launch(kernel, MANY, 32, to_device(values), partials, tickets, out)
     np.testing.assert_array_equal(out.numpy(), (values[0] + values[1]) + values[2])
     assert not tickets.numpy().any()
+
+
+@pytest.mark.parametrize("end", [3, 12, 40])
+def test_nan_is_found_in_rows_before_the_last(end, rng):
+    """Of a warp's 16 rows; what lies behind is of no result."""
+    COUNT, first = 16, 24
+
+    @cuda.jit
+    def kernel(values, end, found):
+        sums = cuda.local.array(COUNT, float32)
+        for i in range(COUNT):
+            sums[i] = values[cuda.threadIdx.x, i]
+        found[cuda.threadIdx.x] = nan_in_rows(sums, first, first + end)
+
+    values = rng.standard_normal((32, COUNT)).astype(np.float32)
+    spoilt = rng.random(values.shape) < 0.1
+    values[spoilt] = np.nan
+    found = to_device(np.full(32, -1, np.int32))
+    launch(kernel, 1, 32, to_device(values), end, found)
+    lane, i = np.ogrid[:32, :COUNT]
+    rows = lane // 4 + i // 2 % 2 * 8
+    np.testing.assert_array_equal(found.numpy(), (spoilt & (rows < end)).any(1))
 
 
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")  # of simulated registers

@@ -8,7 +8,7 @@ start to end: rare, so simple and slow.
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint16, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, unpack_bfloat2, unpack_half2
@@ -21,6 +21,16 @@ def nan_in(values):
     found = 0
     for i in range(values.shape[0]):
         if values[i] != values[i]:
+            found = 1
+    return found
+
+
+@cuda.jit(device=True)
+def nan_in_rows(sums, row, end):
+    """The same of a warp's 16 rows from `row` on, as `wgmma` leaves them, of those before `end`."""
+    found, own = 0, int32(row + cuda.threadIdx.x % 32 // 4)
+    for i in range(sums.shape[0]):
+        if sums[i] != sums[i] and own + i // 2 % 2 * 8 < end:
             found = 1
     return found
 

@@ -36,7 +36,7 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.pieces import add_parts, meet, slice_of
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import dense_of, nan_in, repairing_lines
+from numbsparse.kernels.parts.repair import dense_of, nan_in_rows, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
@@ -252,7 +252,7 @@ def consumer(tile: Tile) -> Any:
         columns = cuda.local.array(1, int32)
         columns[0] = place
         store(sums, columns, row, y)
-        if redux_or(uint32(nan_in(sums))) != 0:
+        if redux_or(uint32(nan_in_rows(sums, row, y[3]))) != 0:  # others were not copied
             sync_warp()
             for item in range(cuda.threadIdx.x % 32, 16 * WIDTH, 32):
                 n, feature = int64(row) + item // WIDTH, int64(place) * WIDTH + item % WIDTH
