@@ -45,17 +45,22 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-def test_strips_of_lines_are_shared_out(rng, monkeypatch, cores):
+@pytest.mark.parametrize(("size", "transposed"), [(4, False), (16, True)])
+def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, cores):
     """Of any number of cores, with more strips than block columns, empty ones and a ragged edge."""
     monkeypatch.setattr(few_rows, "cores_for", lambda multiply_adds: cores)
     monkeypatch.setattr(few_rows, "WORTH", 1 << 40)
     for columns in (1, 5, 40):
         pattern = ns.patterns.random(7, columns, 0.4, seed=columns)
         pattern[3], pattern[:, columns // 2] = False, False
-        w = matrix(rng, ns.Layout(pattern), 4, np.float32, (26, 4 * columns - 3))
-        x = rng.standard_normal((40, 26)).astype(np.float32)
+        layout, shape = ns.Layout(pattern), (7 * size - 2, size * columns - 3)
+        if transposed:
+            w = matrix(rng, layout.T, size, np.float32, shape[::-1]).T
+        else:
+            w = matrix(rng, layout, size, np.float32, shape)
+        x = rng.standard_normal((40, shape[0])).astype(np.float32)
         many = ns.matmul(x, w)
-        for batch in (1, 3, few_rows.few(w.dtype, 4, False)):
+        for batch in (1, 3, few_rows.few(w.dtype, size, transposed)):
             out = np.full((batch, w.shape[1]), np.nan, np.float32)
             ns.matmul(x[:batch], w, out=out)
             np.testing.assert_array_equal(out, many[:batch])

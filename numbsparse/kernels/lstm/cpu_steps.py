@@ -23,7 +23,6 @@ from numbsparse.kernels.cores import (
 )
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
-from numbsparse.kernels.matmul.few_rows import few
 from numbsparse.kernels.matmul.k0_cpu import (
     OUTER_CACHE,
     SLAB,
@@ -39,9 +38,9 @@ FLOATS = (np.float32, np.float64)
 
 
 def serves(values: np.ndarray, batch: int, units: int) -> bool:
-    """Whether it pays: floats, more rows than `few_rows` is for, and gates that fit the cache."""
-    least = few(values.dtype, values.shape[1], True)
-    return values.dtype in FLOATS and least < batch <= SLAB // (GATES * units)
+    """Whether it pays: floats, more rows than half a vector, and gates that fit the cache."""
+    most = SLAB // (GATES * units)
+    return values.dtype in FLOATS and lanes(from_dtype(values.dtype)) // 2 < batch <= most
 
 
 def forward(gates, bias, kept, hs, cs, values, index):

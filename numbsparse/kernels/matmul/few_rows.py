@@ -8,7 +8,9 @@ so nothing is packed. The sums of all outputs wait in the cache, and each block 
 own, one block of x's features after the other: neighbouring steps belong to different sums, and
 none waits for the one before. So w is read once for all rows, for x @ w in the order of memory. Of
 w.T a row of a block is a column: a block is first transposed in the registers, into a corner of the
-cache. An output is summed in the same order as there.
+cache. Larger blocks, whose own sums are enough to wait for none, are then taken in the order of
+memory too: two rows of 3,072 features, B = 32, take 232 us in place of 315, B = 8 would take 188 in
+place of 139. An output is summed in the same order as there.
 
 Reads per output, from where w is: B * (blocks in the line) / batch weights. That is the limit.
 """
@@ -83,10 +85,12 @@ def few_product(
     multiply_adds = WORTH * values.size * tiles
     cores = cores_for(multiply_adds)
     strips = STRIPS * cores if cores > 1 else 1
+    in_order = transposed and size >= WIDE
     walk, lines = walk_of(index, transposed)
-    (starts,) = planned(index, strips_of, strips, transposed)
+    (starts,) = planned(index, strips_of, strips, transposed, in_order)
+    places = (index.block_rows, index.block_columns) if in_order else walk[1:]
     kernel = entry_of(few_kernel(values.dtype, rows, size, transposed))
-    known = starts, lines, *walk[1:]
+    known = starts, lines, *places
     if cores > 1:
         how = {"phases": 1, "work": strips, "multiply_adds": multiply_adds}
         return lambda *arrays: on_cores(kernel, (*known, *arrays), **how)
@@ -99,9 +103,14 @@ def walk_of(index: Index, transposed: bool) -> tuple[Walk, int]:
     return walk, len(other.indptr) - 1
 
 
-def strips_of(index: Index, strips: int, transposed: bool) -> tuple[np.ndarray]:
-    """Where each strip of y's features begins in each line of the walk, (strips + 1, lines)."""
+def strips_of(index: Index, strips: int, transposed: bool, in_order: bool) -> tuple[np.ndarray]:
+    """Where each strip of y's features begins in each line of the walk, (strips + 1, lines).
+
+    `in_order` of memory w.T has one line, of all blocks.
+    """
     walk, blocks = walk_of(index, transposed)
+    if in_order:
+        return (index.rows.indptr[blocks * np.arange(strips + 1)[:, None] // strips],)
     lines = np.arange(len(walk.indptr) - 1)
     flat = np.repeat(lines, np.diff(walk.indptr)) * blocks + walk.indices
     borders = blocks * np.arange(strips + 1)[:, None] // strips
@@ -120,8 +129,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     dtype = from_dtype(of)
     columns = tile_columns(dtype, rows, size)
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
-    together = transposed and size >= WIDE
-    unrolled = size <= WIDE and not together
+    in_order = transposed and size >= WIDE
+    unrolled = size <= WIDE and not in_order
     ahead, early = max(1, AHEAD // size**2), min(size * size, EARLY)
     signature = types.void(
         types.int64,  # core
@@ -129,7 +138,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
         types.int64,  # share
         types.int32[:, ::1],  # starts (strips + 1, lines)
         types.int64,  # blocks of y's features
-        *[read_only(types.int32, 1)] * 2,  # indices (n_blocks,), of those; and the blocks
+        # indices (n_blocks,), of those; and the blocks, or in order of memory those of x's features
+        *[read_only(types.int32, 1)] * 2,
         read_only(dtype, 2, "A"),  # x (batch, features)
         read_only(dtype, 3),  # values (n_blocks, B, B)
         dtype[:, :],  # y (batch, features of the block columns)
@@ -141,8 +151,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
         values, positions, (indices, blocks), square, sums, left = operands
         width = sums.shape[1]
         for position in range(positions[0], positions[1]):
-            start = blocks[position] * size * size
-            if transposed:
+            start = (position if in_order else blocks[position]) * size * size
+            if transposed and not in_order:
                 later = blocks[min(position + ahead, len(blocks) - 1)]
                 prefetch(values, later * size * size, early)
             for v in range(0, size, columns):
@@ -183,11 +193,15 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
                 sums = np.empty((tiles * rows, end - k), y.dtype)
                 for number in range(0, sums.size, columns):
                     store(zeros(sums, 1, columns), sums, (number,), 0, 0)
-                for number in range(starts.shape[1]):
-                    some, line = (starts[strip, number], starts[strip + 1, number]), number * size
+                begin, stop = starts[strip, 0], starts[strip + 1, 0]
+                for number in range(begin, stop) if in_order else range(starts.shape[1]):
+                    some, line = (number, number + 1), blocks[number] * size
+                    if not in_order:
+                        some = starts[strip, number], starts[strip + 1, number]
+                        line = number * size
                     steps = min(size, features - line)
                     operands = values, some, walk, square, sums, k
-                    if together:
+                    if in_order:
                         add(x, line, strides, steps, operands, 0, tiles)
                     else:
                         for tile in range(tiles):
