@@ -346,10 +346,10 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
     "k5_tensor_core": (2, 380),
-    "k6_hopper": (4, 890),
-    "k7_small_blocks": (4, 880),
-    "k8_small_batch": (5, 888),
-    "k9_dense_tiles": (3, 511),
+    "k6_hopper": (4, 892),
+    "k7_small_blocks": (4, 938),
+    "k8_small_batch": (5, 899),
+    "k9_dense_tiles": (3, 521),
 }
 
 

@@ -130,8 +130,9 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        known = plan, tile, index, values, gates, lines, row_tiles, units
-        plan, all_values = plan_on_gpu.steps_wanted(*known)
+        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
+
+        plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
         form = form._replace(w_maps=4)
     images: Any = ()
     dense: Any = ()
