@@ -92,7 +92,9 @@ def test_states_and_tensors_from_around(rng):
     def gradients(how):
         lstm = nn.MultiplicativeLSTM(4, 8, block_size=4, internal_steps=2, dropout=0.2, seed=0)
         x, h, c, scale = (
-            ns.Tensor(np.random.default_rng(1).standard_normal(shape).astype("f"), requires_grad=i > 0)
+            ns.Tensor(
+                np.random.default_rng(1).standard_normal(shape).astype("f"), requires_grad=i > 0
+            )
             for i, shape in enumerate([(3, 2, 4), (2, 8), (2, 8), (8,)])
         )
         factor = F.exp(scale)  # has a past of its own

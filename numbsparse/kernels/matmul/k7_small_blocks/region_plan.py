@@ -24,7 +24,7 @@ LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
-MOST_PIECES = 64  # of a batch in large regions; small ones are as many as there are places, at most
+MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
 # Microseconds (H200): of a large region and of a second pass, beside those that grow with the
 # batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
 # until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
@@ -32,7 +32,7 @@ MOST_PIECES = 64  # of a batch in large regions; small ones are as many as there
 # small regions, of 128 to 512 features, 4,096 rows of float32 take 0.5 to 0.9 times as long as
 # before, 16,384 rows 0.4 to 0.9.
 A_REGION, SECOND_PASS = 4.5, 6.0
-SMALL_PASS, A_PIECE = 3.5, 0.12  # of small regions, and of each piece, that are added in turn
+SMALL_PASS, A_PIECE = 4.0, 0.12  # of small regions, and of each piece, that are added in turn
 SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 
 
@@ -280,7 +280,7 @@ def _fastest(
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(slower * row * part, group * (height + groups / n))
         for pieces in range(2, min(places // n, -(-batch // small.DEPTH)) + 1 if most > 1 else 0):
-            again = SMALL_PASS + pieces * (A_PIECE + n * part * sums)
+            again = SMALL_PASS + pieces * (A_PIECE + 2 * n * part * sums)
             ways.append((alone + a_row * batch / pieces + again, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: most.bit_length()]:
             rounds = ceil(n * blocks / (room * places))
