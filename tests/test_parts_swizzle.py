@@ -29,7 +29,7 @@ def reading_kernel(item, width, transposed, nbytes):
         x = cuda.local.array(X, uint32)
         for piece in range(1 if item == 2 else 2):
             both = uint32(place[0] if item == 2 else place[0] >> 16 * piece & 0xFFFF)
-            at = find(begin(uint32(base)), both)
+            at = find(begin(uint32(base), x), both)  # boxes alone look where rows begin
             for m in range(ROWS // 16):
                 load(shared, at, m, x)
                 for i in range(4):
