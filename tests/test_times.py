@@ -92,6 +92,22 @@ def test_a_line_longer_than_others_is_late(written):
     assert many["k5_tensor_core"] == pytest.approx(many["k8_small_batch"] * 32 / (63 * 64 / 512))
 
 
+@pytest.mark.parametrize("name", ["k6_hopper", "k7_small_blocks"])
+def test_a_long_line_of_few_features_is_shared_out(written, name):
+    """More multiprocessors have rows of it: many rows are as late as few of a wide w."""
+    size, dtype = {"k6_hopper": 32, "k7_small_blocks": 8}[name], as_dtype("float16")
+    written({f"forward float16 B={size}": {name: [0.01] * 12}})
+    column = np.zeros((times.WIDE // size,) * 2, bool)
+    column[:, 3] = True
+    wide, narrow = Layout(column), Layout(column[:, : len(column) // 4].copy())
+    of_wide, of_narrow = (
+        times.expected("forward", size, dtype, rows, "highest", each)[name]
+        for rows, each in ((2048, wide), (8192, narrow))
+    )
+    assert of_wide == pytest.approx(of_narrow)
+    assert of_wide > times.LAUNCH + len(column) * times.LINES[name, 2][0][size]
+
+
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(("name", "size"), [("k6_hopper", 32), ("k7_small_blocks", 8)])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
@@ -161,6 +177,18 @@ def test_a_rung_that_was_not_measured_around_a_point_has_no_time_there(written):
     assert times.expected("forward", *case, 5, "highest", of).keys() == {"k5_tensor_core"}
     assert times.expected("forward", *case, 0, "highest", of) == {}
     assert times.expected("forward", *case, 4, "highest", layout(2, 2, 0)) == {}
+
+
+@pytest.mark.parametrize("as_dense", [True, False])
+def test_dense_tiles_of_few_features_take_what_was_measured(as_dense, written, monkeypatch):
+    """Whatever their tiles keep; of more features they are as strips are, if at all."""
+    monkeypatch.setattr(times, "is_dense", lambda *case: as_dense)
+    dense = [7.0] * 6 + [None] * 6
+    written({"forward float16 B=8": {"k7_small_blocks": RISING, "k9_dense_tiles": dense}})
+    case = "forward", 8, as_dtype("float16"), 64, "highest"
+    few, more = (times.expected(*case, layout(n, n, 0.5)) for n in (8, 32))
+    assert few["k9_dense_tiles"] == pytest.approx(7)
+    assert ("k9_dense_tiles" in more) == as_dense
 
 
 @pytest.mark.parametrize(
