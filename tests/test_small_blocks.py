@@ -7,6 +7,7 @@ import pytest
 
 from numbsparse import BlockSparse, device, ops, patterns
 from numbsparse.device import to_device
+from numbsparse.kernels.conv import k6_strips
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan, strips
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_of, plan_regions
@@ -195,7 +196,7 @@ def test_strips_of_pixels_fit_a_multiprocessor(B, item, rng, monkeypatch):
         sizes = int(64 * rng.integers(67, 400)), rows * B * pixels // shifts // 64, columns
         shared = Shared(128 // item, pixels, shifts)
         index = Layout(pattern).index
-        if not strip_plan.has_steps(index, B, item, False, columns, shared):
+        if not k6_strips.has_steps(index, B, item, False, columns, shared):
             continue
         how = index, B, item, False, sizes
         strip = strip_plan.strip_of(*how, x_order=IMAGES, shared=shared)

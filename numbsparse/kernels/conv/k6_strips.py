@@ -33,10 +33,19 @@ from numbsparse.kernels.conv.window import (
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ROWS, WIDE, WIDTH, has_steps
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
+    MOST_STEPS,
+    ROWS,
+    WARP_COLUMNS,
+    WIDE,
+    WIDTH,
+    warps_for,
+)
 from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, of_bits
+from numbsparse.kernels.parts.groups import steps_in_strips
+from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import (
     Four,
     Images,
@@ -58,6 +67,7 @@ DTYPES = ("float16", "bfloat16", "float32")
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once.
 WORTH, LARGEST = 0.75, 200
+MOST_OF_W = 48 * 1024  # bytes of it in a stage, where taps share boxes
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -154,6 +164,16 @@ def tile_and_boxes(
         if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:
             return tile, boxes_of(chunks, box)
     return tile_for(a_tile), None
+
+
+def has_steps(
+    index: Index, B: int, item: int, transposed: bool, columns: int, shared: Shared
+) -> bool:
+    """Whether a stage has room for the steps of any box that taps share."""
+    width, a_step = warps_for(columns, item) * WARP_COLUMNS, blocks_of_step(B, item)
+    how = B, transposed, width, shared.width * shared.shifts, a_step
+    most = planned(index, steps_in_strips, *how)[2]
+    return most < MOST_STEPS and most * item * a_step * B**2 <= MOST_OF_W
 
 
 def sharing(images: Images, boxes: Boxes, tile: Four, group: int) -> Images:

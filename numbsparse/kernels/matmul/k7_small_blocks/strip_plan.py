@@ -31,7 +31,6 @@ from numbsparse.layout import Index
 SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
 MOST_STEPS = 256  # of a stage
-MOST_OF_W = 48 * 1024  # bytes of it in a stage, of boxes that taps share
 PLACE_BITS = 16  # of a place in the groups of a stage
 WIDTH = 32  # features that are fetched together
 # Of rows of 16 bits twice as many, 128 bytes of a row, unless so many more are fetched: 4,096 to
@@ -320,16 +319,6 @@ def shared_out(
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
-
-
-def has_steps(
-    index: Index, B: int, item: int, transposed: bool, columns: int, shared: Shared
-) -> bool:
-    """Whether a stage has room for the steps of any box that taps share."""
-    width, a_step = warps_for(columns, item) * WARP_COLUMNS, blocks_of_step(B, item)
-    how = B, transposed, width, shared.width * shared.shifts, a_step
-    most = planned(index, steps_in_strips, *how)[2]
-    return most < MOST_STEPS and most * item * a_step * B**2 <= MOST_OF_W
 
 
 def warps_for(columns: int, item: int) -> int:
