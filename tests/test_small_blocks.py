@@ -14,7 +14,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_o
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
 from numbsparse.kernels.parts import aligned
 from numbsparse.kernels.parts.deal import cut_into_stages
-from numbsparse.kernels.parts.pixels import IMAGES, Shared
+from numbsparse.kernels.parts.pixels import Shared
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, races
 
@@ -63,7 +63,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
 )
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
-    monkeypatch.setattr(strip_plan, "PACK_FROM", {False: 0})
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
     monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
@@ -141,7 +141,7 @@ def test_parts_of_sums_all_run_at_once(B, item, rng, monkeypatch):
         warps, split, rows = strip_plan.shared_out(sizes, B, item, n_blocks, 132, even)
         assert rows == 64 or (even and rows % 16 == 0 and rows <= 80 and (rows < 64 or warps <= 8))
         tiles = -(-columns // (32 * warps)) * -(-batch // rows)
-        assert split == 1 or tiles * split <= 132 * strip_plan.ROOM[item][split]
+        assert split == 1 or tiles * split <= 132 * strip_plan.COSTS[item, B].room[split - 2]
         widest = strip_plan.warps_for(columns, item)
         whole = -(-columns // (32 * widest)) * -(-batch // 64)  # tiles of the widest
         many = whole >= (16 if even and item == 4 else 2) * 132
@@ -185,7 +185,7 @@ def test_a_column_has_no_more_steps_in_a_stage_than_its_bits_count():
 def test_strips_of_pixels_fit_a_multiprocessor(B, item, rng, monkeypatch):
     """One block of threads, or two; and the places of pixels in a stage 16 bits."""
     monkeypatch.setattr(strip_plan, "SIMULATED", False)
-    monkeypatch.setattr(strip_plan, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(k6_strips, "multiprocessors", lambda: 132)
     monkeypatch.setattr(strip_plan, "shared_memory", lambda: 227 * 1024)
     beside = set()
     for _ in range(60):
@@ -198,8 +198,7 @@ def test_strips_of_pixels_fit_a_multiprocessor(B, item, rng, monkeypatch):
         index = Layout(pattern).index
         if not k6_strips.has_steps(index, B, item, False, columns, shared):
             continue
-        how = index, B, item, False, sizes
-        strip = strip_plan.strip_of(*how, x_order=IMAGES, shared=shared)
+        strip = k6_strips.strip_of_images(index, B, item, False, sizes, 128 // item, shared)
         assert strip.BESIDE * (strip.SHARED_BYTES + 2048) <= 229 * 1024
         assert strip.STAGES > 1
         assert strip.GROUPS * strip.GROUP_BYTES < 2**16
@@ -284,7 +283,7 @@ def test_every_block_is_in_one_step_where_its_features_are(rng, B, transposed, w
     walk = layout.index.rows if transposed else layout.index.columns
     features = (layout.shape[1] if transposed else layout.shape[0]) * B - 3
     plan = plan_strips(layout.index, transposed, features, strip)
-    lengths, lines, groups, begins, words, codes = plan
+    lengths, words, codes, begins, groups, lines = plan
     lines = lines.reshape(-1, cluster, strip.WARPS, strip.COLUMNS)
     head = strip.HEAD
     groups, codes = groups.reshape(-1, strip.GROUPS), codes.reshape(-1, strip.BLOCKS_A_STEP)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import DeviceArray
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.conv.costs import is_shared
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
@@ -26,7 +27,7 @@ from numbsparse.kernels.conv.window import (
     Boxes,
     Pass,
     Three,
-    boxes_of,
+    boxes_of_chunks,
     even_chunks,
     spread_of,
 )
@@ -39,24 +40,38 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     WARP_COLUMNS,
     WIDE,
     WIDTH,
+    Costs,
+    Sizes,
+    Strip,
+    filled,
+    fitted,
+    groups_of,
+    is_packed,
+    plan_strips,
+    shared_out,
     warps_for,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.strips import along_strips
+from numbsparse.kernels.matmul.k7_small_blocks.strips import Plan, launch_strips, strip_kernel
 from numbsparse.kernels.matmul.reach import reach
-from numbsparse.kernels.parts.aligned import aligned, of_bits
+from numbsparse.kernels.parts.aligned import aligned, aligned_values, of_bits
+from numbsparse.kernels.parts.deal import scheduled
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import (
+    IMAGES,
     Four,
     Images,
     PixelRows,
     Shared,
+    boxes_of,
     fits,
     has_room,
+    places_in_squares,
     tile_that_fits,
     tops_of,
 )
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.store import PIXELS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -68,6 +83,14 @@ A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once.
 WORTH, LARGEST = 0.75, 200
 MOST_OF_W = 48 * 1024  # bytes of it in a stage, where taps share boxes
+# Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
+# for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
+BESIDE_UP_TO = 4
+PACK_FROM = 8192  # rows, of 16 bits
+COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
+    8: Costs(0.0028, 0.0045, 1.5, 0.0, 0.05, (1.0, 0.0, 0.5)),
+    16: Costs(0.0012, 0.0125, 1.5, 0.0, 0.05, (1.0, 0.0, 0.5)),
+}
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 
@@ -135,6 +158,71 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
         repair_blocks(x, dy, index, window, dvalues)
 
 
+def along_strips(
+    x: Images, values: Any, index: Any, y: PixelRows, transposed: bool, precision: str
+) -> None:
+    """y[:] = x @ w, or with w transposed; sums that a split made NaN stay so."""
+    values, tops, (_, features) = aligned_values(values), x.tops(index, y.tile), x.shape
+    wide = features if x.shared is None else features // x.shared.shifts * x.shared.room // ROWS
+    sizes = tops.shape[0] * ROWS, wide, y.shape[1]
+    how = transposed, sizes, x.width, x.shared
+    strip = strip_of_images(index, values.shape[1], y.itemsize, *how)
+    of = transposed, features, strip.bare, x.taps, y.offsets
+    lengths, *steps = planned(index, plan_images, *of)
+    units = multiprocessors() * strip.BESIDE
+    tiles = scheduled(index, lengths, tops.shape[0], units, strip.SPLIT)
+    rows, loaded, within = prod(y.tile), prod(x.seen(y.tile)), x.within(index, y.tile, ROWS)
+    plan = Plan._make((*steps, *tiles, rows, tops, (), loaded, within))
+    arithmetic = precision if y.itemsize == 4 else y.dtype.name
+    kernel = strip_kernel(strip, arithmetic, IMAGES, PIXELS, transposed)
+    x_map = tensor_map(*x.boxes(y.tile, strip.WIDTH))
+    launch_strips(kernel, strip, plan, values, transposed, x_map, y.output(), ())
+
+
+def strip_of_images(
+    index: Any, B: int, item: int, transposed: bool, sizes: Sizes, tap: int, shared: Shared | None
+) -> Strip:
+    """As `strip_of`; `tap` is the features of one, and `shared` what several see."""
+    n_blocks, units, widest = index.block_rows.size, multiprocessors(), warps_for(sizes[2], item)
+    costs = COSTS[B] if item == 2 else None
+    warps, split, rows = shared_out(sizes, B, item, n_blocks, units, False, costs)
+    width = warps * WARP_COLUMNS
+    tiles = -(-sizes[2] // width) * -(-sizes[0] // rows)
+    group, box, shifts = (shared or (WIDTH, 0, 1))[:3]
+    if shared:
+        of = B, transposed, width, group * shifts, blocks_of_step(B, item)
+        _, mean, most = planned(index, steps_in_strips, *of)
+    else:
+        how = index, B, item, transposed, width, tap % WIDE == 0
+        group, (_, mean, most) = groups_of(*how)
+    packed = sizes[0] > PACK_FROM if item == 2 else is_packed(sizes, B, item, n_blocks)
+    fetchers = 1 if item == 4 and packed and warps < 12 else 4
+    ring = 3, 1, fetchers, item, split, packed, "", False, box, shifts
+    base = Strip(B, rows, warps, group, 0, 0, *ring)
+    beside = 2 if warps <= BESIDE_UP_TO and tiles > units else 1
+    strip, limit = fitted(base._replace(BESIDE=beside), mean, most)
+    if strip.STAGES < 2:
+        strip, limit = fitted(base, mean, most)
+    return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def plan_images(
+    index: Index,
+    transposed: bool,
+    features: int,
+    strip: Strip,
+    taps: tuple[Four, ...],
+    squares: tuple[int, ...],
+) -> tuple[Any, ...]:
+    """As `plan_strips`, but groups are what `boxes_of` makes of them, where taps see by these
+    offsets; and lines, in squares of pixels at these offsets, what `places_in_squares` does."""
+    *plan, groups, lines = plan_strips(index, transposed, features, strip)
+    walk = index.rows if transposed else index.columns
+    places = places_in_squares(lines, squares, walk.indptr.size - 1)
+    groups = boxes_of(groups, taps, features // len(taps) // strip.SPAN)
+    return *plan, groups, np.where(lines < 0, -1, places).astype(np.int32)
+
+
 def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]:
     """(`PixelRows.places`, its offsets): of all pixels of an output, reached by taps or zeros."""
     view = of.view
@@ -162,7 +250,7 @@ def tile_and_boxes(
         box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
         pixels = tile[0] * prod(box)
         if part * pixels <= WORTH * prod(tile) and pixels <= LARGEST:
-            return tile, boxes_of(chunks, box)
+            return tile, boxes_of_chunks(chunks, box)
     return tile_for(a_tile), None
 
 

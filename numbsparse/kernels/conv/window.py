@@ -283,7 +283,7 @@ class Boxes(NamedTuple):
     shifts: int  # more than the pixel that each tap sees from output 0, a power of two
 
 
-def boxes_of(chunks: tuple[Chunk, ...], box: Three) -> Boxes:
+def boxes_of_chunks(chunks: tuple[Chunk, ...], box: Three) -> Boxes:
     return Boxes(chunks, box, 1 << int(seen_in_boxes(chunks, box)[1].max()).bit_length())
 
 

@@ -28,20 +28,16 @@ THREADS = 64 if SIMULATED else 320
 
 
 def packed_by_gates(
-    values: DeviceArray,
-    codes: DeviceArray,
-    words: DeviceArray,
-    begins: DeviceArray,
-    gates: DeviceArray,
-    strip: Strip,
-    transposed: bool,
+    values: DeviceArray, plan: Any, strip: Strip, transposed: bool
 ) -> tuple[DeviceArray, DeviceArray, DeviceArray]:
-    """(w, words, begins) of the steps that are left, of each stage where they begin and end."""
+    """(w, words, begins) of the steps of a `strips.Plan` that are left; of each stage `begins` has
+    where they begin and end."""
+    codes, words, begins = plan.codes, plan.words, plan.begins
     n_stages = begins.size - 1
     w = empty((codes.size // strip.BLOCKS_A_STEP * strip.STEP_BYTES // 4,), "uint32")
     left, ends = empty(words.shape, "uint32"), empty((2 * n_stages,), "int32")
     kernel = gate_kernel(strip, transposed, values.dtype.name)
-    args = values.view("uint32"), codes, words, begins, gates, w, left, ends
+    args = values.view("uint32"), codes, words, begins, plan.gates, w, left, ends
     launch(kernel, n_stages, THREADS, *args, overlap=True)
     return w, left, ends
 

@@ -20,10 +20,7 @@ from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_str
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import COUNT_BITS, blocks_of_step
 from numbsparse.kernels.parts.pieces import part_bytes
-from numbsparse.kernels.parts.pixels import IMAGES, Shared, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.store import FEATURES
-from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
@@ -37,24 +34,10 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
-# Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
-# for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
-BESIDE_UP_TO = 4
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
-# By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
-# each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
-COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
-# Of float32 those of a group for 64 rows, whoever reads it, and more for each block of a warp; how
-# many times as long a block takes where a scheduler has one warp; and of a warp to add up sums.
-COSTS |= {(4, 8): (0.06, 0.037, 1.0, 0.125), (4, 16): (0.008, 0.067, 1.31, 0.43)}
-COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
-# Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
-# at once.
-ROOM = {2: {2: 1.0, 3: 0.75, 4: 0.76}, 4: {2: 1.0, 3: 0.89}}
-ROOM_OF_IMAGES = {2: 1.0, 4: 0.5}
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
-PACK_FROM = {False: 512, True: 8192}  # rows, and those of images
+PACK_FROM = 512  # rows
 FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
 # Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
 # as they are stored; of 512, 325 instead of 358 if packed. Before, packing pays from so many rows
@@ -66,6 +49,31 @@ FEW = 128  # rows up to which gates are read in the product
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 Sizes = tuple[int, int, int]  # batch, features, columns of y
+
+
+class Costs(NamedTuple):
+    """Microseconds (H200): of a group for each warp and 64 rows, and more for each block of these;
+    warps beside those. And of a warp to add up parts of sums, and more for each part; and of the
+    multiprocessors the part that clusters of 2, 3 and 4 blocks find free at once.
+
+    Of float32 a group takes its time whoever reads it; and in place of `beside` is how many times
+    as long a block takes where a scheduler has one warp.
+    """
+
+    of_rows: float
+    of_block: float
+    beside: float
+    of_sums: float
+    of_part: float
+    room: tuple[float, float, float]
+
+
+COSTS = {  # by bytes of a value and block size
+    (2, 8): Costs(0.005, 0.003, 4.0, 0.4, 0.0, (1.0, 0.75, 0.76)),
+    (2, 16): Costs(0.0035, 0.0131, 4.0, 0.34, 0.0, (1.0, 0.75, 0.76)),
+    (4, 8): Costs(0.06, 0.037, 1.0, 0.0, 0.0625, (1.0, 0.89, 0.0)),
+    (4, 16): Costs(0.008, 0.067, 1.31, 0.0, 0.215, (1.0, 0.89, 0.0)),
+}
 
 
 class Strip(NamedTuple):
@@ -183,6 +191,11 @@ class Strip(NamedTuple):
         parts = part_bytes(self.WARPS, self.ROWS) if self.SPLIT > 1 else 0
         return max(self.STAGES * self.STAGE_BYTES, parts) + self.BEHIND
 
+    @property
+    def bare(self) -> "Strip":
+        """What `plan_strips` asks for: sums that are split, or gated, have the same plan."""
+        return self._replace(SPLIT=1, GATED="", RAGGED=False)
+
 
 def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
     """As `handed_over`: of four fours of warps some are."""
@@ -193,11 +206,9 @@ def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
 
 def strip_of(
     index: Any, B: int, item: int, transposed: bool, sizes: Sizes,
-    gated: str = "", even: bool = False, x_order: str = BY_ROWS, tap: int = WIDE,
-    shared: Shared | None = None,
+    gated: str = "", even: bool = False, x_transposed: bool = False,
 ) -> Strip:  # fmt: skip
-    """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`. Of images
-    `tap` is the features of one, and `shared` what several see.
+    """For sizes (batch, features, columns); `gated` is that of a strip; see `even_rows`.
 
     As wide as y is, up to 512 columns, of float32 384; and as many groups to a stage, with room
     for their steps, as leave three stages.
@@ -206,34 +217,36 @@ def strip_of(
     share their groups in a cluster if they need much the same. Where strips are too few for the
     GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
-    blocks_a_step = blocks_of_step(B, item)
-    columns, widest, of_images = sizes[2], warps_for(sizes[2], item), x_order == IMAGES
-    how = index.block_rows.size, multiprocessors(), even, of_images
-    warps, split, rows = shared_out(sizes, B, item, *how)
-    tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
-    beside = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
-    width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))[:3]
-    per_group = B, transposed, width, group * shifts, blocks_a_step
-    kept, mean, most = planned(index, steps_in_strips, *per_group)
-    packed = is_packed(sizes, B, item, index.block_rows.size, gated != "", of_images)
-    if item == 2 and x_order != FEATURES and tap % WIDE == 0 and not shared:
-        of_wide = planned(index, steps_in_strips, B, transposed, width, WIDE, blocks_a_step)
-        if kept < WORTH * of_wide[0]:
-            group, (kept, mean, most) = WIDE, of_wide
+    columns, widest = sizes[2], warps_for(sizes[2], item)
+    warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, multiprocessors(), even)
+    width = warps * WARP_COLUMNS
+    group, (kept, mean, most) = groups_of(index, B, item, transposed, width, not x_transposed)
+    packed = is_packed(sizes, B, item, index.block_rows.size, gated != "")
     fetchers, stages, cluster = 1 if item == 4 and packed and warps < 12 else 4, 3, 1
-    if item == 2 and kept < {8: 0.06, 16: 0.25}[B] and not of_images:
-        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, blocks_a_step)
+    if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
+        in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
         # In clusters of two blocks of 16 took 3 to 12 % less, blocks of 8 5 to 9 % more (H200).
         stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
-    ring = stages, cluster, fetchers, item, split, packed, gated, ragged, box, shifts
-    base = Strip(B, rows, warps, group, 0, 0, *ring)
-    strip, limit = fitted(base._replace(BESIDE=beside), mean, most)
-    if strip.STAGES < 2:
-        strip, limit = fitted(base, mean, most)
+    how = stages, cluster, fetchers, item, split, packed, gated, ragged
+    strip, limit = fitted(Strip(B, rows, warps, group, 0, 0, *how), mean, most)
     return strip if warps == widest and split == 1 else filled(strip, limit)
+
+
+def groups_of(
+    index: Any, B: int, item: int, transposed: bool, width: int, wide: bool
+) -> tuple[int, tuple[float, float, int]]:
+    """Features that strips of that width fetch together, WIDE where they may be and it pays; and
+    what `steps_in_strips` finds of such groups."""
+    how = B, transposed, width
+    found = planned(index, steps_in_strips, *how, WIDTH, blocks_of_step(B, item))
+    if item == 2 and wide:
+        of_wide = planned(index, steps_in_strips, *how, WIDE, blocks_of_step(B, item))
+        if found[0] < WORTH * of_wide[0]:
+            return WIDE, of_wide
+    return WIDTH, found
 
 
 def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
@@ -250,16 +263,14 @@ def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
     return strip._replace(STAGES=stages), limit
 
 
-def is_packed(
-    sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = False, of_images: bool = False
-) -> bool:
+def is_packed(sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = False) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     batch, features, columns = sizes
     if item == 4:
         sparse = n_blocks * B**2 <= SPARSE * features * columns
         large = batch * features >= (PACK_SPARSE_FROM * B if sparse else PACK_LARGE_FROM)
         return batch > PACK_FLOAT32_FROM or large
-    return batch > (FEW if gated else PACK_FROM[of_images])
+    return batch > (FEW if gated else PACK_FROM)
 
 
 @cache
@@ -275,7 +286,7 @@ def filled(strip: Strip, limit: int) -> Strip:
 @lru_cache(1024)
 def shared_out(
     sizes: Sizes, B: int, item: int, n_blocks: int, units: int,
-    even: bool = False, of_images: bool = False,
+    even: bool = False, costs: Costs | None = None,
 ) -> tuple[int, int, int]:  # fmt: skip
     """(warps of a strip, blocks of threads that share its sum, rows of a tile), for the least time
     on so many multiprocessors.
@@ -286,23 +297,20 @@ def shared_out(
     64 rows alone 48 to 160 rows took 1.12 to 1.32 times as long (H200).
     """
     batch, features, columns = sizes
-    of_images = of_images and item == 2
-    of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
+    of_rows, of_block, beside, of_sums, of_part, room = costs or COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
-    widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
+    widest = warps_for(columns, item)
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
-        if split > 1 and tiles * split > units * room[split]:
+        if split > 1 and tiles * split > units * room[split - 2]:
             return float("inf")
         if item == 4:
             block = of_block * warps * (beside if warps < NARROW else 1)
             group = of_rows * (2 + high) / 3 + block * blocks * (high + 0.3) / 1.3
-            parts = split / 2
         else:
             group = (of_rows * high + of_block * blocks) * (warps + beside)
-            parts = split / 2 if of_images else 1
-        adding = of_sums * warps * high * (split > 1) * parts
+        adding = (of_sums + of_part * split) * warps * high * (split > 1)
         return -(-tiles * split // units) * (features / WIDTH / split * group + adding)
 
     whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
@@ -312,7 +320,7 @@ def shared_out(
     narrow = item == 4 and not is_packed(sizes, B, item, n_blocks)  # lanes that copy take registers
     ways = [
         (rows, warps, split)
-        for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))
+        for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, 2, 3, 4))
         if rows >= min(batch, HEIGHTS[0])
         and warps <= (widest if rows <= ROWS and not narrow else min(widest, NARROW))
         and (rows <= ROWS or warps <= NARROW * 8 // B or item == 2)
@@ -330,28 +338,19 @@ def warps_for(columns: int, item: int) -> int:
     return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
 
 
-def plan_strips(
-    index: Index,
-    transposed: bool,
-    features: int,
-    strip: Strip,
-    offsets: Any = None,
-    squares: Any = None,
-) -> tuple[Any, ...]:
+def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:
     """What `strips` read; strips with more blocks first.
 
     lengths : where the stages of each strip begin.
-    lines (strips, columns): the block columns that each warp takes, or -1; where y has `squares`
-        of pixels, at these offsets, what `pixels.places_in_squares` makes of them.
-    groups (stages + 1, groups of a stage): the groups of features, or -1; of images, where taps
-        see by these offsets, what `pixels.boxes_of` makes of them.
-    begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
     words : HEAD of each block of each stage, before those of its steps. First for each warp the
         steps of each column, in 6 bits each, and above them those of the warps before; and for each
         step where its two pieces are among the groups, in bytes and 16 bits each; after the last
         group, zeros.
     codes (steps, blocks of a step): the stored block; below that, in INSIDE_BITS, how many of its
         features there are, 0 where there is no block.
+    begins (stages + 1, blocks of a cluster), and 1: where the steps of each begin.
+    groups (stages + 1, groups of a stage): the groups of features, or -1.
+    lines (strips, columns): the block columns that each warp takes, or -1.
     """
     walk, n_warps = index.rows if transposed else index.columns, strip.WARPS * strip.CLUSTER
     lines = lines_of_strips(walk.indptr, strip.WARPS, strip.COLUMNS, strip.CLUSTER, strip.TOGETHER)
@@ -379,19 +378,11 @@ def plan_strips(
     codes = np.zeros((begins[-1], strip.BLOCKS_A_STEP), np.int32)
     sizes = features, strip.B, shift, strip.ITEM, strip.BLOCKS_A_STEP, strip.HEAD
     column = np.arange(lines.shape[1]) // (strip.WARPS * strip.COLUMNS)
-    if offsets is not None:
-        groups = boxes_of(groups, offsets, features // len(offsets) // strip.SPAN)
-    own = lines if squares is None else places_in_squares(lines, squares, walk.indptr.size - 1)
     places *= strip.GROUP_BYTES
     _write(*walk, lines, stages, places, at, column, sizes, words, codes)
-    return (
-        Lengths(firsts),
-        np.where(lines < walk.indptr.size - 1, own, -1).astype(np.int32),
-        groups.reshape(-1),
-        begins.astype(np.int32),
-        words,
-        codes.reshape(-1),
-    )
+    own = np.where(lines < walk.indptr.size - 1, lines, -1).astype(np.int32)
+    codes, groups = codes.reshape(-1), groups.reshape(-1)
+    return Lengths(firsts), words, codes, begins.astype(np.int32), groups, own
 
 
 @compiled()

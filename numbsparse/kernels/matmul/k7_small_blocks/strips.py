@@ -11,7 +11,6 @@ strips, and load each feature of x for both.
 """
 
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, float32, uint8, uint32, uint64
@@ -20,8 +19,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    ROWS,
-    WIDE,
     Strip,
     plan_strips,
     registers_of,
@@ -33,11 +30,10 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pieces import add_parts, meet
-from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
-from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
+from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
@@ -62,67 +58,28 @@ from numbsparse.kernels.ptx import (
 def along_strips(
     x: Any, values: Any, index: Any, y: Any, transposed: bool, precision: str, gates: Any = None
 ) -> None:
-    """y[:] = x @ w, or with w transposed; with a gate for each block, if any.
-
-    x and y are matrices, or `pixels.Images` and `PixelRows`: there sums that a split made NaN stay
-    so.
-    """
-    B, (batch, features), columns = values.shape[1], x.shape, y.shape[1]
-    arithmetic, of_images = precision if y.dtype == "float32" else y.dtype.name, type(x) is Images
-    values, tops, within, offsets, squares, shared = aligned_values(values), (), (), *3 * (None,)
-    order, out = (PIXELS, y.output()) if of_images else (order_of(y), output_of(y))
-    x_order, even = IMAGES, False
-    if of_images:
-        offsets, squares, tops, shared = x.taps, y.offsets, x.tops(index, y.tile), x.shared
-        batch, within = tops.shape[0] * ROWS, x.within(index, y.tile, ROWS)
-    else:
-        x, x_transposed = readable(x)
-        x_order = FEATURES if x_transposed else BY_ROWS
-        even = not x_transposed and (x.itemsize == 4 or order != FEATURES)
-    wide = features if shared is None else features // shared.shifts * shared.room // ROWS
-    sizes, gated = (batch, wide, columns), "" if gates is None else values.dtype.name
-    tap = x.width if of_images else WIDE
-    strip = strip_of(index, B, y.itemsize, transposed, sizes, gated, even, x_order, tap, shared)
+    """y[:] = x @ w, or with w transposed; with a gate for each block, if any."""
+    (batch, features), B, item = x.shape, values.shape[1], x.itemsize
+    values, y_order, (x, x_transposed) = aligned_values(values), order_of(y), readable(x)
+    sizes, gated = (batch, features, y.shape[1]), "" if gates is None else values.dtype.name
+    even = not x_transposed and (item == 4 or y_order != FEATURES)
+    strip = strip_of(index, B, item, transposed, sizes, gated, even, x_transposed)
     row_tiles = -(-batch // strip.ROWS)
-    rows = even_rows(batch, row_tiles) if even and x.itemsize == 2 else strip.ROWS
-    bare = strip._replace(SPLIT=1, GATED="", RAGGED=False)
-    how = transposed, features, bare, offsets, squares
-    lengths, lines, groups, begins, words, codes = planned(index, plan_strips, *how)
-    units = multiprocessors() * strip.BESIDE // strip.CLUSTER
-    tiles, tile_starts = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
-    loaded = rows
-    if offsets:
-        rows, loaded = prod(y.tile), prod(x.seen(y.tile))
-        x_map = tensor_map(*x.boxes(y.tile, strip.WIDTH))
-    else:
-        high = min(rows, strip.BOX_ROWS(x_transposed))
-        x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
-    w = of_bits(values.span)
-    if gates is not None and strip.PACKED:
-        from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
-
-        w, words, begins = packed_by_gates(values, codes, words, begins, gates, strip, transposed)
-    elif strip.PACKED:  # last before the kernel, which waits for it alone: see `producer`
-        w = packed(values, codes, transposed)
+    rows = even_rows(batch, row_tiles) if even and item == 2 else strip.ROWS
+    high = min(rows, strip.BOX_ROWS(x_transposed))
+    x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
+    lengths, *steps = planned(index, plan_strips, transposed, features, strip.bare)
+    units = multiprocessors() // strip.CLUSTER
+    tiles = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     all_gates = () if gates is None else gates
-    work = Plan(
-        *(words, codes, begins, groups, lines, tiles, tile_starts, rows, tops, all_gates),
-        *(loaded, within),
-    )
-    dense: Any = ()
-    if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
-        own = x.T if x_order == FEATURES else x
+    plan = Plan._make((*steps, *tiles, rows, (), all_gates, rows, ()))
+    arithmetic, dense = precision if item == 4 else y.dtype.name, None
+    if arithmetic == "highest":  # for sums that a split made NaN
+        own = x.T if x_transposed else x
         dense = dense_of(own, values, index, transposed, all_gates)
-    together = strip.CLUSTER * strip.SPLIT
-    launch(
-        strip_kernel(strip, arithmetic, x_order, order, transposed),
-        (tile_starts.size - 1) * strip.CLUSTER,
-        32 * (strip.WARPS + strip.FETCHERS),
-        *(x_map, unannounced(x_map), w, work, out, dense),
-        shared_bytes=strip.SHARED_BYTES,
-        cluster=(together,) if together > 1 else None,
-        overlap=True,
-    )
+    x_order = FEATURES if x_transposed else BY_ROWS
+    kernel = strip_kernel(strip, arithmetic, x_order, y_order, transposed)
+    launch_strips(kernel, strip, plan, values, transposed, x_map, output_of(y), dense or ())
 
 
 class Plan(NamedTuple):
@@ -140,6 +97,31 @@ class Plan(NamedTuple):
     gates: Any  # of blocks that lanes copy, if any
     loaded: int  # rows that a copy of a group has
     within: Any  # of boxes that taps share, where each row of a tile begins
+
+
+def launch_strips(
+    kernel: Any, strip: Strip, plan: Plan, values: Any, transposed: bool, x_map: Any, *sink: Any
+) -> None:
+    """A kernel of `strip_kernel`, which stores to this sink; before it, where w is packed, the one
+    that packs it, last: it is all that the kernel waits for (see `producer`)."""
+    w = of_bits(values.span)
+    if strip.PACKED and strip.GATED:
+        from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
+
+        w, words, begins = packed_by_gates(values, plan, strip, transposed)
+        plan = plan._replace(words=words, begins=begins)
+    elif strip.PACKED:
+        w = packed(values, plan.codes, transposed)
+    together = strip.CLUSTER * strip.SPLIT
+    launch(
+        kernel,
+        (plan.tile_starts.size - 1) * strip.CLUSTER,
+        32 * (strip.WARPS + strip.FETCHERS),
+        *(x_map, unannounced(x_map), w, plan, *sink),
+        shared_bytes=strip.SHARED_BYTES,
+        cluster=(together,) if together > 1 else None,
+        overlap=True,
+    )
 
 
 @cache
