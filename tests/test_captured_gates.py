@@ -318,6 +318,7 @@ def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
     )
 
 
+@pytest.mark.every(2)  # each way with each size and width
 @pytest.mark.parametrize(("split", "pieces"), [(1, 1), (1, 2), (2, 1)])
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge", "across", "density"),

@@ -40,9 +40,19 @@ def shared_bytes(block: Block, name: Any, nbytes: int) -> np.ndarray:
 
 
 def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
-    """The array in another block's shared memory at the place of `array` in this one's."""
+    """The array in another block's shared memory at the place of `array` in this one's.
+
+    An array that is `Memory` knows it once it was found: who adds sums of a cluster asks each time.
+    """
     if block is other:
         return array
+    known = vars(array) if isinstance(array, Memory) else {}
+    if other.place not in known:
+        known[other.place] = _found(array, block, other)
+    return known[other.place]
+
+
+def _found(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
     for name, buffer in _buffers(block).items():
         start = array.ctypes.data - buffer.ctypes.data
         if 0 <= start < buffer.size:
@@ -58,9 +68,13 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
 
 def extent(array: np.ndarray) -> tuple[int, int, int]:
     """Of an array in C order without gaps: its address, and the bytes of an item and of all."""
+    check_gapless(array)
+    return array.ctypes.data, array.itemsize, array.nbytes
+
+
+def check_gapless(array: np.ndarray) -> None:
     if not array.flags.c_contiguous:
         raise ValueError("an array in C order without gaps is taken here")
-    return array.ctypes.data, array.itemsize, array.nbytes
 
 
 class Memory(np.ndarray):  # type: ignore[type-arg]

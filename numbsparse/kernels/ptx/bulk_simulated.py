@@ -87,7 +87,7 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
     box = _box(info, corner).view(np.uint8)
     for rank, other in enumerate(block.cluster):
         if other is block if ranks is None else ranks >> rank & 1:
-            there = flat_bytes(counterpart(np.asarray(shared), block, other))
+            there = flat_bytes(counterpart(shared, block, other))
             there[place] = box.reshape(-1)
             copy = begin(COPY_ENGINE)
             if copy is not None:

@@ -9,7 +9,7 @@ from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
-from numbsparse.simulator.accesses import note
+from numbsparse.simulator.accesses import note, watching
 from numbsparse.simulator.arrays import counterpart
 from numbsparse.simulator.threads import current
 
@@ -28,11 +28,13 @@ def load_4xf32_at(shared, j, rank):
         raise TypeError(f"load_4xf32_at takes an array of float32, got {shared.dtype}")
     block, start = current().block, 4 * int(j)
     other = block.cluster[int(rank)]
-    there = flat_bytes(counterpart(np.asarray(shared), block, other))
+    there = flat_bytes(counterpart(shared, block, other))
     if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
-    note("shared", False, there.ctypes.data + start, 16, home=other.place)
-    return tuple(there[start : start + 16].view(np.float32))
+    if watching():
+        note("shared", False, there.ctypes.data + start, 16, home=other.place)
+    v = np.ndarray(4, np.float32, there, start)
+    return v[0], v[1], v[2], v[3]
 
 
 def words(count: int) -> Any:

@@ -101,5 +101,5 @@ def _place(bars, i, block):
     own = current().block
     if block is own and isinstance(bars, Memory):
         return barriers, bars.address + 8 * int(i)
-    there = counterpart(np.asarray(bars), own, block)
+    there = counterpart(bars, own, block)
     return barriers, there.ctypes.data + 8 * int(i)
