@@ -46,7 +46,7 @@ def counterpart(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
     """
     if block is other:
         return array
-    known = vars(array) if isinstance(array, Memory) else {}
+    known: dict[Any, np.ndarray] = vars(array) if isinstance(array, Memory) else {}
     if other.place not in known:
         known[other.place] = _found(array, block, other)
     return known[other.place]
