@@ -123,6 +123,7 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
 def test_gates_are_read_again_after_a_strip_without_blocks(dtype, size, rng):
     """What was known ahead was of that strip, and the next one is of other rows of the batch."""
     kept = np.repeat([[1, 1, 0]] * 5, 128 // size, axis=1)  # strips of 128 columns
+    kept[1:] &= rng.random(kept[1:].shape) < 0.3  # so many in each strip, about
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
     numbers = rng.choice(np.float32([0, 0.5, 1, -2]), len(values))
     values[numbers == 0] = np.nan
@@ -282,7 +283,7 @@ def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, m
     [
         ("float16", 32, 20, 0, (False, False)),
         ("bfloat16", 64, 40, 0, (True, False)),
-        ("float32", 64, 70, 0, (False, True)),
+        ("float32", 64, 34, 0, (False, True)),
         ("float32", 32, 9, 5, (False, False)),
         ("float16", 8, 40, 3, (False, True)),
         ("float32", 16, 33, 0, (True, True)),

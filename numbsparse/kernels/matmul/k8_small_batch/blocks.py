@@ -118,6 +118,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
     in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares))
+    in_step = max(in_step, 8 * max(slabs) // WIDTH)  # a slab is all rows of the batch
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
