@@ -459,6 +459,7 @@ def test_taps_that_see_no_pixel(by, stride):
 
 
 @needs_cuda
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("case", PIXELS, ids=str)

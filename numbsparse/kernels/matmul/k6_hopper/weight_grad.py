@@ -126,7 +126,7 @@ def weight_grad(
         overlap=short,
     )
     if n_sums:
-        size, parts = tile.PART**2, (B // tile.PART) ** 2 if by_gates else 0
+        size, parts = tile.PART**2, tile.PARTS if by_gates else 0
         add = add_kernel(size, finisher(tile, kind, exact), parts)
         operands = sums, cut, numbers, out, dense, tuple(map(int, orders)), more
         grid = cut.size, size // THREADS_TO_ADD

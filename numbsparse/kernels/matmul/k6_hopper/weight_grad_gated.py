@@ -58,8 +58,7 @@ def taking(tile: Tile, gated: bool) -> Any:
     It comes into line `warp % 4` of the warp's own tables, from `words`, one a lane. If `gated`,
     units that are left come first; the others have places too.
     """
-    UNITS, OUTS, PER = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS
-    PARTS = (tile.B // tile.PART) ** 2
+    UNITS, OUTS, PER, PARTS = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS, tile.PARTS
 
     @cuda.jit(device=True)
     def take(warp, words, gates, own_places, own_outs):
@@ -116,9 +115,8 @@ def keeping(tile: Tile) -> Any:
     Panels of x that any block of threads of a cluster needs are for all of it.
     """
     GROUPS, OUTS, slots_of = tile.GROUPS, tile.OUTS, needing(tile)
-    ALL, CLUSTER = GROUPS * OUTS, tile.CLUSTER
+    ALL, CLUSTER, PARTS = GROUPS * OUTS, tile.CLUSTER, tile.PARTS
     SHARED = (1 << tile.B // tile.PANEL) - 1 if CLUSTER > 1 else 0  # slots of x
-    PARTS = (tile.B // tile.PART) ** 2
 
     @cuda.jit(device=True)
     def of_all(own):

@@ -87,6 +87,11 @@ class Tile(NamedTuple):
         return 32 if self.ITEM == 4 else self.B
 
     @property
+    def PARTS(self) -> int:
+        """Those of a block."""
+        return (self.B // self.PART) ** 2
+
+    @property
     def THREADS(self) -> int:
         return 128 * self.GROUPS + 32 * self.LOADERS
 
