@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_030,
+    "numbsparse": 3_039,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
     "numbsparse/device": 4_125,
     "numbsparse/distributed": 2_025,
-    "numbsparse/jax": 715,
+    "numbsparse/jax": 728,
     "numbsparse/kernels": 3_345,
     "numbsparse/kernels/conv": 3_380,
     "numbsparse/kernels/ladder": 1_940,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_887,
+    "numbsparse/torch": 1_904,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -185,6 +185,29 @@ def test_autocast_on_the_cpu(layer, shape, half):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
+class OfAllLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nst.Conv2d(8, 8, 3, padding=1, block_size=4)
+        self.lstm = nst.LSTM(8, 16, block_size=8)
+        self.out = nst.Linear(16, 8, layout=[[1], [1]], block_size=8)
+
+    def forward(self, x):
+        y, (h, _) = self.lstm(self.conv(x).flatten(2).permute(2, 0, 1))
+        return self.out(y) + h[..., :8]
+
+
+def test_a_graph_of_torch_fx_has_a_node_for_each_layer():
+    model, x = OfAllLayers(), torch.randn(2, 8, 3, 4)
+    y, graph = model(x), torch.fx.symbolic_trace(model)
+    del model  # the graph's layers keep their layouts
+    assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["conv", "lstm", "out"]
+    for traced in (graph, pickle.loads(pickle.dumps(graph))):
+        torch.testing.assert_close(traced(x), y)
+    with pytest.raises(TypeError, match="takes this layer within a model, got the layer alone"):
+        torch.fx.symbolic_trace(nst.Linear(8, 8))
+
+
 def test_first_values_count_only_kept_blocks():
     torch.manual_seed(0)
     pattern = np.zeros((8, 2), bool)
