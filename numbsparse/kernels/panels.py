@@ -13,6 +13,7 @@ from numbsparse.kernels.cores import DONE, compiled, inner, next_share, read_onl
 from numbsparse.kernels.simd import CACHE_LINE, fetch_add, load, store, store_transposed
 
 STRIP = 128  # rows of a panel packed at a time
+USUAL = 0x101  # of the flags of NumPy's arrays: C-contiguous, aligned
 
 
 def empty_panels(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
@@ -37,7 +38,8 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
 
 def has_unit_stride(x: np.ndarray) -> bool:
     """Whether each row of x is a run of memory."""
-    return x.strides[1] == x.itemsize and x.flags.aligned
+    flags = x.flags
+    return flags.num & USUAL == USUAL or (x.strides[1] == x.itemsize and flags.aligned)
 
 
 def room_for(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
