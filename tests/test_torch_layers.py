@@ -338,6 +338,45 @@ def test_sparsify():
     torch.testing.assert_close(model["mlp"][2].state_dict(), expected.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_encoders_call_layers_that_sparsify_made():
+    """torch's own would compute with their weights, as they are, where nothing is recorded."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    dense = nn.Sequential(nn.TransformerEncoder(layer, 2)).eval()
+    model = copy.deepcopy(dense)
+    nst.sparsify_(model, density=1.0, block_size=8)
+    x, mask = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), dense(x), rtol=1e-4, atol=1e-4)
+        with_mask = [m[0](x, src_key_padding_mask=mask)[:, :3] for m in (model, dense)]
+        torch.testing.assert_close(*with_mask, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_also_where_others_came_before():
+    layer = nst.Linear(8, 8, block_size=8)
+    layer(torch.ones(2, 3, 8))
+    rows = [torch.ones(n, 8) for n in (2, 3)]
+    for kind in (torch.strided, torch.jagged):
+        with pytest.raises(TypeError, match="x takes a dense tensor, got a nested one: see torch"):
+            layer(torch.nested.nested_tensor(rows, layout=kind))
+
+
+def test_hooks_go_with_the_layer_that_replaces_theirs():
+    model, seen = nn.Sequential(nn.Linear(8, 8)), []
+    handle = model[0].register_forward_hook(lambda *of: seen.append(1) or 2 * of[-1])
+    model[0].register_forward_pre_hook(lambda *of, **how: seen.append(0), with_kwargs=False)
+    model[0].register_full_backward_hook(lambda *of: seen.append(2))
+    nst.sparsify_(model, density=1.0, block_size=8)
+    x = torch.ones(1, 8, requires_grad=True)
+    doubled = model(x)
+    doubled.sum().backward()
+    handle.remove()
+    torch.testing.assert_close(doubled, 2 * model(x))
+    assert seen == [0, 1, 2, 0]
+
+
 def test_sparsify_by_a_pattern_for_each_layer():
     model = mlp()
     nst.sparsify_(

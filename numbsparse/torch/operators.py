@@ -160,8 +160,11 @@ def of_blocks(x: Any, y: Any, *how: Any) -> Any:
 def check_dense(argument: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{argument} takes a tensor of torch, got {type_name(x)}")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{argument} takes a dense tensor, got one of {x.layout}: see .to_dense()")
+    if x.layout is not torch.strided or x.is_nested:
+        got = f"one of {x.layout}: see .to_dense()"
+        if x.is_nested:
+            got = "a nested one: see torch.nested.to_padded_tensor"
+        raise TypeError(f"{argument} takes a dense tensor, got {got}")
 
 
 def check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:
