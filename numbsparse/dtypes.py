@@ -57,7 +57,8 @@ def as_array(x: Any, argument: str = "x", takes: str = "an array of numbers") ->
         try:
             array = np.asarray(x)
         except (RuntimeError, TypeError, ValueError) as error:
-            raise TypeError(f"{argument} takes {takes}, got {type_name(x)}: {error}") from error
+            got = f"{type_name(x)}{_room_of(x)}: {error}"
+            raise TypeError(f"{argument} takes {takes}, got {got}") from error
         if array.dtype.kind in NO_NUMBERS or array.dtype.hasobject:
             got = type_name(x) if not array.ndim else f"one of {array.dtype}"
             raise TypeError(f"{argument} takes {takes}, got {got}")
@@ -65,6 +66,14 @@ def as_array(x: Any, argument: str = "x", takes: str = "an array of numbers") ->
     import torch
 
     return x.view(torch.int16).numpy().view(bfloat16())
+
+
+def _room_of(x: Any) -> str:
+    """Who takes what another library records or traces, in brackets; or nothing."""
+    library = type(x).__module__.partition(".")[0].removesuffix("lib")
+    if library not in ("torch", "jax"):
+        return ""
+    return f" (numbsparse.{library} takes what {library} differentiates or traces)"
 
 
 def refuse_masked(x: Any, argument: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from importlib.util import find_spec
 from itertools import combinations, product
 from math import prod
@@ -34,6 +34,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     ("float32", 1): (4, 8, 16, 32),
     ("float32", 2): (4, 32, 128),
     ("float32", 4): (8, 16, 64),
+    ("float32", 8): (16, 128),
     ("float64", 1): (4, 16),
     ("float64", 2): (4, 8),
     ("float64", 4): (8, 64),
@@ -236,22 +237,23 @@ class Suite:
                 assert space.allowed(part), (part, case)
 
 
-@cache
-def few_of(dtype: np.dtype, size: int, batch: int, product: str) -> int:
-    """How many rows the CPU multiplies as few: all, or the last ones, beyond whole tiles."""
-    if product == "weight_grad":
-        return 0
-    most, (_, vectors) = few_rows.few(dtype, size, product == "input_grad"), k0_cpu.tile_shape(size)
-    rows = batch if batch <= most else batch % (vectors * lanes(from_dtype(dtype)))
-    return rows if rows <= most else 0
+def takes_few(batch: int, values: np.ndarray, *of: Any) -> bool:
+    """In place of `few_rows.pays`, which takes all products of tests: so some are packed."""
+    return 0 < batch <= few_lanes(values.dtype)
+
+
+def few_lanes(dtype: np.dtype) -> int:
+    return lanes(from_dtype(dtype)) // 2
 
 
 def is_compiled(numbers: str, size: int, batch: int, product: str) -> bool:
     """Whether few rows of it, if any, are a kernel of FEW_ROWS: so tests have few to compile."""
     dtype = "float64" if numbers == "float64" else "float32"  # 16 bits are summed in float32
-    rows = few_of(np.dtype(dtype), size, batch, product)
-    at_once = min(1 << max(rows.bit_length() - 1, 0), few_rows.MOST_ROWS)
-    return not rows or size in FEW_ROWS[dtype, at_once]
+    of, most = from_dtype(np.dtype(dtype)), few_lanes(np.dtype(dtype))
+    rows = batch if batch <= most else batch % (k0_cpu.tile_shape(size)[1] * lanes(of))
+    if product == "weight_grad" or not 0 < rows <= most:
+        return True
+    return size in FEW_ROWS[dtype, few_rows.rows_at_once(size, rows)]
 
 
 ORDERS = {

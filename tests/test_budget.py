@@ -7,28 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_030,
+    "numbsparse": 3_039,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
-    "numbsparse/device": 4_125,
+    "numbsparse/device": 4_132,
     "numbsparse/distributed": 2_025,
-    "numbsparse/jax": 715,
-    "numbsparse/kernels": 3_305,
+    "numbsparse/jax": 730,
+    "numbsparse/kernels": 3_350,
     "numbsparse/kernels/conv": 3_470,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_110,
+    "numbsparse/kernels/matmul": 10_140,
     "numbsparse/kernels/parts": 5_375,
-    "numbsparse/kernels/ptx": 2_415,
+    "numbsparse/kernels/ptx": 2_425,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_725,
-    "numbsparse/ops": 5_265,
+    "numbsparse/ops": 5_267,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
-    "numbsparse/simulator": 2_430,
-    "numbsparse/torch": 1_887,
+    "numbsparse/simulator": 2_445,
+    "numbsparse/torch": 1_935,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -61,3 +61,14 @@ def test_torch_on_the_cpu_in_bfloat16():
     out = torch.zeros(4, 16, dtype=torch.bfloat16)
     assert ns.matmul(x, w, out=out) is out
     assert (out == 16).all()
+
+
+def test_what_others_record_is_refused_with_the_room_that_takes_it():
+    torch, jax = (pytest.importorskip(name) for name in ("torch", "jax"))
+    w = ns.BlockSparse(np.ones((2, 8, 8), np.float32), np.eye(2))
+    with pytest.raises(TypeError, match=r"got torch.Tensor \(numbsparse\.torch takes what torch"):
+        torch.ones(4, 16, requires_grad=True) @ w
+    with pytest.raises(TypeError, match=r"got jax\.\w+ \(numbsparse\.jax takes what jax"):
+        jax.jit(lambda x: ns.matmul(x, w))(np.ones((4, 16), np.float32))
+    with pytest.raises(TypeError, match=r"got str: |got str$|got str"):
+        ns.matmul("x", w)

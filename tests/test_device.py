@@ -1,6 +1,7 @@
 """DeviceArray: NumPy's views in device memory, and no silent copies to the host."""
 
 import gc
+import operator
 import pickle
 import re
 import subprocess
@@ -128,6 +129,18 @@ def test_nothing_reaches_the_host_silently(monkeypatch):
     assert ns.to_device([7]).item() == 7
     assert repr(array) == "DeviceArray(shape=(3, 4, 5), dtype=float32)"
     assert len(array) == 3
+
+
+@pytest.mark.parametrize("other", [None, A, 0, 1.5, np.float32(0)], ids=lambda a: type(a).__name__)
+def test_arrays_are_not_compared_by_identity(other):
+    array, other = ns.to_device(A), ns.to_device(A) if other is None else other
+    for compare in (operator.eq, operator.ne):
+        for pair in ((array, other), (other, array)):
+            with pytest.raises(TypeError, match=r"is not compared silently: call \.numpy\(\)"):
+                compare(*pair)
+    assert all(array != other for other in ("a word", None, ()))
+    assert array in [array]
+    assert len({array, ns.to_device(A)}) == 2
 
 
 @pytest.mark.parametrize("to", ["uint8", "uint16", "float64"])

@@ -19,6 +19,7 @@ from drawn import (
     has_arrays,
     is_compiled,
     libraries,
+    takes_few,
     type_of_result,
 )
 from hypothesis import given
@@ -27,10 +28,16 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, rung
+from numbsparse.kernels.matmul import RUNGS, k0_cpu, rung
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
+
+
+@pytest.fixture(autouse=True)
+def few_rows_are_few(monkeypatch):
+    monkeypatch.setattr(k0_cpu, "pays", takes_few)
+
 
 CALLS = {  # product of the ladder, and whether features come before the batch
     "x @ w": ("forward", False),

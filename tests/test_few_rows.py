@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drawn import FEW_ROWS
+from drawn import FEW_ROWS, takes_few
 
 import numbsparse as ns
 from numbsparse.kernels.matmul import few_rows, k0_cpu
@@ -21,8 +21,10 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     layout = ns.Layout(ns.patterns.random(5, 4, 0.5, seed=size))
     w = matrix(rng, layout, size, dtype, (5 * size - 3, 4 * size - 1))
     w = w.T if transposed else w
-    x = rng.standard_normal((192, w.shape[0])).astype(dtype)  # whole tiles: no few rows follow
-    many = ns.matmul(x, w)
+    x = rng.standard_normal((192, w.shape[0])).astype(dtype)
+    with monkeypatch.context() as packed:
+        packed.setattr(k0_cpu, "pays", lambda *of: False)
+        many = ns.matmul(x, w)
     taken = []
     made = few_rows.few_product
     monkeypatch.setattr(
@@ -30,18 +32,38 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
         "few_product",
         lambda *of: lambda *arrays: (taken.append(of), made(*of)(*arrays)),
     )
-    few = few_rows.few(np.dtype(dtype), size, transposed)
-    batches = range(rows, min(2 * rows if rows < few_rows.MOST_ROWS else few + 1, few + 1))
+    monkeypatch.setattr(k0_cpu, "pays", lambda *of: True)
+    some = *range(1, 20), 37, 64
+    batches = [batch for batch in some if few_rows.rows_at_once(size, batch) == rows]
     for batch in batches:
         for some in (x, np.asfortranarray(x), x[::-3]):
-            rows = many[::-3] if some.strides[0] < 0 else many
+            right = many[::-3] if some.strides[0] < 0 else many
             out = np.full((batch, w.shape[1]), np.nan, dtype)
             ns.matmul(some[:batch], w, out=out)
-            np.testing.assert_array_equal(out, rows[:batch])
+            np.testing.assert_array_equal(out, right[:batch])
         across = np.full((w.shape[1], batch), np.nan, dtype)
         ns.matmul(w.T, np.ascontiguousarray(x[:batch].T), out=across)
         np.testing.assert_array_equal(across.T, many[:batch])
     assert len(taken) == 4 * len(batches)
+
+
+@pytest.mark.parametrize(
+    ("size", "transposed", "a_line", "batch", "pays"),
+    [
+        *((size, False, 16, 1, True) for size in (4, 8, 16, 32)),
+        (8, False, 16, 64, False),  # its steps are too few
+        (8, False, 1, 33, True),  # more is packed than multiplied
+        (8, False, 1, 129, False),
+        (32, False, 3, 33, True),  # a vector of 16 rows would be two empty thirds
+        (32, False, 3, 513, False),
+        (128, False, 6, 15, True),
+        (128, True, 6, 15, False),  # blocks are transposed
+        (32, False, 3, 0, False),
+    ],
+)
+def test_few_rows_are_those_that_are_quicker_so(size, transposed, a_line, batch, pays):
+    values, features = np.empty((a_line * 1024 // size, size, size), np.float32), 1024
+    assert few_rows.pays(batch, values, features, transposed) is pays
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -59,8 +81,10 @@ def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, core
         else:
             w = matrix(rng, layout, size, np.float32, shape)
         x = rng.standard_normal((40, shape[0])).astype(np.float32)
+        monkeypatch.setattr(k0_cpu, "pays", lambda *of: False)
         many = ns.matmul(x, w)
-        for batch in (1, 3, few_rows.few(w.dtype, size, transposed)):
+        monkeypatch.setattr(k0_cpu, "pays", lambda *of: True)
+        for batch in (1, 3, 12):
             out = np.full((batch, w.shape[1]), np.nan, np.float32)
             ns.matmul(x[:batch], w, out=out)
             np.testing.assert_array_equal(out, many[:batch])
@@ -69,6 +93,7 @@ def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, core
 @pytest.mark.parametrize("slab", [k0_cpu.SLAB, 1], ids=["one slab", "a slab for each panel"])
 def test_the_last_rows_of_a_batch_follow_as_few(rng, monkeypatch, slab):
     monkeypatch.setattr(k0_cpu, "SLAB", slab)
+    monkeypatch.setattr(k0_cpu, "pays", takes_few)
     w = matrix(rng, ns.Layout(ns.patterns.random(5, 4, 0.5, seed=0)), 8, np.float32, (38, 31))
     x = rng.standard_normal((200, 38)).astype(np.float32)
     for rows, v in ((x, w), (rng.standard_normal((200, 31)).astype(np.float32), w.T)):

@@ -10,6 +10,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: see CONTRIBUTING.md")
 
 import jax.numpy as jnp  # noqa: E402
+from jax import export  # noqa: E402
 
 import numbsparse as ns  # noqa: E402
 import numbsparse.jax as nsj  # noqa: E402
@@ -375,3 +376,17 @@ if {results == "dropped"}:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert run.returncode == 0, run.stderr
     assert "Error" not in run.stderr
+
+
+def test_an_exported_program_runs_where_a_matrix_of_its_layout_was_made(rng, monkeypatch):
+    layout = ns.Layout(ns.patterns.random(4, 3, 0.5, seed=7))
+    values = rng.standard_normal((layout.n_blocks, 8, 8)).astype(np.float32)
+    x = rng.standard_normal((5, 32)).astype(np.float32)
+    checks = [export.DisabledSafetyCheck.custom_call("numbsparse_block_sparse_matmul")]
+    multiply = jax.jit(lambda x, v: x @ nsj.BlockSparse(v, layout))
+    exported = export.export(multiply, disabled_checks=checks)(x, values)
+    monkeypatch.setattr(products, "_layouts", {})  # as in another process
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no layout here has the word '4x3-"):
+        exported.call(x, values)
+    w = nsj.BlockSparse(values, layout.pattern)
+    np.testing.assert_allclose(exported.call(x, values), x @ np.asarray(w.to_dense()), atol=1e-4)

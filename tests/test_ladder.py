@@ -7,12 +7,26 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import HALVES
-from drawn import is_compiled
+from drawn import is_compiled, takes_few
 
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import LADDER, PRECISIONS, PRODUCTS, RUNGS, k0_reference, n_tiles
+from numbsparse.kernels.matmul import (
+    LADDER,
+    PRECISIONS,
+    PRODUCTS,
+    RUNGS,
+    k0_cpu,
+    k0_reference,
+    n_tiles,
+)
 from numbsparse.testing import Case, check_rung
+
+
+@pytest.fixture(autouse=True)
+def few_rows_are_few(monkeypatch):
+    monkeypatch.setattr(k0_cpu, "pays", takes_few)
+
 
 SMALL = [
     Case(batch=0, in_features=8, out_features=8, block_size=4),

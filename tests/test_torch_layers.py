@@ -185,6 +185,29 @@ def test_autocast_on_the_cpu(layer, shape, half):
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in layer.parameters())
 
 
+class OfAllLayers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nst.Conv2d(8, 8, 3, padding=1, block_size=4)
+        self.lstm = nst.LSTM(8, 16, block_size=8)
+        self.out = nst.Linear(16, 8, layout=[[1], [1]], block_size=8)
+
+    def forward(self, x):
+        y, (h, _) = self.lstm(self.conv(x).flatten(2).permute(2, 0, 1))
+        return self.out(y) + h[..., :8]
+
+
+def test_a_graph_of_torch_fx_has_a_node_for_each_layer():
+    model, x = OfAllLayers(), torch.randn(2, 8, 3, 4)
+    y, graph = model(x), torch.fx.symbolic_trace(model)
+    del model  # the graph's layers keep their layouts
+    assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == ["conv", "lstm", "out"]
+    for traced in (graph, pickle.loads(pickle.dumps(graph))):
+        torch.testing.assert_close(traced(x), y)
+    with pytest.raises(TypeError, match="takes this layer within a model, got the layer alone"):
+        torch.fx.symbolic_trace(nst.Linear(8, 8))
+
+
 def test_first_values_count_only_kept_blocks():
     torch.manual_seed(0)
     pattern = np.zeros((8, 2), bool)
@@ -313,6 +336,45 @@ def test_sparsify():
     assert model["mlp"][0].layout.density == 0.25
     expected = nst.Linear.from_linear(dense["mlp"][2], density=0.25, block_size=8)
     torch.testing.assert_close(model["mlp"][2].state_dict(), expected.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_encoders_call_layers_that_sparsify_made():
+    """torch's own would compute with their weights, as they are, where nothing is recorded."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    dense = nn.Sequential(nn.TransformerEncoder(layer, 2)).eval()
+    model = copy.deepcopy(dense)
+    nst.sparsify_(model, density=1.0, block_size=8)
+    x, mask = torch.randn(2, 5, 16), torch.zeros(2, 5, dtype=torch.bool)
+    mask[0, 3:] = True
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), dense(x), rtol=1e-4, atol=1e-4)
+        with_mask = [m[0](x, src_key_padding_mask=mask)[:, :3] for m in (model, dense)]
+        torch.testing.assert_close(*with_mask, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_also_where_others_came_before():
+    layer = nst.Linear(8, 8, block_size=8)
+    layer(torch.ones(2, 3, 8))
+    rows = [torch.ones(n, 8) for n in (2, 3)]
+    for kind in (torch.strided, torch.jagged):
+        with pytest.raises(TypeError, match="x takes a dense tensor, got a nested one: see torch"):
+            layer(torch.nested.nested_tensor(rows, layout=kind))
+
+
+def test_hooks_go_with_the_layer_that_replaces_theirs():
+    model, seen = nn.Sequential(nn.Linear(8, 8)), []
+    handle = model[0].register_forward_hook(lambda *of: seen.append(1) or 2 * of[-1])
+    model[0].register_forward_pre_hook(lambda *of, **how: seen.append(0), with_kwargs=False)
+    model[0].register_full_backward_hook(lambda *of: seen.append(2))
+    nst.sparsify_(model, density=1.0, block_size=8)
+    x = torch.ones(1, 8, requires_grad=True)
+    doubled = model(x)
+    doubled.sum().backward()
+    handle.remove()
+    torch.testing.assert_close(doubled, 2 * model(x))
+    assert seen == [0, 1, 2, 0]
 
 
 def test_sparsify_by_a_pattern_for_each_layer():

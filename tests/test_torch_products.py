@@ -383,18 +383,27 @@ def test_modes_of_torch_see_what_goes_round_its_dispatcher_otherwise(grad):
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning"
 )  # of torch's parts
-def test_forward_derivatives_are_refused_and_not_lost():
-    w, x = matrix(dtype=torch.float32), drawn(5, 12, dtype=torch.float32, grad=False)
-    w.values.requires_grad_(False)
-    forward_ad = torch.autograd.forward_ad
-    with forward_ad.dual_level():
-        assert (x @ w).shape == (5, 16)
-        for dual in (forward_ad.make_dual(x, x), forward_ad.make_dual(x.requires_grad_(), x)):
-            with pytest.raises(NotImplementedError, match="jvp"):
-                dual @ w
-    for transform in (torch.func.jacfwd, torch.func.hessian):
-        with pytest.raises(NotImplementedError, match="jvp"):
-            transform(lambda x: (x @ w).square().sum())(x.detach())
+def test_forward_derivatives():
+    w, x = matrix(), drawn(3, 12)
+    values, y = w.values.detach().requires_grad_(), drawn(3, 16)
+    pixels, taps = drawn(1, 4, 3, 3), nst.Conv2d(4, 4, 2, block_size=4, dtype=torch.float64)
+    for multiply, operands in (
+        (lambda x, v: x @ nst.BlockSparse(v, w.layout), (x, values)),
+        (lambda y, v: y @ nst.BlockSparse(v, w.layout).T, (y, values)),
+        (lambda x, y: nst.sddmm(x.T, y, w.layout).values, (x, y)),
+        (lambda x, v: torch.func.functional_call(taps, {"weight": v}, (x,)), (pixels, taps.weight)),
+    ):
+        how = {"check_forward_ad": True, "check_batched_forward_grad": True}
+        assert torch.autograd.gradcheck(lambda *of: multiply(*of).tanh(), operands, **how)  # noqa: B023
+        assert torch.autograd.gradgradcheck(multiply, operands, check_fwd_over_rev=True)
+    sparse, dense = (
+        torch.func.hessian(lambda x: times(x).tanh().sum())(x.detach())  # noqa: B023
+        for times in (lambda x: x @ w, lambda x: x @ w.to_dense())
+    )
+    torch.testing.assert_close(sparse, dense)
+    lstm = nst.LSTM(4, 4, block_size=4, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="jvp"):
+        torch.func.jacfwd(lambda x: lstm(x)[0])(drawn(2, 1, 4).detach())
 
 
 def test_transforms_of_functions_are_those_of_a_dense_product():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
+from numbers import Number
 from operator import index
 from typing import Any
 
@@ -278,6 +279,13 @@ class DeviceArray:
 
     def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
         raise TypeError("a DeviceArray is not copied to the host silently: call .numpy()")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (DeviceArray, np.ndarray, Number)):
+            raise TypeError("a DeviceArray is not compared silently: call .numpy(), or ask by `is`")
+        return NotImplemented
+
+    __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return to_device, (self.numpy(),)

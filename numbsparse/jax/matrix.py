@@ -69,6 +69,7 @@ class BlockSparse(Blocks):
         check_values(values, layout.n_blocks)
         self.values, self.stored_layout, self.is_transposed = values, layout, False
         self.shape = checked_shape("shape", shape, layout.shape, values.shape[1])
+        products.meet(layout)
 
     @property
     def T(self) -> "BlockSparse":

@@ -23,9 +23,23 @@ from numbsparse.jax.shards import dealt_by_rows
 from numbsparse.kernels.matmul import rung
 from numbsparse.layout import Layout
 
-# Layouts of all that was lowered, by the word for them in compiled code, which JAX keeps on disk
-# too: that may run at any time.
+# Layouts of all matrices and all that was lowered, by the word for them in compiled code, which
+# JAX keeps on disk too, or a program exported: that may run at any time.
 _layouts: dict[str, Layout] = {}
+
+
+def meet(layout: Layout) -> None:
+    """Keep the layout for whatever may have been compiled, or exported, with it."""
+    _layouts.setdefault(layout.word, layout)
+
+
+def _layout(word: str) -> Layout:
+    if word in _layouts:
+        return _layouts[word]
+    raise LookupError(
+        f"no layout here has the word {word!r}: make the layout's matrix before calling what was "
+        "exported with it"
+    )
 
 
 @atexit.register
@@ -37,7 +51,7 @@ def _wait() -> None:
 
 def _matrix(values: Any, layout: str, x: Any, y: Any) -> BlockSparse:
     """It was checked when JAX traced the call."""
-    return unchecked(values, _layouts[layout], (x.shape[1], y.shape[1]))
+    return unchecked(values, _layout(layout), (x.shape[1], y.shape[1]))
 
 
 def _matmul(x: Any, w: Any, y: Any, layout: str, precision: str, *_: str) -> None:
@@ -49,7 +63,7 @@ def _transposed(y: Any, w: Any, x: Any, layout: str, precision: str, *_: str) ->
 
 
 def _sddmm(x: Any, y: Any, w: Any, layout: str, precision: str, *_: str) -> None:
-    ops.sddmm_into(w, x.T, y, _layouts[layout], precision=precision)
+    ops.sddmm_into(w, x.T, y, _layout(layout), precision=precision)
 
 
 STATIC = "layout", "shape", "block_size", "precision"  # the same four of all three, and `asks`
@@ -69,7 +83,7 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
         y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
         forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
         said = " ".join(map(str, (layout.word, precision, *forms)))
-        _layouts.setdefault(layout.word, layout)
+        meet(layout)
         return jax.ffi.ffi_call(target, y)(a, b, said=said)
 
     def result(a: Any, b: Any, *, precision: str, asks: Any, **how: Any) -> Any:

@@ -13,6 +13,7 @@ from numbsparse.kernels.cores import DONE, compiled, inner, next_share, read_onl
 from numbsparse.kernels.simd import CACHE_LINE, fetch_add, load, store, store_transposed
 
 STRIP = 128  # rows of a panel packed at a time
+USUAL = 0x101  # of the flags of NumPy's arrays: C-contiguous, aligned
 
 
 def empty_panels(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
@@ -37,7 +38,46 @@ def with_unit_stride(x: np.ndarray) -> np.ndarray:
 
 def has_unit_stride(x: np.ndarray) -> bool:
     """Whether each row of x is a run of memory."""
-    return x.strides[1] == x.itemsize and x.flags.aligned
+    flags = x.flags
+    return flags.num & USUAL == USUAL or (x.strides[1] == x.itemsize and flags.aligned)
+
+
+def room_for(panels: int, length: int, columns: int, dtype: np.dtype) -> np.ndarray:
+    """Memory that `panels_in` finds panels in: to align them here would take a microsecond."""
+    return np.empty(panels * length * columns + CACHE_LINE // dtype.itemsize, dtype)
+
+
+@intrinsic
+def panels_in(typing, room, panels, length, columns):
+    """The panels (panels, length, columns) in memory of `room_for`, from a cache line on."""
+
+    def build(context, builder, signature, args):
+        source = context.make_array(room)(context, builder, args[0])
+        address = builder.ptrtoint(source.data, args[1].type)
+        address = builder.and_(
+            builder.add(address, address.type(CACHE_LINE - 1)), address.type(-CACHE_LINE)
+        )
+        data = builder.inttoptr(address, source.data.type)
+        row = builder.mul(args[3], source.itemsize)
+        strides = builder.mul(args[2], row), row, source.itemsize
+        return _view(context, builder, signature.return_type, source, data, args[1:], strides)
+
+    return types.Array(room.dtype, 3, "C")(room, *[types.int64] * 3), build
+
+
+@intrinsic
+def panels_of(typing, x, width):
+    """x (batch, features) as panels (features // width, batch, width), where it is."""
+
+    def build(context, builder, signature, args):
+        source = context.make_array(x)(context, builder, args[0])
+        batch, features = cgutils.unpack_tuple(builder, source.shape)
+        row, item = cgutils.unpack_tuple(builder, source.strides)
+        shape = builder.sdiv(features, args[1]), batch, args[1]
+        strides = builder.mul(args[1], item), row, item
+        return _view(context, builder, signature.return_type, source, source.data, shape, strides)
+
+    return x.copy(ndim=3, layout="A")(x, types.int64), build
 
 
 @intrinsic
@@ -48,17 +88,23 @@ def shortened(typing, packed, length):
     """
 
     def build(context, builder, signature, args):
-        array = context.make_array(packed)(context, builder, args[0])
-        panels, _, columns = cgutils.unpack_tuple(builder, array.shape)
-        item = array.itemsize
-        row = builder.mul(columns, item)
-        strides = builder.mul(args[1], row), row, item
-        array.nitems = builder.mul(panels, builder.mul(args[1], columns))
-        array.shape = cgutils.pack_array(builder, (panels, args[1], columns))
-        array.strides = cgutils.pack_array(builder, strides)
-        return impl_ret_borrowed(context, builder, packed, array._getvalue())
+        source = context.make_array(packed)(context, builder, args[0])
+        panels, _, columns = cgutils.unpack_tuple(builder, source.shape)
+        row = builder.mul(columns, source.itemsize)
+        strides = builder.mul(args[1], row), row, source.itemsize
+        shape = panels, args[1], columns
+        return _view(context, builder, packed, source, source.data, shape, strides)
 
     return packed(packed, types.int64), build
+
+
+def _view(context, builder, result, source, data, shape, strides):
+    """An array of this type at `data`, in memory that `source` has."""
+    made = context.make_array(result)(context, builder)
+    owner = {"meminfo": source.meminfo, "parent": source.parent}
+    how = {"shape": shape, "strides": strides, "itemsize": source.itemsize}
+    context.populate_array(made, data=data, **how, **owner)
+    return impl_ret_borrowed(context, builder, result, made._getvalue())
 
 
 @inner()

@@ -30,7 +30,7 @@ from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
 from numbsparse.ops.operands import ARRAYS, check_contiguous, check_form, operand, overlap
 from numbsparse.ops.precision import checked_precision
-from numbsparse.ops.repeats import C_CONTIGUOUS, is_usual, remember, replayed
+from numbsparse.ops.repeats import ALIGNED, C_CONTIGUOUS, remember, replayed
 from numbsparse.ops.shape import reshape
 
 GRADIENTS = (((1, 0, 2), (2, 1, 0)), ((0, 0, 2), (2, 0, 1)), ((1, 2, 0), (0, 1, 0)))
@@ -151,14 +151,17 @@ def _multiply(
     return _in_order(dense, w, gate, feature_major, out, kernel, precision)
 
 
-def _of_arrays(dense: np.ndarray, w: BlockSparse, feature_major: bool, *of: Any) -> Any:
+def _of_arrays(
+    dense: np.ndarray, w: BlockSparse, feature_major: bool, out: Any, precision: str
+) -> Any:
     """The product of NumPy arrays: what follows from their shapes and dtype is worked out once."""
-    values, index, (out, precision) = w.values, w.stored_layout.index, of
-    case = dense.shape, w.shape, w.is_transposed, feature_major, values.shape, dense.dtype
-    usual = is_usual(dense) and is_usual(values, C_CONTIGUOUS) and dense.dtype is values.dtype
+    values, index, dtype = w.values, w.stored_layout.index, dense.dtype
+    case = dense.shape, w.shape, w.is_transposed, feature_major, values.shape, dtype
+    flags = values.flags.num
+    usual = flags & C_CONTIGUOUS and flags & dense.flags.num & ALIGNED and dtype is values.dtype
     if usual and (known := index.calls.get(case)):
         shape, compute = known
-        y = np.empty(shape, dense.dtype) if out is None else _checked_out(out, shape, dense, w)
+        y = np.empty(shape, dtype) if out is None else _checked_out(out, shape, dense, w)
         compute(dense, values, y)
         return y if out is None else out
     y = _in_order(dense, w, None, feature_major, out, "auto", precision)
@@ -333,6 +336,13 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     return array
 
 
+def _times(w: BlockSparse, x: Any) -> Any:
+    """`x @ w`, of NumPy arrays without the arguments that `matmul` asks for."""
+    if type(x) is type(w.values) is np.ndarray:
+        return _of_arrays(x, w, False, None, checked_precision(None))
+    return matmul(x, w)
+
+
 # The matrix cannot import the package that multiplies it, so that package adds the operator.
 BlockSparse.__matmul__ = matmul  # type: ignore[method-assign]
-BlockSparse.__rmatmul__ = lambda self, x: matmul(x, self)  # type: ignore[method-assign]
+BlockSparse.__rmatmul__ = _times  # type: ignore[method-assign]

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from numbsparse.device import replay, runtime
 from numbsparse.layout import Index, Layout
 from numbsparse.ops import choice
@@ -40,12 +38,6 @@ def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
         return False
     found.start((), stream)
     return True
-
-
-def is_usual(array: np.ndarray, flags: int = 0) -> bool:
-    """Whether it is aligned and has these flags."""
-    flags |= ALIGNED
-    return array.flags.num & flags == flags
 
 
 def remember(index: Index, case: Any, what: Any) -> None:

@@ -137,11 +137,12 @@ def _sum_of_arrays(
     a: np.ndarray, b: np.ndarray, layout: Any, block_size: int | None, precision: str
 ) -> BlockSparse:
     """`sddmm` of NumPy arrays, as `_of_arrays`."""
-    like = layout if isinstance(layout, BlockSparse) else None
-    kept = layout if like is None else like.stored_layout
-    own = None if like is None else (like.shape, like.block_size, like.is_transposed)
+    kept, own = layout, None
+    if isinstance(layout, BlockSparse):
+        kept, own = layout.stored_layout, (layout.shape, layout.block_size, layout.is_transposed)
     case = a.shape, b.shape, a.dtype, block_size, own
-    usual = type(kept) is Layout and type(block_size) in (int, type(None)) and a.dtype is b.dtype
+    size_is_usual = block_size is None or type(block_size) is int
+    usual = type(kept) is Layout and size_is_usual and a.dtype is b.dtype
     if usual and (known := kept.index.calls.get(case)):
         shape, compute = known
         values = np.empty(shape, a.dtype)

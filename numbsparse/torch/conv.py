@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 
 from numbsparse import ops, patterns
 from numbsparse.kernels.conv import Window
@@ -122,6 +123,8 @@ class _Conv(OneWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (batch, in_channels, *space) or without a batch -> y, likewise."""
+        if isinstance(x, Proxy):
+            return self.in_graph(x)  # type: ignore[no-any-return]
         check_dense("x", x)
         if x.dim() == self.axes + 1:
             y: torch.Tensor = self(x[None])[0]

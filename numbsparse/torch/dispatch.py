@@ -42,6 +42,7 @@ def operator(
     backward: Callable[..., Any],
     save: Callable[..., Any],
     tensors: int,
+    jvp: Callable[..., Any] | None = None,
     wide: tuple[int, ...] = (),
     half_on_cpu: bool = True,
     registered: Callable[..., Any] | None = None,
@@ -51,7 +52,8 @@ def operator(
     """Define an operator, of whose arguments the first `tensors` are tensors.
 
     `save(ctx, tensors, rest, output)` keeps what `backward(ctx, *gradients)` takes, which gives the
-    gradients of the tensors, and None. Under autocast the tensors are cast to its dtype, but those
+    gradients of the tensors, and None. `jvp(ctx, *tangents)` gives the result's, of tensors that
+    ctx.saved_tensors has. Under autocast the tensors are cast to its dtype, but those
     numbered in `wide` to float32, and all of them on a CPU that the operator takes no 16-bit floats
     on. `registered` is the kernel for the dispatcher, if that is another one. With the `shape` of
     its result, of all arguments, the kernel's launches on a GPU are started again: see `started`.
@@ -96,9 +98,13 @@ def operator(
             if output is None:
                 output = compute(of, rest)
             save(ctx, of, rest, output)
+            if forward_ad._current_level >= 0:
+                ctx.save_for_forward(*of)
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        if jvp is not None:
+            methods["jvp"] = staticmethod(jvp)
         # Function.apply looks for transforms of functions first: this is within one, or in none.
         function: Any = type(name, (_SingleLevelFunction,), methods)
         return function.apply
@@ -113,7 +119,7 @@ def operator(
     def call(of: Any, rest: Any) -> Any:
         if _is_autocast() and isinstance(of[0], torch.Tensor):
             of = _cast(of, wide, half_on_cpu)
-        odd = is_odd()
+        odd = is_odd() or getattr(of[0], "is_nested", False)  # TensorGuards would end the process
         kind = None if odd else kind_of(kinds, of, rest)
         if kind is None:
             check(*of, rest)

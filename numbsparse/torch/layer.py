@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.fx import Proxy
 
 from numbsparse import ops
 from numbsparse.dtypes import type_name
@@ -52,6 +53,13 @@ class SparseModule(torch.nn.Module):
     def shape_of(self, name: str) -> tuple[int, int]:
         """The features of the matrix that a parameter of this module holds, in and out."""
         raise NotImplementedError
+
+    def in_graph(self, x: Proxy, *more: Any) -> Any:
+        """A call of this layer as one node of a graph of torch.fx, where shapes are not known."""
+        name = x.tracer.path_of_module(self)
+        if not name:
+            raise TypeError("torch.fx takes this layer within a model, got the layer alone")
+        return x.tracer.create_proxy("call_module", name, (x, *more), {})
 
     def matrix(self, name: str) -> BlockSparse:
         """The matrix that a parameter of this module holds."""

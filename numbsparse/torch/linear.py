@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import Proxy
 
 from numbsparse import ops, patterns
 from numbsparse.nn.linear import layout_for
@@ -62,6 +63,8 @@ class Linear(OneWeight):
         return self.features
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, Proxy):
+            return self.in_graph(x)  # type: ignore[no-any-return]
         word, precision = self.handles["weight"].word, ops.checked_precision(self.precision)
         how = word, self.in_features, self.out_features, self.block_size, precision
         y, bias = operators.matmul((x, self.weight), how), self.bias

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.fx import Proxy
 
 from numbsparse import ops
 from numbsparse.dtypes import type_name
@@ -260,6 +261,8 @@ class LSTM(SparseModule):
         """x (time, batch, input_size), or (batch, time, input_size) with batch_first, and state
         (h, c) (num_layers, batch, hidden_size) -> y (time, batch, hidden_size), (h, c).
         """
+        if isinstance(x, Proxy):
+            return self.in_graph(x, state)  # type: ignore[no-any-return]
         check_dense("x", x)
         if x.dim() != 3 or x.shape[-1] != self.input_size:
             axes = "batch, time" if self.batch_first else "time, batch"

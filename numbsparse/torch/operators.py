@@ -97,11 +97,21 @@ def family(
             None,
         )
 
+    def tangent(product: int, ctx: Any, da: Any, db: Any, _: Any) -> Any:
+        a, b = ctx.saved_tensors
+        moved = [of for of in ((da, b), (a, db)) if of[0] is not None and of[1] is not None]
+        return sum(made[product](of, ctx.how) for of in moved)
+
     for name, kernel, shape, gradients, also in zip(
         names.split(), kernels, shapes, ops.GRADIENTS, more, strict=True
     ):
         schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
-        how: Any = {"save": save, "backward": partial(backward, gradients), "tensors": 2} | also
+        how: Any = {
+            "save": save,
+            "backward": partial(backward, gradients),
+            "tensors": 2,
+            "jvp": partial(tangent, len(made)),
+        } | also
         fake = partial(_fake, shape)
         made.append(operator(schema, kernel, fake, **how))
         batched(name, fake, None if shape is of_blocks else joined)
@@ -150,8 +160,11 @@ def of_blocks(x: Any, y: Any, *how: Any) -> Any:
 def check_dense(argument: str, x: Any) -> None:
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{argument} takes a tensor of torch, got {type_name(x)}")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{argument} takes a dense tensor, got one of {x.layout}: see .to_dense()")
+    if x.layout is not torch.strided or x.is_nested:
+        got = f"one of {x.layout}: see .to_dense()"
+        if x.is_nested:
+            got = "a nested one: see torch.nested.to_padded_tensor"
+        raise TypeError(f"{argument} takes a dense tensor, got {got}")
 
 
 def check_alike(first: str, a: torch.Tensor, second: str, b: torch.Tensor) -> None:

@@ -10,6 +10,12 @@ from numbsparse.nn.linear import check_block_size
 from numbsparse.torch.layer import check_module
 from numbsparse.torch.linear import Linear
 
+HOOKS = "_forward_", "_backward_", "_is_full_backward_"  # attributes that begin so
+WITH_DENSE_WEIGHTS = {  # what says that these may compute so, where no gradient is asked for
+    torch.nn.TransformerEncoder: "use_nested_tensor",
+    torch.nn.TransformerEncoderLayer: "activation_relu_or_gelu",
+}
+
 
 def sparsify_(
     model: torch.nn.Module,
@@ -22,8 +28,8 @@ def sparsify_(
 ) -> None:
     """Replace each chosen torch.nn.Linear of a model by a block-sparse Linear.
 
-    Their values are those of the dense layers at the kept blocks. Parameters are new ones, so make
-    the optimizer afterwards.
+    Their values are those of the dense layers at the kept blocks, their hooks the same. Parameters
+    are new ones, so make the optimizer afterwards.
 
     Parameters
     ----------
@@ -73,9 +79,15 @@ def sparsify_(
             kept = None if pattern is None else pattern(*sides)
             how: Any = {"density": density, "block_size": block_size, "precision": precision}
             made[linear] = Linear.from_linear(linear, kept, **how)
+            hooks = {name: of for name, of in vars(linear).items() if name.startswith(HOOKS)}
+            made[linear].__dict__.update(hooks)
     for name, linear in chosen.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, made[linear])
+    for kind, flag in WITH_DENSE_WEIGHTS.items():
+        for module in model.modules():
+            if isinstance(module, kind) and any(isinstance(m, Linear) for m in module.modules()):
+                setattr(module, flag, False)
 
 
 def _check_own(model: torch.nn.Module, chosen: dict[str, torch.nn.Linear]) -> None:

@@ -49,28 +49,38 @@ from numbsparse.layout import Index, Walk
 MOST_ROWS = 4  # of a tile
 SQUARE = 8  # rows that are transposed at once
 AHEAD = 512  # weights, at least, from the prefetch of a block that is not the next in memory
-LEAN = 1.25  # blocks a line
 EARLY = 256  # weights of it; the hardware finds those of larger blocks
 WIDE = 16  # a block that takes so long that a loop around its steps does not count
 STRIPS = 4  # for each core, so that one that is late does less
 ALONE = np.zeros((1, 1), np.int64)  # the progress of a core that shares with nobody
 WORTH = 8  # multiply-adds: reading a weight takes as long as so many
+MOST = 512, 128  # rows that were timed so, and of blocks under WIDE
+PACKED = 6  # multiply-adds: packing a number takes as long as so many
+CALL = 1 << 16  # multiply-adds: what packing adds to a call takes as long
+LOADED = {4: 2.2, 8: 2.2, 16: 1.2}  # times as long as packed: steps of a block hide loads of sums
+TURNED = 8  # columns: transposing them takes as long as a row
 
 
-@cache
-def few(dtype: np.dtype, size: int, transposed: bool, lean: bool = False) -> int:
-    """The largest batch that is quicker so, in blocks of `size`.
+def pays(batch: int, values: np.ndarray, features: int, transposed: bool, call: int = CALL) -> bool:
+    """Whether so many rows of x, of so many features, are quicker so than packed.
 
-    A larger one makes up for being packed: sooner where a block's rows fill less of a vector, later
-    where lines are `lean`, of few blocks. At 768 features, B = 32 and 64 rows, one core takes 42 us
-    in place of 51 for a block a line; for 12 rows of w.T, five blocks a line, 37 in place of 42.
+    What packing costs, in multiply-adds: the rows that fill a vector, the numbers of x that move,
+    and a call. Here sums are loaded and stored for each block, and w.T is transposed. Fitted to
+    1,612 products on two CPUs: these choices take 1.02 times as long as the better way, and 0.83
+    times as long as packing all. 33 rows of 1,024 features, B = 16, take 0.5 of the time with one
+    block a line, and 0.8 with six.
     """
-    vector = lanes(from_dtype(dtype))
-    if lean and size >= WIDE:
-        return 8 * vector
-    if not transposed:
-        return min(2 * size, 4 * vector)
-    return 3 * vector // 4 if size >= WIDE and vector >= 16 else vector // 2
+    size, vector = values.shape[1], lanes(from_dtype(values.dtype))
+    packed = values.size * -(-batch // vector) * vector + PACKED * features * batch + call
+    rows = batch + size // TURNED if transposed else batch
+    few = LOADED.get(size, 1.05) * values.size * rows
+    return 0 < batch <= MOST[size < WIDE] and few <= packed
+
+
+def rows_at_once(size: int, batch: int) -> int:
+    """R: twice as many where registers hold them, but of narrow blocks."""
+    most = 2 * MOST_ROWS if size >= WIDE and vector_registers() == 32 else MOST_ROWS
+    return min(1 << batch.bit_length() - 1, most)
 
 
 def few_product(
@@ -80,8 +90,9 @@ def few_product(
 
     It takes their dtypes for granted, and that all are aligned and `values` C-contiguous.
     """
-    rows = min(1 << batch.bit_length() - 1, MOST_ROWS)
-    tiles, size = -(-batch // rows), values.shape[1]
+    size = values.shape[1]
+    rows = rows_at_once(size, batch)
+    tiles = -(-batch // rows)
     multiply_adds = WORTH * values.size * tiles
     cores = cores_for(multiply_adds)
     strips = STRIPS * cores if cores > 1 else 1
@@ -131,6 +142,7 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
     high, wide = min(size, SQUARE), min(size, lanes(dtype))
     in_order = transposed and size >= WIDE
     unrolled = size <= WIDE and not in_order
+    apart = max(columns, lanes(dtype))  # lest rows of the sums share sets of the cache
     ahead, early = max(1, AHEAD // size**2), min(size * size, EARLY)
     signature = types.void(
         types.int64,  # core
@@ -190,7 +202,8 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
         while first < last:
             for strip in range(first, last):
                 k, end = lines * strip // strips * size, lines * (strip + 1) // strips * size
-                sums = np.empty((tiles * rows, end - k), y.dtype)
+                width = end - k + apart
+                sums = np.empty((tiles * rows, width), y.dtype)
                 for number in range(0, sums.size, columns):
                     store(zeros(sums, 1, columns), sums, (number,), 0, 0)
                 begin, stop = starts[strip, 0], starts[strip + 1, 0]
@@ -213,12 +226,12 @@ def few_kernel(of: np.dtype, rows: int, size: int, transposed: bool) -> Any:
                     top, row = min(tile * rows, batch - rows), tile * rows
                     if y_feature == 1 and end <= n_outputs:
                         for v in range(0, end - k, columns):
-                            at = (row * (end - k) + v,)
-                            some_sums = load(sums, at, 0, end - k, rows, columns)
+                            at = (row * width + v,)
+                            some_sums = load(sums, at, 0, width, rows, columns)
                             store(some_sums, y, (top * y_row + k + v,), 0, y_row)
                     else:
                         for v in range(min(end, n_outputs) - k):
-                            column = load(sums, (row * (end - k) + v,), 0, end - k, rows, 1)
+                            column = load(sums, (row * width + v,), 0, width, rows, 1)
                             store(column, y, (top * y_row + (k + v) * y_feature,), 0, y_row)
             fetch_add(counts, DONE, last - first)
             first, last = next_share(core, counts, share, strips)

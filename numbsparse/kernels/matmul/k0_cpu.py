@@ -19,7 +19,7 @@ rounded.
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is
 how many multiply-adds the cores can do. A GPU does far more of those: the next rung runs there.
-A batch that would leave most of a vector empty is multiplied by `few_rows`.
+Where packing x costs more than it brings, `few_rows` multiplies.
 """
 
 from functools import cache, lru_cache, partial
@@ -41,13 +41,16 @@ from numbsparse.kernels.cores import (
     read_only,
     wait_or_part,
 )
-from numbsparse.kernels.matmul.few_rows import ALONE, LEAN, few, few_product
+from numbsparse.kernels.matmul.few_rows import ALONE, few_product, pays
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.panels import (
     empty_panels,
     has_unit_stride,
     pack_kernel,
+    panels_in,
+    panels_of,
     places_of_run,
+    room_for,
     run_of,
     shortened,
     signature_of_pack,
@@ -150,15 +153,15 @@ def _sum_unpacked(batch, shape, of, lines, blocks, alone):
     columns = 2 * lanes(dtype)
     width = min(size, columns)
     at = address_of(slab_kernel(dtype, tile_shape(size)[0], columns // width))
-    taps, kernel = (*_one_run(batch), 1), entry_of(unpacked_kernel(dtype))
+    known, kernel = (width, lines, (*_one_run(batch), 1), at), entry_of(unpacked_kernel(dtype))
     how = {"phases": 1, "work": n_blocks, "multiply_adds": prod(shape) * batch}
 
     def compute(x, dy, dvalues):
-        panels = _panels_of(x, in_blocks, size, width), _panels_of(dy, out_blocks, size, width)
+        operands = _whole(x, in_blocks * size), _whole(dy, out_blocks * size), *known
         if alone:
-            kernel(0, ALONE, n_blocks, *panels, lines, dvalues, taps, at)
+            kernel(0, ALONE, n_blocks, dvalues, *operands)
         else:
-            on_cores(kernel, (*panels, lines, dvalues, taps, at), **how)
+            on_cores(kernel, (dvalues, *operands), **how)
 
     return compute
 
@@ -168,14 +171,13 @@ def _one_run(batch):
     return np.array([0, 1]), np.array([[0, 0, batch]])
 
 
-def _panels_of(x, blocks, size, width):
-    """x (batch, features) as panels (panels, batch, width), a view where features end a block."""
-    batch, features = x.shape
-    if features < blocks * size:
-        whole = np.zeros((batch, blocks * size), x.dtype)
-        whole[:, :features] = x
-        x = whole
-    return x.reshape(batch, blocks * size // width, width).transpose(1, 0, 2)
+def _whole(x, features):
+    """x (batch, features), a copy with zeros behind its own features where these are fewer."""
+    if x.shape[1] == features:
+        return x
+    whole = np.zeros((len(x), features), x.dtype)
+    whole[:, : x.shape[1]] = x
+    return whole
 
 
 def _sum_packed(batch, shape, of, lines, blocks):
@@ -225,29 +227,30 @@ def product_of(batch, values, index, transposed):
     """
     size, dtype = values.shape[1], from_dtype(values.dtype)
     lines, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
-    lean = len(values) <= LEAN * (len(others.indptr) - 1)
-    most_few = few(values.dtype, size, transposed, lean)
+    features = size * (len(others.indptr) - 1)
+    if pays(batch, values, features, transposed):
+        return few_product(batch, values, index, transposed)
     rows, vectors = tile_shape(size)
     wide, narrow = vectors * lanes(dtype), lanes(dtype)
-    slab = max(1, SLAB // (wide * size * max(1, len(others.indptr) - 1))) * wide
+    slab = max(1, SLAB // (wide * max(1, features))) * wide
     parts, start = [], 0
     while start < batch:
         left = batch - start
-        if left <= most_few:
+        if start and pays(left, values, features, transposed, 0):
             break
         count, columns = min(slab, left), wide
         if count <= narrow:
             columns = narrow
-        elif 0 < count % wide <= max(narrow, most_few):
-            count -= count % wide
+        elif (rest := count % wide) and (
+            rest <= narrow or pays(rest, values, features, transposed, 0)
+        ):
+            count -= rest
         panels = -(-count // columns)
         work = panels * (len(lines.indptr) - 1) * (size // rows)
-        how = {"work": work, "multiply_adds": values.size * panels * columns}
+        how = {"phases": 2, "work": work, "multiply_adds": values.size * panels * columns}
         at = address_of(pack_kernel(dtype)), address_of(tiles_kernel(dtype, size, columns))
         parts.append((start, start + count, panels, columns, at, how))
         start += count
-    if start == 0 < batch:
-        return few_product(batch, values, index, transposed)
     last = few_product(batch - start, values, index, transposed) if start < batch else None
     walk, by_line = tuple(lines), values.nbytes > OUTER_CACHE
     kernel = entry_of(product_kernel(dtype))
@@ -255,9 +258,10 @@ def product_of(batch, values, index, transposed):
     def compute(x, values, y):
         x = with_unit_stride(x)
         for first, end, panels, columns, at, how in parts:
-            packed = empty_panels(panels, x.shape[1], columns, values.dtype)
-            some = x[first:end], packed, values, transposed, walk, y[first:end], by_line, at
-            on_cores(kernel, some, phases=2, **how)
+            rows = (x, y) if end == batch == end - first else (x[first:end], y[first:end])
+            room = room_for(panels, x.shape[1], columns, values.dtype)
+            some = *rows, room, panels, columns, values, transposed, walk, by_line, at
+            on_cores(kernel, some, **how)
         if last is not None:
             last(x[start:], values, y[start:])
 
@@ -367,12 +371,19 @@ def product_kernel(dtype):
         types.int64[:, ::1],  # progress
         types.int64,  # share
         of_pack.args[2],  # x (batch, features)
-        *of_tiles.args[3:],
+        of_tiles.args[-2],  # y
+        dtype[::1],  # of `room_for`
+        *[types.int64] * 2,  # panels, columns
+        *of_tiles.args[4:-2],
+        of_tiles.args[-1],
         types.UniTuple(types.int64, 2),  # where the `pack_kernel` and the `tiles_kernel` are
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, packed, values, transposed, walk, y, by_line, at):
+    def kernel(
+        core, progress, share, x, y, room, panels, columns, values, transposed, walk, by_line, at
+    ):  # fmt: skip
+        packed = panels_in(room, panels, x.shape[1], columns)
         pack(at[0], (core, progress[0], x, packed))
         operands = packed, values, transposed, walk, y, by_line
         multiply(at[1], (core, progress[1], share, *operands))
@@ -452,13 +463,17 @@ def unpacked_kernel(dtype):
         types.int64,  # core
         types.int64[:, ::1],  # progress
         types.int64,  # share
-        *of_slabs.args[3:-2],
+        of_slabs.args[6],  # dvalues
+        *[read_only(dtype, 2, "A")] * 2,  # x, dy (batch, features)
+        types.int64,  # features of a panel
+        of_slabs.args[5],  # lines
         of_slabs.args[-1],  # taps
         types.int64,  # where the `slab_kernel` is
     )
 
     @compiled(signature)
-    def kernel(core, progress, share, x, dy, lines, dvalues, taps, at):
+    def kernel(core, progress, share, dvalues, x, dy, width, lines, taps, at):
+        x, dy = panels_of(x, width), panels_of(dy, width)
         add_slab(at, (core, progress[0], share, x, dy, lines, dvalues, False, taps))
 
     return kernel

@@ -44,9 +44,8 @@ def sddmm(
     precision: str | None = None,
 ) -> Any:
     if not (isinstance(a, Tensor) or isinstance(b, Tensor)):
-        how: Any = {"kernel": kernel, "precision": precision}
-        return ops.sddmm(a, b, layout, block_size=block_size, **how)
-    how = {"kernel": kernel, "precision": ops.checked_precision(precision)}
+        return ops.sddmm(a, b, layout, block_size=block_size, kernel=kernel, precision=precision)
+    how: Any = {"kernel": kernel, "precision": ops.checked_precision(precision)}
     product = ops.sddmm(data_of(a), data_of(b), layout, block_size=block_size, **how)
     a, b = as_tensor(a, "a"), as_tensor(b, "b")
     # s = (a @ b) at the kept blocks, so da = ds @ b.T and db = a.T @ ds.
