@@ -1,6 +1,7 @@
 """Gates that stay as they are: what a captured step takes as known, and when it no longer does."""
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -114,13 +115,17 @@ def test_settled_values_change_once_written_lent_or_let_go_of():
         gc.collect()
         changed = settled.has_changed()
         with settled.taking():
-            return changed, [edits.settled(array) is settled for array in memory]
+            taken = [edits.settled(array) is settled for array in memory]
+        assert not settled.has_changed()
+        return changed, taken
 
     def write(memory):
         edits.note(memory[0], "after")
 
     def lend(memory):
-        memory[1].is_lent = True
+        memory.append(memory[1])
+        memory[1] = Memory()
+        memory[2].is_lent = True
 
     def drop(memory):
         memory[1] = Memory()
@@ -128,8 +133,27 @@ def test_settled_values_change_once_written_lent_or_let_go_of():
     assert changes(lambda memory: None) == (False, [True, True])
     assert changes(write) == (True, [True, True])
     assert changes(write, edits.Settled.LEAST - 1) == (True, [False, True])
-    assert changes(lend, 0) == (True, [True, False])
+    assert changes(lend, 0) == (True, [True, True, False])
     assert changes(drop) == (True, [True, True])
+
+
+@cheap
+def test_what_captured_work_uses_stays_though_others_are_remembered(weight, monkeypatch):
+    monkeypatch.setattr(ops.gates, "MOST_SELECTIONS", 1)
+    masks = [ns.to_device(numbers(1, 0, 1, 0, 1, n)) for n in (0, 1)]
+    seen, select = [], ops.gates.select_gated
+
+    def spied(w, gates):
+        kept = select(w, gates)
+        seen.append(weakref.ref(kept.places))
+        return kept
+
+    monkeypatch.setattr(ops.gates, "select_gated", spied)
+    step = ns.graph(lambda x: [ns.matmul(x, weight, gate=mask) for mask in masks])
+    for _ in range(2):
+        step(np.ones((2, 16), np.float32))
+    gc.collect()
+    assert [places() is not None for places in seen] == [False, False, True, True]
 
 
 @pytest.mark.gpu(reason="the simulator captures nothing")
@@ -170,7 +194,11 @@ def test_the_gradient_of_a_weight_under_a_mask_takes_no_copy(gates, known, rng, 
     values = rng.standard_normal((3, SIZE, SIZE)).astype(np.float16)
     w = ns.Tensor(ns.BlockSparse(values, pattern()).to("cuda"), requires_grad=True)
     x, dy = (ns.to_device(rng.standard_normal((4, SIZE * n)).astype(np.float16)) for n in (2, 3))
-    found, sddmm = [], ops.sddmm
+    found, sddmm, launches = [], ops.sddmm, []
+    scale = ops.gates.kernels.gates.scale_blocks
+    monkeypatch.setattr(
+        ops.gates.kernels.gates, "scale_blocks", lambda *of: launches.append(1) or scale(*of)
+    )
     monkeypatch.setattr(
         ops, "sddmm", lambda *of, **how: found.append(sddmm(*of, **how)) or found[0]
     )
@@ -180,3 +208,4 @@ def test_the_gradient_of_a_weight_under_a_mask_takes_no_copy(gates, known, rng, 
     np.testing.assert_allclose(host(w.grad.data).astype(float), right, rtol=2e-3, atol=2e-3)
     in_place = w.grad.data.values.address == found[0].values.address
     assert in_place == (not known or 0 not in gates)
+    assert len(launches) == (0 if known and set(gates) == {1} else 1)
