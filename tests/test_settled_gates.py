@@ -179,7 +179,7 @@ def test_replays_follow_a_mask_that_changes(weight, rng, monkeypatch):
         for _ in range(calls):
             y, grad = step(x)
             right = x.astype(float) @ (dense * spread(kept, weight)) + bias
-            np.testing.assert_allclose(host(y), right, atol=1e-4)
+            np.testing.assert_allclose(host(y.data), right, atol=1e-4)
             of_w = 2 * x.T.astype(float) @ right * spread(kept, weight)
             np.testing.assert_allclose(host(grad), of_w, atol=1e-3)
     # Two runs for each mask until one stayed for less than three replays; then two, for good.
