@@ -25,8 +25,10 @@ class Edit(NamedTuple):
 
 Note = tuple[Callable[[], Any], str]
 
+
 _edits: dict[int, tuple[Any, Edit]] = {}  # by the id of the owner of the memory, while it lives
 _notes: ContextVar[list[Note] | None] = ContextVar("numbsparse_notes", default=None)
+_settled: ContextVar["Settled | None"] = ContextVar("numbsparse_settled", default=None)
 
 
 def note(array: Any, by: str) -> None:
@@ -70,6 +72,61 @@ def repeat(notes: Iterable[Note]) -> None:
     for known, by in notes:
         if (owner := known()) is not None:
             _edits[id(owner)] = known, Edit(serial(), by)
+
+
+class Settled:
+    """Arrays whose values captured work takes as known, while nothing writes to them.
+
+    Whoever captures work under `taking` asks before each replay whether one of them `has_changed`.
+    What changes sooner than LEAST replays after a capture is not taken as known any more.
+    """
+
+    LEAST = 32
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Callable[[], Any], Edit | None]] = []
+        self._restless: list[Callable[[], Any]] = []
+        self._kept: list[Any] = []
+        self._replays = 0
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Within this context `is_settled` asks here."""
+        self._taken, self._kept, self._replays = [], [], 0
+        token = _settled.set(self)
+        try:
+            yield
+        finally:
+            _settled.reset(token)
+
+    def take(self, owner: Any) -> bool:
+        if any(known() is owner for known in self._restless):
+            return False
+        self._taken.append((ref(owner), last_of(owner)))
+        return True
+
+    def keep(self, made: Any) -> None:
+        """What was made of the values, as long as they are taken as known."""
+        self._kept.append(made)
+
+    def has_changed(self) -> bool:
+        """Whether something was written, lent or let go of since; to be asked once a replay."""
+        changed = [known for known, edit in self._taken if not _is_as_it_was(known(), edit)]
+        if changed and self._replays < self.LEAST:
+            self._restless += changed
+        self._replays += 1
+        return bool(changed)
+
+
+def _is_as_it_was(owner: Any, edit: Edit | None) -> bool:
+    lent = getattr(owner, "is_lent", False)  # of a block of GPU memory
+    return owner is not None and not lent and last_of(owner) == edit
+
+
+def settled(array: Any) -> Settled | None:
+    """Where captured work may take the array's values as known; None if it may not."""
+    taking = _settled.get()
+    return taking if taking is not None and taking.take(_owner(array)) else None
 
 
 def fingerprint(array: np.ndarray) -> int:

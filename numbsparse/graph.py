@@ -50,6 +50,10 @@ def graph(step: Callable[..., Any]) -> "Graph":
     work has run, and gradients that it left behind hold no values: drop them, as the next call's
     `zero_grad` does.
 
+    Gates of a product that the step neither computes nor writes, nor is given as arguments, are
+    taken as they are: a call that finds them changed runs as it is, the next one is captured. Where
+    they change within 32 replays they are read by each replay from then on.
+
     A graph stays on the stream of its first call, see `numbsparse.stream`; called on another one,
     both wait. In the simulator every call runs as it is, under the same rules.
 
@@ -110,6 +114,7 @@ class Recording:
         self._capture: Capture | None = None
         self._generation = 0
         self._edits: list[edits.Note] = []  # what a replay writes, as of the weights
+        self._settled = edits.Settled()
         self._results: Any = None
 
     @property
@@ -124,8 +129,7 @@ class Recording:
             else:
                 device.refill(target, source)
                 edits.note(target, "a call of a captured step")
-        stale = self._generation != device.generation()
-        if stale or (self._capture is not None and self._capture.has_lost_memory()):
+        if self._is_stale():
             self._ran, self._capture, self._results = False, None, None
         if self._capture is not None:
             self._capture.launch()
@@ -137,6 +141,12 @@ class Recording:
         self._ran, self._generation = True, device.generation()
         return self._given(results)
 
+    def _is_stale(self) -> bool:
+        """Whether what ran or was captured is not what the step would do now."""
+        if self._capture is None or self._generation != device.generation():
+            return self._generation != device.generation()
+        return self._capture.has_lost_memory() or self._settled.has_changed()
+
     def _run(self, step: Callable[..., Any], arguments: Any) -> Any:
         inputs = iter(self._inputs)
         args, kwargs = mapped(arguments, lambda value: _with(value, inputs))
@@ -144,7 +154,7 @@ class Recording:
 
     def _captured(self, step: Callable[..., Any], arguments: Any) -> Any:
         capture, self._generation = Capture(), device.generation()
-        with capture.under_way(), edits.collected() as self._edits:
+        with capture.under_way(), edits.collected() as self._edits, self._settled.taking():
             results = self._run(step, arguments)
         if self._generation != device.generation() or capture.has_lost_memory():
             raise RuntimeError(

@@ -7,14 +7,14 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_039,
+    "numbsparse": 3_110,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
-    "numbsparse/device": 4_132,
+    "numbsparse/device": 4_150,
     "numbsparse/distributed": 2_025,
     "numbsparse/jax": 730,
-    "numbsparse/kernels": 3_350,
+    "numbsparse/kernels": 3_355,
     "numbsparse/kernels/conv": 3_470,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_425,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_725,
-    "numbsparse/ops": 5_267,
+    "numbsparse/ops": 5_310,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

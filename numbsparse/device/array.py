@@ -240,10 +240,15 @@ class DeviceArray:
             raise TypeError("len() of an array without axes")
         return self.shape[0]
 
+    def _lend(self) -> None:
+        if isinstance(block := self._block, memory.Block):
+            block.is_lent = True
+
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         if is_bfloat16(self.dtype):  # hasattr() then says no, and libraries go on to DLPack
             raise AttributeError("__cuda_array_interface__ has no bfloat16: use DLPack")
+        self._lend()
         with self._at_home():
             memory.settle(self._block)
             stream = None if runtime.SIMULATED else streams.current().handle
@@ -259,6 +264,7 @@ class DeviceArray:
     def __dlpack__(self, **options: Any) -> Any:
         if is_bfloat16(self.dtype):  # cuda.core lends no bfloat16
             return dlpack.as_bfloat16(self.view(np.uint16).__dlpack__(**options))
+        self._lend()
         reader = options.get("stream")  # -1: nothing is to wait
         with self._at_home():
             if reader != -1:

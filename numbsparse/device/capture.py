@@ -175,8 +175,8 @@ def is_of_a_graph(array: DeviceArray) -> bool:
 
 
 def is_own(array: DeviceArray) -> bool:
-    """Whether the array is in memory of this package, and not of another library."""
-    return isinstance(array.owner, memory.Block)
+    """Whether the array is in memory that no other library has, or was lent."""
+    return isinstance(array.owner, memory.Block) and not array.owner.is_lent
 
 
 class Capture:

@@ -46,7 +46,16 @@ class Block:
     `stream` is its own, None where nothing is to be ordered; `others` are those that used it too.
     """
 
-    __slots__ = ("__weakref__", "address", "buffer", "nbytes", "others", "shelf", "stream")
+    __slots__ = (
+        "__weakref__",
+        "address",
+        "buffer",
+        "is_lent",
+        "nbytes",
+        "others",
+        "shelf",
+        "stream",
+    )
     stays = False  # whether something else keeps the memory
 
     def __init__(
@@ -60,6 +69,7 @@ class Block:
         self.address, self.buffer, self.nbytes, self.shelf = address, buffer, nbytes, shelf
         self.stream: Any = stream
         self.others: tuple[streams.Stream, ...] = ()
+        self.is_lent = False  # to another library, which may write to it unseen
 
     @property
     def device(self) -> int:

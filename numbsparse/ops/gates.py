@@ -1,9 +1,9 @@
 """Gates: a number for each block of a block-sparse matrix, and what of it is left to multiply.
 
 Blocks whose gate is zero are left out: a smaller layout, made once for each set of them. Under a
-capture for `ns.graph`, where their numbers are not known, and in a layout that `on_device` made,
-they stay, as zeros. A kernel that takes gates reads w as it is, and may skip them; for others the
-gated blocks are computed first.
+capture, where their numbers are known only if the host looked at them before and nothing writes to
+them, and in a layout that `on_device` made, they stay, as zeros. A kernel that takes gates reads w
+as it is, and may skip them; for others the gated blocks are computed first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import numpy as np
 
 from numbsparse import edits, kernels
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, empty, is_capturing, is_own, to_device
+from numbsparse.device import (
+    DeviceArray,
+    empty,
+    is_capturing,
+    is_own,
+    outside_capture,
+    to_device,
+)
 from numbsparse.dtypes import type_name
 from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Index, Layout, cached
@@ -25,7 +32,7 @@ from numbsparse.ops.made import MadeLayout, clear_rest
 from numbsparse.ops.operands import operand, state_dtype
 from numbsparse.ops.shape import reshape
 
-MOST_SELECTIONS = 4  # of each layout that are remembered: in training and in evaluation, say
+MOST_SELECTIONS = 16  # of each layout that are remembered: layers of one shape have one each
 
 
 class Selection(NamedTuple):
@@ -65,6 +72,7 @@ class Known(NamedTuple):
     mask: np.ndarray  # which are not zero
     ones: bool  # whether all these are one
     key: bytes | None  # stands for the mask; None if none is zero
+    settled: edits.Settled | None = None  # who captures what is made of them
 
 
 def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
@@ -149,10 +157,13 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
         layout = full.select(mask)
         found = layout, chosen, back, None
         if on_gpu:
-            found = layout, to_device(chosen), to_device(back), Places(layout, chosen)
+            with outside_capture():
+                found = layout, to_device(chosen), to_device(back), Places(layout, chosen)
         while len(made) >= MOST_SELECTIONS:
             del made[next(iter(made))]
     made[key] = found  # the last one used is the last to go
+    if known.settled is not None:
+        known.settled.keep(found)
     layout, chosen, back, places = found
     return Selection(layout, full, chosen, back, gates, places, ones=known.ones)
 
@@ -171,23 +182,40 @@ _selections: WeakKeyDictionary[Layout, dict[Any, Any]] = WeakKeyDictionary()
 
 def _known_of(w: BlockSparse, gates: Any) -> Known | None:
     """None where the host is not to look at them."""
-    unknown = is_capturing() or isinstance(w.stored_layout, MadeLayout)
-    return None if unknown else _known(gates)
+    if isinstance(w.stored_layout, MadeLayout):
+        return None
+    return _known_before(gates) if is_capturing() else _known(gates)
 
 
 def _known(gates: Any) -> Known:
     """Of gates on a GPU copied to the host once, while nothing here writes to them."""
     if not isinstance(gates, DeviceArray):
         return _seen(gates)
+    found = _seen_before(gates)
+    if found is None:
+        found = _seen(gates.numpy())
+        if is_own(gates):
+            _seen_of[gates.owner] = _state(gates), found
+    return found
+
+
+def _known_before(gates: Any) -> Known | None:
+    """In a captured step what is known of gates that settled before it."""
+    found = _seen_before(gates)
+    if found is None or (settled := edits.settled(gates)) is None:
+        return None
+    return found._replace(settled=settled)
+
+
+def _seen_before(gates: DeviceArray) -> Known | None:
+    """What the host saw of gates that nothing wrote to since; None of what others have."""
+    state, known = _seen_of.get(gates.owner, (None, None)) if is_own(gates) else (None, None)
+    return known if state == _state(gates) else None
+
+
+def _state(gates: DeviceArray) -> Any:
     edit = edits.last_of(gates)
-    state = gates.address, gates.shape, gates.strides, None if edit is None else edit.serial
-    owner = gates.owner if is_own(gates) else None  # others write to what is theirs unseen
-    found = None if owner is None else _seen_of.get(owner)
-    if found is None or found[0] != state:
-        found = state, _seen(gates.numpy())
-        if owner is not None:
-            _seen_of[owner] = found
-    return found[1]
+    return gates.address, gates.shape, gates.strides, None if edit is None else edit.serial
 
 
 def _seen(numbers: np.ndarray) -> Known:
@@ -212,9 +240,19 @@ def gated(w: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
     return BlockSparse(values, layout, shape=w.shape)
 
 
-def ungated(v: BlockSparse, by: Any, kept: Selection) -> BlockSparse:
-    """by[b] * v.data[b] of the blocks that were kept, zeros in the others, in the full layout."""
-    if isinstance(by, DeviceArray):
+def ungated(v: BlockSparse, by: Any, kept: Selection, in_place: bool = False) -> BlockSparse:
+    """by[b] * v.data[b] of the blocks that were kept, zeros in the others, in the full layout.
+
+    in_place : whether v is not needed any more, and `by` are the gates themselves
+    """
+    whole = kept.layout is kept.full
+    if in_place and whole and kept.ones:
+        return v
+    if isinstance(by, DeviceArray) and in_place and whole:
+        values = v.values
+        if values.size:
+            kernels.gates.scale_blocks(values, kept.found, by, kept.gates, 1, values)
+    elif isinstance(by, DeviceArray):
         values = _scaled_on_gpu(v.values, kept.found, by, kept, True, kept.full.n_blocks)
     elif kept.chosen is None:
         values = _scaled(v.values, by)

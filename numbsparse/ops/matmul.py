@@ -70,14 +70,16 @@ def matmul(
         w, at the cost of a pass over w unless all gates are one or the kernel takes them:
         `k8_small_batch` and `k7_small_blocks` do. A block whose gate is zero is skipped, in both
         gradients too: neither it nor its gate gets one. For each new set of such blocks a layout is
-        made and planned; the last four are remembered. Gates are copied from a GPU to the host once
-        after each change that this library makes to them; another library's arrays are copied at
-        every product. NaN and infinity as gates are multiplied like any number, but a rung that
-        takes them may leave zeros of w where features end inside a block. Within a step that
-        `ns.graph` captures nothing is copied: those two and `k6_hopper` skip zeros as they find
-        them, in the weight-gradient `k6_hopper` (blocks of 128 from 1,024 rows on),
-        `k7_small_blocks` (from 512 rows on, in float32 1,024) and, of many blocks,
-        `k8_small_batch`; other kernels take as long as with all gates one, and so does
+        made and planned; the last 16 are remembered. Gates are copied from a GPU to the host once
+        after each change that this library makes to them; another library's arrays, and those lent
+        to one, are copied at every product. NaN and infinity as gates are multiplied like any
+        number, but a rung that takes them may leave zeros of w where features end inside a block.
+        Within a step that `ns.graph` captures nothing is copied. Gates that the step keeps and does
+        not write, such as a mask, it takes as its first call saw them, and is captured anew once
+        they change. Of others, such as trained ones and arguments, zeros are skipped as a kernel
+        finds them: by those two and `k6_hopper`, in the weight-gradient by `k6_hopper` (blocks of
+        128 from 1,024 rows on), `k7_small_blocks` (from 512 rows on, in float32 1,024) and, of many
+        blocks, `k8_small_batch`; other kernels take as long as with all gates one, and so does
         `k7_small_blocks` of few rows in blocks of 8, which only does not read them. Results are the
         same, unless x or gates have infinity or NaN.
         In a layout that `Layout.on_device` made the host looks at no gate either, and they are in

@@ -58,9 +58,10 @@ def _gated(w: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
     )
 
 
-def ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None) -> Tensor:
+def ungated(v: Tensor, by: Tensor, kept: Any, taps: int | None, in_place: bool = False) -> Tensor:
+    """The other way round; `in_place` if nobody else has v."""
     return record(
-        ops.ungated(v.matrix, by.data, kept),
+        ops.ungated(v.matrix, by.data, kept, in_place and not by.requires_grad),
         (v, lambda de, e: _gated(de, by, kept, taps)),
         (by, lambda de, e: dots(v, de, kept, taps)),
     )

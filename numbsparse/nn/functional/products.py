@@ -91,7 +91,7 @@ def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any)
     return record(
         y,
         (x, lambda dy, y: _gated_product(dy, transpose(w), gates, first, how)),
-        (stored, lambda dy, y: ungated(of_kept(dy), by, kept, None)),
+        (stored, lambda dy, y: ungated(of_kept(dy), by, kept, None, in_place=True)),
         (by, lambda dy, y: dots(of_kept(dy), stored, kept, None)),
         held=(w,),
     )
