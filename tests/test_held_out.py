@@ -35,6 +35,15 @@ def test_points_follow_from_the_seed_alone():
     assert some == again != others
 
 
+def test_features_and_rows_are_drawn_from_few_to_many():
+    some = [point.problem for point in islice(held_out.drawn(np.random.default_rng(0)), 600)]
+    features = [n for of in some for n in (of.in_features, of.out_features)]
+    assert min(features) < 128
+    assert max(features) > 8192
+    assert min(of.batch for of in some) == 1
+    assert max(of.batch for of in some) > 8192
+
+
 def measured(problem, product, kernels, others, seconds):
     """Two microseconds a row of the batch, three of what is feature-major or torch's, dense 7."""
     if not kernels:

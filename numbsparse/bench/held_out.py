@@ -121,8 +121,8 @@ def drawn(rng: np.random.Generator, only: str | None = None) -> Iterator[Drawn]:
     while True:
         size = int(rng.choice(BLOCK_SIZES))
         side = max(size, 32)
-        rows, columns = (max(int(2 ** rng.uniform(9.5, 13.8)) // side, 2) for _ in range(2))
-        batch, density = int(2 ** rng.uniform(0, 13)), 2 ** rng.uniform(-6.5, -1.5)
+        rows, columns = (max(int(2 ** rng.uniform(6, 13.8)) // side, 1) for _ in range(2))
+        batch, density = int(2 ** rng.uniform(0, 14)), 2 ** rng.uniform(-6.5, -1.5)
         batch = int(rng.choice(ENDS)) if rng.random() < 0.4 else batch
         dtype, precision = NUMBERS[rng.integers(len(NUMBERS))]
         numbers = max(rows, columns) * side * batch, rows * columns * side**2 * density
@@ -147,7 +147,7 @@ def pattern_of(
         return np.kron(coarse, np.ones((8, 8), bool))[:rows, :columns].copy()
     if kind == "random":
         return patterns.random(rows, columns, density, seed=seed)
-    heavy = np.outer(*(rng.permutation(np.linspace(0, 1, n) ** 3) for n in (rows, columns)))
+    heavy = np.outer(*(rng.permutation(np.linspace(1, 0, n) ** 3) for n in (rows, columns)))
     pattern = rng.random((rows, columns)) < heavy * (density / heavy.mean())
     pattern[rng.integers(rows)] = True
     return pattern
