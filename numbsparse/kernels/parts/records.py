@@ -11,7 +11,14 @@ from typing import Any
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.parts.walk_on_gpu import lowest
-from numbsparse.kernels.ptx import elect, mbarrier_wait, redux_or, shfl_idx, sync_warp
+from numbsparse.kernels.ptx import (
+    elect,
+    mbarrier_wait,
+    redux_or,
+    shfl_idx,
+    sync_warp,
+    wait_for_earlier_kernels,
+)
 
 
 @cache
@@ -21,6 +28,7 @@ def walking(
     request: Any,
     FETCHERS: int = 1,
     CLUSTER: int = 1,
+    AHEAD: bool = False,
     thin: Any = None,
     show: Any = None,
     MORE: int = 0,
@@ -30,6 +38,7 @@ def walking(
     Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
     thin(record, is_last, more) says so, once it has changed their record and MORE numbers behind it
     (`is_last` of a tile's part): then its lane comes first with show(record, stage, *args), if any.
+    Where AHEAD is, the first records are read before earlier kernels end.
     """
 
     THINS, ALL = thin is not None, RECORD + MORE
@@ -79,6 +88,8 @@ def walking(
         next_row, next_at, next_end = tile_at(tiles, rows, min(first + 1, last - 1))
         for e in range(RECORD):
             held[e] = uint32(records[at + lane, e])
+        if AHEAD:
+            wait_for_earlier_kernels()
         done = uint32(0)  # steps, by whichever fetcher
         for i in range(first, last):
             then_row, then_at, then_end = tile_at(tiles, rows, min(i + 2, last - 1))

@@ -165,6 +165,7 @@ class Form(NamedTuple):
     gated: bool = False  # whether the kernel leaves blocks out by gates, and multiplies by them
     w_maps: int = 2  # 4 where kept blocks may be SCALED
     even: bool = False  # tiles have fewer rows than ROWS, as many each
+    ahead: bool = False  # the plan is read while earlier kernels end, none of which writes it
 
 
 # Without clusters 8,192 rows took 1.05 to 1.13 times as long, with one fetcher 1.04 to 1.22 (H200).

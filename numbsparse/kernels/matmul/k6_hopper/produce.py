@@ -35,7 +35,7 @@ def producer(form: Form) -> Any:
         from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
 
         thinned = thinning(tile), showing(tile), gates_in(tile)
-    how = requesting(form), tile.FETCHERS, tile.CLUSTER, *thinned
+    how = requesting(form), tile.FETCHERS, tile.CLUSTER, form.ahead, *thinned
     walk = walking(tile.RECORD, tile.STAGES, *how)
 
     @cuda.jit(device=True)
