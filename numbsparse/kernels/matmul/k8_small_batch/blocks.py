@@ -118,6 +118,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
     in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares))
+    if any(slabs):  # which have all rows
+        in_step = -(-x.shape[0] // WIDTH)
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
