@@ -92,6 +92,27 @@ def test_a_line_longer_than_others_is_late(written):
     assert many["k5_tensor_core"] == pytest.approx(many["k8_small_batch"] * 32 / (63 * 64 / 512))
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype", "share"),
+    [(8, "float16", 64), (16, "float32", 16), (32, "float16", 8)],
+)
+def test_k8_adds_up_lines_that_are_longer_than_a_share(written, size, dtype, share):
+    """Longer ones take more, until as much is added up as there ever is at once."""
+    numbers = {"float16": "float16", "float32": "float32 highest"}[dtype]
+    written({f"forward {numbers} B={size}": {"k8_small_batch": [1.0] * 12}})
+
+    def took(longest):
+        pattern = np.eye(160, dtype=bool)
+        pattern[:longest], pattern[:longest, 0] = False, True
+        case = "forward", size, as_dtype(dtype), 4, "highest", Layout(pattern)
+        return times.expected(*case)["k8_small_batch"]
+
+    more = [
+        took(longest) - took(1) for longest in (share, share * 3 // 2, share * 2, share * 5 // 2)
+    ]
+    assert more == pytest.approx([0, times.ADDED / 2, times.ADDED, times.ADDED])
+
+
 @pytest.mark.parametrize("name", ["k6_hopper", "k7_small_blocks"])
 def test_a_long_line_of_few_features_is_shared_out(written, name):
     """More multiprocessors have rows of it: many rows are as late as few of a wide w."""
