@@ -13,7 +13,7 @@ from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
-from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
+from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.parts import aligned
 from numbsparse.kernels.parts.tiles import WIDTH
 
@@ -74,10 +74,10 @@ def check_weight_grad(x, dy, layout, values, memories, precision):
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("y_memory", MEMORIES)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
-def test_gapless_features(name, kind, numbers, y_memory, rows, rng, copies):
-    (B, whole), (dtype, precision) = kind, numbers
+def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, n_in, n_out = drawn_case(rng, name, B, dtype)
     if whole:
         n_in, n_out = (-(-n // B) * B for n in (n_in, n_out))
@@ -104,24 +104,14 @@ def test_other_memory_is_copied(name, dtype, batch, memory, rng, copies):
     assert copies == ([] if memory == "batch-major" else [(n_in, batch)])
 
 
-@pytest.mark.parametrize("numbers", [NUMBERS[1], NUMBERS[2]], ids=", ".join)
-@pytest.mark.parametrize(("first", "second"), [MEMORIES[1::-1], MEMORIES[:2], 2 * MEMORIES[1:2]])
-def test_a_slab_of_more_rows_than_a_tile_is_one_step(
-    first, second, numbers, rng, copies, monkeypatch
-):
-    """Also of so few units that steps of a tile each would be quicker."""
-    monkeypatch.setattr(blocks, "tiles_of", lambda *_: 1)
-    test_gapless_factors((32, True), numbers, first, second, range(33, 63), rng, copies)
-
-
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("second", MEMORIES[:2])
 @pytest.mark.parametrize("first", MEMORIES[:2])
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_gapless_factors(kind, numbers, first, second, rows, rng, copies):
-    (B, whole), (dtype, precision) = kind, numbers
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, *widths = drawn_case(rng, "forward", B, dtype)
     if whole:
         widths = [-(-n // B) * B for n in widths]
