@@ -21,13 +21,17 @@ def cut(monkeypatch):
     """What was cut into how many pieces: as where sums are long, for few steps already."""
     found = []
 
-    def noted(steps, times, pieces_of=cuts.pieces_of):
-        found.append(pieces_of(steps, times))
-        return found[-1]
+    def noting(function):
+        def noted(*steps):
+            found.append(function(*steps))
+            return found[-1]
 
+        return noted
+
+    monkeypatch.setattr(cuts, "pieces_of", noting(cuts.pieces_of))
+    monkeypatch.setattr(blocks, "pieces_of_equal", noting(blocks.pieces_of_equal))
     monkeypatch.setattr(cuts, "ADDED", 1)
-    monkeypatch.setattr(cuts, "pieces_of", noted)
-    monkeypatch.setattr(blocks, "pieces_of", noted)
+    monkeypatch.setattr(cuts, "SHORT", 2)
     return found
 
 
@@ -76,6 +80,14 @@ def test_a_sum_is_cut_where_places_are_left_for_it(times, rng):
     assert (alone <= max(fair + 1, cuts.ADDED) + cuts.ADDED).all()
 
 
+def test_equal_sums_are_cut_into_no_more_than_the_places():
+    places = cuts.PER_SM * cuts.multiprocessors()
+    for sums, steps in ((1, 9), (1, 1000), (places // 2, 1000), (places // 2 + 1, 1000)):
+        many = cuts.pieces_of_equal(steps, sums)
+        assert many * sums <= places or many == 1
+        assert (many > 1) == (steps > cuts.SHORT and 2 * sums <= places)
+
+
 @needs_ampere
 @pytest.mark.parametrize(
     ("product", "B", "dtype", "feature_major"),
@@ -96,7 +108,7 @@ def test_sums_in_pieces_are_the_sums(product, B, dtype, feature_major, cut, rng)
         case = Case(5 if B > 16 else 66, *sides, B, density=1)
     how = {"feature_major": feature_major, "tile": 1 if B == 16 else None}  # of 64 rows
     check_rung(K5, product, case, dtype, "cuda", rng, **how)
-    assert max(many.max() for many in cut) > 1
+    assert np.max(cut) > 1
 
 
 @needs_ampere

@@ -5,6 +5,7 @@ parts up, in their order. That takes as long as some steps, and longer the more 
 """
 
 from functools import cache
+from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from numbsparse.layout import Index
 
 PER_SM = 3  # blocks of threads that a multiprocessor holds
 ADDED = 4  # steps in which pieces are added up; what is not longer by that is not cut
+SHORT = 16  # steps of a block of w, which are shorter than those of a line: not cut
 EACH = 3  # pieces that are added up in a step: so a sum of n steps has up to sqrt(EACH n)
 
 
@@ -60,6 +62,13 @@ def pieces_of(steps: np.ndarray, times: int) -> np.ndarray:
     share = max(-(-int(steps.sum()) * times // (PER_SM * multiprocessors())), 1)
     many = np.minimum(-(-steps // share), np.sqrt(EACH * steps).astype(int))
     return np.where(steps > max(share, ADDED) + ADDED, many, 1)
+
+
+def pieces_of_equal(steps: int, sums: int) -> int:
+    """Into how many pieces each of so many sums of short steps is cut."""
+    places = PER_SM * multiprocessors()
+    is_cut = steps > SHORT and 2 * sums <= places
+    return min(places // sums, isqrt(EACH * steps)) if is_cut else 1
 
 
 def plan_strips(

@@ -195,7 +195,8 @@ def line_kernel(shape: Shape) -> Any:
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
         clear(acc)
-        tile, item = cuda.blockIdx.x // items.shape[0], cuda.blockIdx.x % items.shape[0]
+        block, pieces = uint32(cuda.blockIdx.x), uint32(items.shape[0])
+        tile, item = block // pieces, block % pieces
         top, left = uint32(tile * BM), uint32(items[item, 0] * BN)
         first, last, many = items[item, 1], items[item, 2], items[item, 5]
         steps = int32(uint32(last - first + BLOCKS - 1) // BLOCKS * PARTS)
@@ -225,7 +226,7 @@ def line_kernel(shape: Shape) -> Any:
                 now = uint32(now + STAGE) if now + STAGE < RING else uint32(0)
 
         if many > 1:
-            tiles = cuda.gridDim.x // items.shape[0]
+            tiles = uint32(cuda.gridDim.x) // pieces
             part, origin = items[item, 3] * tiles + tile, items[item, 4] * tiles + tile
             if not join_all(partials, tickets, part, origin, many, tiles, acc):
                 return

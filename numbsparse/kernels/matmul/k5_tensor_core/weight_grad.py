@@ -14,12 +14,16 @@ so a batch of 96 takes as long as one of 128.
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
-from numba import cuda, float32, int64, uint16, uint32
+from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import registers
-from numbsparse.kernels.matmul.k5_tensor_core.cuts import PER_SM, Cuts, pieces_of, room_of_sums
+from numbsparse.kernels.matmul.k5_tensor_core.cuts import (
+    PER_SM,
+    Cuts,
+    pieces_of_equal,
+    room_of_sums,
+)
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
@@ -53,7 +57,7 @@ def multiply_blocks(x, dy, index, dvalues, arithmetic):
     x, dy, dvalues = map(of_bits, (x, dy, dvalues))
     (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
     out, _, wide = stored(dvalues.reshape(-1, size))
-    many = int(pieces_of(np.array([steps]), sums)[0])
+    many = pieces_of_equal(steps, max(sums, 1))
     room = planned(index, room_of_sums, sums * many if many > 1 else 1, WARPS * min(side, 32) ** 2)
     launch(
         block_kernel(Shape(arithmetic, size, x_transposed, dy_transposed, wide)),
@@ -100,19 +104,20 @@ def block_kernel(shape: Shape) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         mine = warp // TILES * DEPTH
         ty, tx = warp // ACROSS % ACROSS * SIDE, warp % ACROSS * SIDE
-        piece, which = cuda.blockIdx.x % many, cuda.blockIdx.x // many
+        many, steps = uint32(many), uint32((batch + BK - 1) // BK)
+        piece, which = uint32(cuda.blockIdx.x) % many, uint32(cuda.blockIdx.x) // many
         part, block = which % (PARTS * PARTS), which // (PARTS * PARTS)
         top, left = part // PARTS * BM, part % PARTS * BM
         row, column = block_rows[block] * int64(B) + top, block_columns[block] * int64(B) + left
 
         x_lane = begin_x(ty, mine // PIECE) if x_transposed else begin_x(mine, ty // PIECE)
         dy_lane = begin_dy(tx, mine // PIECE) if dy_transposed else begin_dy(mine, tx // PIECE)
-        steps = (batch + BK - 1) // BK
-        begin, end = steps * piece // many, steps * (piece + 1) // many
-        for step in range(begin - AHEAD, end):
+        begin = int32(piece * (steps // many) + min(piece, steps % many))
+        end = int32(begin + steps // many + (1 if piece < steps % many else 0))
+        for step in range(int32(begin - AHEAD), end):
             cp_async_wait(PENDING)
             cuda.syncthreads()
-            coming = step + AHEAD
+            coming = int32(step + AHEAD)
             if coming < end:
                 then = uint32(coming) % STAGES * STAGE
                 copy_x(x, x_stride, coming * BK, batch, row, in_features, ring, then)
