@@ -12,7 +12,10 @@ from numbsparse.kernels.matmul.k5_tensor_core import cuts
 from numbsparse.kernels.parts.plans import Scratch
 from numbsparse.testing import Case, check_rung
 
-blocks = import_module("numbsparse.kernels.matmul.k5_tensor_core.weight_grad")
+lines, blocks = (
+    import_module(f"numbsparse.kernels.matmul.k5_tensor_core.{name}")
+    for name in ("lines", "weight_grad")
+)
 K5 = LADDER["k5_tensor_core"]
 
 
@@ -30,7 +33,7 @@ def cut(monkeypatch):
 
     monkeypatch.setattr(cuts, "pieces_of", noting(cuts.pieces_of))
     monkeypatch.setattr(blocks, "pieces_of_equal", noting(blocks.pieces_of_equal))
-    monkeypatch.setattr(cuts, "ADDED", 1)
+    monkeypatch.setattr(lines, "ADDED", {2: 1, 4: 1})
     monkeypatch.setattr(cuts, "SHORT", 2)
     return found
 
@@ -41,8 +44,10 @@ def test_pieces_are_all_blocks_of_a_strip_once(product, B, rng):
     for _ in range(20):
         shape, density = rng.integers(1, 60, 2), rng.uniform(0.02, 1)
         index = Layout(patterns.random(*shape, density, seed=int(rng.integers(99)))).index
-        lines = index.columns if product == "forward" else index.rows
-        strips = cuts.Strips(min(B, 64), 128, int(2 ** rng.integers(6)), 32)
+        walk = index.columns if product == "forward" else index.rows
+        strips = cuts.Strips(
+            min(B, 64), 128, int(2 ** rng.integers(6)), 32, int(rng.choice([4, 8]))
+        )
         features = int(shape[int(product == "forward")]) * B - int(rng.integers(B // 2))
         items, partials, tickets = cuts.plan_strips(index, product, B, features, strips)
         items = cuts.Item(*items.T)
@@ -51,7 +56,7 @@ def test_pieces_are_all_blocks_of_a_strip_once(product, B, rng):
         for strip in range(-(-features // strips.width)):
             own = np.flatnonzero(items.strip == strip)
             own = own[np.argsort(items.first[own])]
-            first, last = lines.indptr[strip * strips.width // B :][:2]
+            first, last = walk.indptr[strip * strips.width // B :][:2]
             assert items.first[own[0]] == first
             assert items.last[own[-1]] == last
             assert (items.first[own[1:]] == items.last[own[:-1]]).all()
@@ -65,19 +70,20 @@ def test_pieces_are_all_blocks_of_a_strip_once(product, B, rng):
         assert tickets.size == max(n_cut, 1) * strips.tiles
 
 
+@pytest.mark.parametrize("added", [4, 8])
 @pytest.mark.parametrize("times", [1, 7, 10000])
-def test_a_sum_is_cut_where_places_are_left_for_it(times, rng):
+def test_a_sum_is_cut_where_places_are_left_for_it(times, added, rng):
     steps = rng.integers(0, 200, 50)
-    many = cuts.pieces_of(steps, times)
+    many = cuts.pieces_of(steps, times, added)
     places = cuts.PER_SM * cuts.multiprocessors()
     fair = steps.sum() * times / places
     assert (many >= 1).all()
-    assert (many[steps <= 2 * cuts.ADDED] == 1).all()
+    assert (many[steps <= 2 * added] == 1).all()
     assert (many[steps <= fair] == 1).all()
     assert (steps[many > 1] / many[many > 1] >= 1).all()
-    assert cuts.pieces_of(np.array([200]), 1)[0] > 1
+    assert cuts.pieces_of(np.array([200]), 1, added)[0] > 1
     alone = steps[many == 1]
-    assert (alone <= max(fair + 1, cuts.ADDED) + cuts.ADDED).all()
+    assert (alone <= max(fair + 1, added) + added).all()
 
 
 def test_equal_sums_are_cut_into_no_more_than_the_places():

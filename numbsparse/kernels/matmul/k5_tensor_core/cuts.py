@@ -9,7 +9,7 @@ from math import isqrt
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import cuda
+from numba import cuda, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -19,18 +19,21 @@ from numbsparse.kernels.parts.plans import on_gpu_of, scratch
 from numbsparse.layout import Index
 
 PER_SM = 3  # blocks of threads that a multiprocessor holds
-ADDED = 4  # steps in which pieces are added up; what is not longer by that is not cut
+# Steps of a line, by bytes of a value, in which pieces are added up: not cut for less.
+ADDED = {2: 8, 4: 4}
 SHORT = 16  # steps of a block of w, which are shorter than those of a line: not cut
 EACH = 3  # pieces that are added up in a step: so a sum of n steps has up to sqrt(EACH n)
 
 
 class Strips(NamedTuple):
-    """Of y: their width, rows in a tile, so many tiles below each other; and a step's depth."""
+    """Of y: their width, rows in a tile, so many tiles below each other; a step's depth, and in how
+    many steps pieces are added up."""
 
     width: int
     rows: int
     tiles: int
     depth: int
+    added: int
 
 
 class Cuts(NamedTuple):
@@ -54,34 +57,34 @@ class Item(NamedTuple):
     many: Any
 
 
-def pieces_of(steps: np.ndarray, times: int) -> np.ndarray:
+def pieces_of(steps: np.ndarray, times: int, added: int) -> np.ndarray:
     """Into how many pieces each sum is cut, where there are `times` as many of these sums.
 
-    A piece is about what each place of the card has, where all of them end together.
+    A piece is about what each place of the card has, where all of them end together; `added` steps
+    take as long as adding pieces up.
     """
     share = max(-(-int(steps.sum()) * times // (PER_SM * multiprocessors())), 1)
     many = np.minimum(-(-steps // share), np.sqrt(EACH * steps).astype(int))
-    return np.where(steps > max(share, ADDED) + ADDED, many, 1)
+    return np.where(steps > max(share, added) + added, many, 1)
 
 
 def pieces_of_equal(steps: int, sums: int) -> int:
     """Into how many pieces each of so many sums of short steps is cut."""
     places = PER_SM * multiprocessors()
-    is_cut = steps > SHORT and 2 * sums <= places
-    return min(places // sums, isqrt(EACH * steps)) if is_cut else 1
+    return max(min(places // sums, isqrt(EACH * steps)), 1) if steps > SHORT else 1
 
 
 def plan_strips(
     index: Index, product: str, B: int, features: int, strips: Strips
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(items (n, 6), partials, tickets): the longest pieces first. See `Item`."""
-    width, rows, tiles, depth = strips
+    width, rows, tiles, depth, added = strips
     walk = index.columns if product == "forward" else index.rows
     strip = np.arange(-(-features // width))
     first, end = (walk.indptr[strip * width // B + i] for i in (0, 1))
     together = max(depth // B, 1)
     runs = -(-(end - first) // together)  # of the blocks that a step takes together
-    many = np.clip(pieces_of(runs * max(B // depth, 1), tiles), 1, np.maximum(runs, 1))
+    many = np.clip(pieces_of(runs * max(B // depth, 1), tiles, added), 1, np.maximum(runs, 1))
     of = np.repeat(strip, many)
     number = np.arange(of.size) - (np.cumsum(many) - many)[of]
     begins, ends = (first[of] + runs[of] * (number + i) // many[of] * together for i in (0, 1))
@@ -126,6 +129,16 @@ def items_kernel() -> Any:
         items[i, 3], items[i, 4], items[i, 5] = 0, 0, 1
 
     return kernel
+
+
+@cuda.jit(device=True)
+def own_piece(many, steps):
+    """(sum, piece, its first step, how many it has) of a block of threads: equal sums are cut."""
+    many, steps = uint32(many), uint32(steps)
+    block = uint32(cuda.blockIdx.x)
+    piece, each, more = block % many, steps // many, steps % many
+    own = each + 1 if piece < more else each
+    return int64(block // many), int64(piece), int64(piece * each + min(piece, more)), int64(own)
 
 
 def room_of_sums(index: Index, parts: int, floats: int) -> tuple[np.ndarray, np.ndarray]:

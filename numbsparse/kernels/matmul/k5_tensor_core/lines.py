@@ -12,7 +12,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k5_tensor_core.cuts import Cuts, Strips, plan_strips
+from numbsparse.kernels.matmul.k5_tensor_core.cuts import ADDED, Cuts, Strips, plan_strips
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
@@ -78,7 +78,8 @@ def multiply_lines(
     into = Output(flat, *(stride // y.itemsize for stride in y.strides), *y.shape)
     shape = Shape(size, tile, arithmetic, transposed, x_transposed, y_transposed, wide, edge)
     tiles = -(-batch // tile.BM)
-    strips = Strips(tile.BN, tile.BM, 1 << (tiles - 1).bit_length(), tile.BK)
+    below = 1 << (tiles - 1).bit_length()
+    strips = Strips(tile.BN, tile.BM, below, tile.BK, ADDED[values.itemsize])
     cuts = Cuts(*planned(index, plan_strips, product, size, out_features, strips))
     stage = (tile.BM + tile.BN) * tile.BK * values.itemsize
     launch(
