@@ -93,6 +93,25 @@ def join(pieces, tickets, k, first, many, step, acc):
     return True
 
 
+@cuda.jit(device=True)
+def join_all(pieces, tickets, k, first, many, step, acc):
+    """`join` by whole blocks of threads: a piece has the sums of all warps of one."""
+    warps, warp = uint32(cuda.blockDim.x) // 32, uint32(cuda.threadIdx.x) // 32
+    save(pieces, k * warps + warp, acc)
+    cuda.syncthreads()
+    last = int32(0)
+    if cuda.threadIdx.x == 0 and add_acq_rel(tickets, first, int32(1)) == many - 1:
+        last = int32(1)
+    if not cuda.syncthreads_or(last):
+        return False
+    clear(acc)
+    for piece in range(first, first + many * step, step):
+        add_saved(pieces, piece * warps + warp, acc)
+    if cuda.threadIdx.x == 0:
+        tickets[first] = 0
+    return True
+
+
 def part_bytes(warps: int, count: int) -> int:
     """Shared memory for `count` float32 of each lane."""
     return warps * 32 * 4 * count

@@ -13,6 +13,7 @@ rows in batches up to FEW, where a single thread had K / TM + K / TN.
 
     lines          forward and input_grad: a block of threads for a tile of y
     weight_grad    a block of threads for a block of w, or a part of one
+    cuts           both in pieces, where there would be too few
 
 `parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32,
 `parts.store_tile` stores sums, and `parts.repair` sums again what a split made NaN.

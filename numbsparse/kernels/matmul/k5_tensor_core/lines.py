@@ -2,22 +2,22 @@
 
 A block of threads owns BM x BN of y, where BN features are a block column or a part of one. It goes
 through the blocks that are kept there, BK features a step: a block, a part of one, or two blocks.
+Of a long sum it has a piece, see `cuts`.
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int32, int64, uint16, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
+from numbsparse.kernels.matmul.k5_tensor_core.cuts import ADDED, Cuts, Strips, plan_strips
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
-from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
-from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.plans import on_gpu_of, planned
+from numbsparse.kernels.parts.pieces import clear, join_all
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in_sums, repairing_lines
 from numbsparse.kernels.parts.store import Output
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored
@@ -77,52 +77,16 @@ def multiply_lines(
     flat, y_transposed, wide = stored(y)
     into = Output(flat, *(stride // y.itemsize for stride in y.strides), *y.shape)
     shape = Shape(size, tile, arithmetic, transposed, x_transposed, y_transposed, wide, edge)
-    order = planned(index, longest_first, product, size, tile.BN, out_features)[0]
+    tiles = -(-batch // tile.BM)
+    below = 1 << (tiles - 1).bit_length()
+    strips = Strips(tile.BN, tile.BM, below, tile.BK, ADDED[values.itemsize])
+    cuts = Cuts(*planned(index, plan_strips, product, size, out_features, strips))
     stage = (tile.BM + tile.BN) * tile.BK * values.itemsize
     launch(
-        *(line_kernel(shape), -(-batch // tile.BM) * order.size, tile.threads),
-        *(dense, order, into),
+        *(line_kernel(shape), tiles * cuts.items.shape[0], tile.threads),
+        *(dense, cuts, into),
         shared_bytes=tile.STAGES * stage,
     )
-
-
-def longest_first(
-    index: Index, product: str, B: int, width: int, features: int
-) -> tuple[np.ndarray]:
-    """The output in strips of `width` features, those of the most blocks first."""
-    walk = index.columns if product == "forward" else index.rows
-    strips = np.arange(-(-features // width))
-    lengths = np.diff(walk.indptr)[strips * width // B]
-    return (np.argsort(-lengths, kind="stable").astype(np.int32),)
-
-
-@on_gpu_of(longest_first)
-def longest_first_on_gpu(
-    index: Index, product: str, B: int, width: int, features: int
-) -> tuple[DeviceArray]:
-    """In the order of their numbers products took 4 to 10 % longer (H200)."""
-    walk = index.columns if product == "forward" else index.rows
-    order = empty((-(-features // width),), np.int32)
-    launch(order_kernel(), order.size, 32, walk.indptr, B, width, order)
-    return (order,)
-
-
-@cache
-def order_kernel() -> Any:
-    @cuda.jit(device=True)
-    def length_of(strips, i):
-        indptr, B, width = strips
-        line = i * width // B
-        return indptr[line + 1] - indptr[line]
-
-    rank = ranking(length_of)
-
-    @cuda.jit
-    def kernel(indptr, B, width, order):
-        strip = cuda.blockIdx.x
-        order[rank(strip, order.size, (indptr, B, width))] = strip
-
-    return kernel
 
 
 def products_of(shape: Shape) -> tuple[Products, Any, Any, Any, Any]:
@@ -226,15 +190,16 @@ def line_kernel(shape: Shape) -> Any:
     options = {"launch_bounds": (shape.tile.threads, 3)} if three else {}
 
     @cuda.jit(**options)
-    def kernel(dense, order, y):
-        x, x_strides, in_features, values, _, indptr, indices, blocks, _ = dense
-        out, _, _, batch, out_features = y
+    def kernel(dense, cuts, y):
+        x, x_strides, in_features, values, _, _, indices, blocks, _ = dense
+        (items, partials, tickets), (out, _, _, batch, out_features) = cuts, y
         ring = cuda.shared.array(0, ITEM, ALIGNMENT)  # stages, each of x and of w
         acc = cuda.local.array(ACC, float32)
         clear(acc)
-        block, strips = uint32(cuda.blockIdx.x), uint32(order.size)
-        top, left = uint32(block // strips * BM), uint32(order[block % strips] * BN)
-        first, last = indptr[left // B], indptr[left // B + 1]
+        block, pieces = uint32(cuda.blockIdx.x), uint32(items.shape[0])
+        tile, item = block // pieces, block % pieces
+        top, left = uint32(tile * BM), uint32(items[item, 0] * BN)
+        first, last, many = items[item, 1], items[item, 2], items[item, 5]
         steps = int32(uint32(last - first + BLOCKS - 1) // BLOCKS * PARTS)
 
         features = cuda.local.array(BLOCKS, int32)
@@ -261,6 +226,11 @@ def line_kernel(shape: Shape) -> Any:
                         add_products(ring, x_at, w_at, acc)
                 now = uint32(now + STAGE) if now + STAGE < RING else uint32(0)
 
+        if many > 1:
+            tiles = uint32(cuda.gridDim.x) // pieces
+            part, origin = items[item, 3] * tiles + tile, items[item, 4] * tiles + tile
+            if not join_all(partials, tickets, part, origin, many, tiles, acc):
+                return
         row, column = top + int64(own), int64(left)
         if y_transposed:
             store(acc, out, (column, out_features), row, batch)
