@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_615,
     "numbsparse/kernels/matmul": 10_110,
     "numbsparse/kernels/parts": 5_375,
-    "numbsparse/kernels/ptx": 2_415,
+    "numbsparse/kernels/ptx": 2_425,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_725,
     "numbsparse/ops": 5_265,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
-    "numbsparse/simulator": 2_430,
+    "numbsparse/simulator": 2_445,
     "numbsparse/torch": 1_887,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
