@@ -13,7 +13,7 @@ from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
-from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
+from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.parts import aligned
 from numbsparse.kernels.parts.tiles import WIDTH
 
@@ -57,14 +57,27 @@ def drawn_case(rng, name, B, dtype):
     return layout, values, n_in, n_out
 
 
+def check_weight_grad(x, dy, layout, values, memories, precision):
+    """Against float64; `values` say which shape and dtype it has."""
+    got = to_device(np.full_like(values, np.nan))
+    there = [placed(a, memory)[0] for a, memory in zip((x, dy), memories, strict=True)]
+    rung.weight_grad(*there, ops.index_beside(layout, got), got, precision)
+    expected, magnitude = np.zeros(values.shape), np.zeros(values.shape)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    bound = error_of(precision) * magnitude + float(finfo(x.dtype).eps) * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()  # NaN is not
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("y_memory", MEMORIES)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
-@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
-def test_gapless_features(name, kind, numbers, y_memory, rows, rng, copies):
-    (B, whole), (dtype, precision) = kind, numbers
+def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, n_in, n_out = drawn_case(rng, name, B, dtype)
     if whole:
         n_in, n_out = (-(-n // B) * B for n in (n_in, n_out))
@@ -91,24 +104,14 @@ def test_other_memory_is_copied(name, dtype, batch, memory, rng, copies):
     assert copies == ([] if memory == "batch-major" else [(n_in, batch)])
 
 
-@pytest.mark.parametrize("numbers", [NUMBERS[1], NUMBERS[2]], ids=", ".join)
-@pytest.mark.parametrize(("first", "second"), [MEMORIES[1::-1], MEMORIES[:2], 2 * MEMORIES[1:2]])
-def test_a_slab_of_more_rows_than_a_tile_is_one_step(
-    first, second, numbers, rng, copies, monkeypatch
-):
-    """Also of so few units that steps of a tile each would be quicker."""
-    monkeypatch.setattr(blocks, "tiles_of", lambda *_: 1)
-    test_gapless_factors((32, True), numbers, first, second, range(33, 63), rng, copies)
-
-
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("second", MEMORIES[:2])
 @pytest.mark.parametrize("first", MEMORIES[:2])
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_gapless_factors(kind, numbers, first, second, rows, rng, copies):
-    (B, whole), (dtype, precision) = kind, numbers
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
+    (B, whole), (dtype, precision) = blocks, numbers
     layout, values, *widths = drawn_case(rng, "forward", B, dtype)
     if whole:
         widths = [-(-n // B) * B for n in widths]
@@ -116,15 +119,7 @@ def test_gapless_factors(kind, numbers, first, second, rows, rng, copies):
     while batch * values.itemsize % aligned.BYTES == 0:
         batch += 1
     x, dy = factors = [rng.standard_normal((batch, n)).astype(values.dtype) for n in widths]
-    got = to_device(np.full_like(values, np.nan))
-    there = [placed(a, memory)[0] for a, memory in zip(factors, (first, second), strict=True)]
-    rung.weight_grad(*there, ops.index_beside(layout, got), got, precision)
-    expected, magnitude = np.zeros(values.shape), np.zeros(values.shape)
-    exact = [a.astype(np.float64) for a in (x, dy)]
-    k0_reference.weight_grad(*exact, layout.index, expected)
-    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
-    bound = error_of(precision) * magnitude + float(finfo(x.dtype).eps) * abs(expected)
-    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()  # NaN is not
+    check_weight_grad(x, dy, layout, values, (first, second), precision)
     copied = []
     for a, memory in zip(factors, (first, second), strict=True):
         if memory == "feature-major":
@@ -132,6 +127,19 @@ def test_gapless_factors(kind, numbers, first, second, rows, rng, copies):
         elif a.shape[1] * a.itemsize % aligned.BYTES:
             copied.append(a.shape)
     assert copies == copied
+
+
+@pytest.mark.parametrize(
+    "memories", list(product(MEMORIES[:2], repeat=2))[1:], ids=lambda each: ", ".join(each)
+)
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+def test_a_slab_is_one_step_of_a_sum(numbers, memories, rng):
+    """However few units a warp has."""
+    dtype, precision = numbers
+    layout, values, *_ = drawn_case(rng, "forward", WIDTH, dtype)
+    batch = int(rng.choice([33, 41, 49, 63]))
+    x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in (3 * WIDTH, 4 * WIDTH))
+    check_weight_grad(x, dy, layout, values, memories, precision)
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
