@@ -243,6 +243,17 @@ def tells_numba_nothing(told_to_numba):
         yield
 
 
+@pytest.fixture(scope="session")
+def compilers():
+    """CUDA's, with which other processes compile kernels without a GPU; looked for once."""
+    pathfinder = pytest.importorskip("cuda.pathfinder")
+    try:
+        for library in ("nvvm", "nvJitLink", "nvrtc"):
+            pathfinder.load_nvidia_dynamic_lib(library)
+    except Exception:  # pathfinder raises its own types, one per platform
+        pytest.skip("CUDA's compiler libraries were not found: pip install 'numbsparse[cu13]'")
+
+
 @pytest.fixture
 def no_garbage():
     """While a recording of a hundred thousand tuples lives, nobody looks for garbage in them."""

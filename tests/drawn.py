@@ -32,7 +32,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     # Less than a vector, one and several, and several tiles of vectors; each is a kernel, which
     # takes a second to compile. Smaller ones are those that other tests have anyway.
     ("float32", 1): (4, 8, 16, 32),
-    ("float32", 2): (4, 32, 128),
+    ("float32", 2): (4, 8, 16),
     ("float32", 4): (8, 16, 64),
     ("float32", 8): (16, 128),
     ("float64", 1): (4, 16),

@@ -319,17 +319,23 @@ def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
     )
 
 
-@pytest.mark.every(2)  # each way with each size and width
-@pytest.mark.parametrize(("split", "pieces"), [(1, 1), (1, 2), (2, 1)])
+WHOLE, CUT, CLUSTERS = (1, 1), (1, 2), (2, 1)  # blocks that have a region, pieces of the batch
+REGIONS = [  # with the ways in which the simulator, which has two multiprocessors, takes them
+    ("float16", 8, 40, 3, (False, False), 0.4, [CUT, CLUSTERS]),
+    ("bfloat16", 8, 70, 0, (True, False), 0.15, [WHOLE, CLUSTERS]),
+    ("float16", 16, 40, 5, (False, True), 0.5, [CLUSTERS]),
+    ("bfloat16", 16, 20, 0, (False, False), 0.15, [WHOLE]),
+    ("float32", 8, 20, 1, (False, True), 0.5, [CUT, CLUSTERS]),
+    ("float32", 16, 33, 0, (True, True), 0.15, [WHOLE]),
+]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "size", "batch", "edge", "across", "density"),
+    ("dtype", "size", "batch", "edge", "across", "density", "split", "pieces"),
     [
-        ("float16", 8, 40, 3, (False, False), 0.4),
-        ("bfloat16", 8, 70, 0, (True, False), 0.15),
-        ("float16", 16, 40, 5, (False, True), 0.5),
-        ("bfloat16", 16, 20, 0, (False, False), 0.15),
-        ("float32", 8, 20, 1, (False, True), 0.5),
-        ("float32", 16, 33, 0, (True, True), 0.15),
+        (*case, *way)
+        for *case, few in REGIONS
+        for way in (few if device.SIMULATED else [WHOLE, CUT, CLUSTERS])
     ],
 )
 def test_regions_are_put_together_anew_of_what_gates_leave(

@@ -103,9 +103,9 @@ def test_steps_cut_among_the_blocks_of_a_cluster(
 ):
     """Slices of columns, of rows and of a strip; a line without blocks, parts without steps.
 
-    Of large blocks, of which a tile takes the simulator a second, there are fewer columns.
+    Of large blocks, of which a tile takes the simulator a second, there are fewer tiles.
     """
-    batch = int(rng.choice([65, 130, 200]))
+    batch = int(rng.choice([65, 130, 200] if B < 128 else [33, 60]))
     tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
     monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
     kept = rng.random((3, 5 if B < 128 else 3)) < 0.6
@@ -127,7 +127,7 @@ def test_steps_cut_among_the_blocks_of_a_cluster(
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 def test_of_steps_that_are_cut_gates_leave_some(product, zeros, parts, number, B, rng, monkeypatch):
     """Each part ends with its own last step, whatever that has; what is not left is NaN."""
-    batch, dtype = int(rng.choice([65, 130])), np.dtype(np.float16)
+    batch, dtype = int(rng.choice([65, 130] if B < 128 else [33, 60])), np.dtype(np.float16)
     tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
     monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
     many = 70 if zeros == "most of many" else 5  # a lane holds a step, of 32 at once
