@@ -15,7 +15,14 @@ from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.ptx import movmatrix_trans, pack_bfloat2, pack_half2, shfl_xor, store_4xu32
+from numbsparse.kernels.ptx import (
+    movmatrix_trans,
+    pack_bfloat2,
+    pack_half2,
+    shfl_idx,
+    shfl_xor,
+    store_4xu32,
+)
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
@@ -156,6 +163,26 @@ def square_of(places, n, batch):
 
 
 @cuda.jit(device=True)
+def look_ahead(places, row, batch):
+    """What `square_of` says of 64 rows from `row` on, two to a lane.
+
+    It is read before there are sums: loads wait for the stores before them, so that storing a tile
+    would take eight of their latencies.
+    """
+    own = row + cuda.threadIdx.x % 32
+    return *square_of(places, own, batch), *square_of(places, own + 32, batch)
+
+
+@cuda.jit(device=True)
+def looked_up(known, row):
+    """`square_of` one of these rows, for each lane its own."""
+    lane, second = uint32(row) % 32, row >= 32
+    pixel, inside = shfl_idx(int32(known[0]), lane), shfl_idx(known[1], lane)
+    behind, inside_behind = shfl_idx(int32(known[2]), lane), shfl_idx(known[3], lane)
+    return int64(behind if second else pixel), inside_behind if second else inside
+
+
+@cuda.jit(device=True)
 def place_in_square(column, inside, B):
     """Whether a block column is inside, and where it begins in the square.
 
@@ -167,22 +194,21 @@ def place_in_square(column, inside, B):
 
 
 def _tile_by_pixels(of: Sums) -> Any:
-    """As by rows; y has `places` for its second stride, and features of a pixel for the first."""
-    STRIPS, B, four, A_COLUMN = of.STRIPS, of.B, four_strips(of), of.B // 8
+    """As by rows, four strips; for its second stride y has what `look_ahead` found, of rows from 0
+    on, and the block column of a lane's strip; for the first, features of a pixel."""
+    B, four, A_COLUMN = of.B, four_strips(of), of.B // 8
 
     @cuda.jit(device=True)
     def store(sums, tile, columns, row, y):
-        values, features, places, batch, _ = y
+        values, features, known, _, _ = y
         lane = uint32(cuda.threadIdx.x) % 32
         for half in range(2):
-            pixel, inside = square_of(places, row + 8 * half + lane // 4, batch)
-            for s in range(0, STRIPS, 4):
-                a, b, c, d = four(sums, tile, s, half)
-                strip = s + lane % 4
-                there, k = place_in_square(columns[strip // A_COLUMN], inside, B)
-                if there:
-                    at = pixel * features + k + strip % A_COLUMN * 8
-                    store_4xu32(values, at, a, b, c, d)
+            pixel, inside = looked_up(known, row + 8 * half + lane // 4)
+            a, b, c, d = four(sums, tile, 0, half)
+            there, k = place_in_square(known[4], inside, B)
+            if there:
+                at = pixel * features + k + lane % A_COLUMN * 8
+                store_4xu32(values, at, a, b, c, d)
 
     return store
 

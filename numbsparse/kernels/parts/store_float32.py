@@ -8,7 +8,7 @@ and 64, and 1.06 to 1.08 times with smaller ones (H200).
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32, int64, uint32
+from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.parts.repair import nan_in, nan_in_sums, repairing_lines
 from numbsparse.kernels.parts.store import (
@@ -17,13 +17,14 @@ from numbsparse.kernels.parts.store import (
     PIXELS,
     ROWS,
     Sums,
+    looked_up,
     place_in_square,
-    square_of,
     storer,
 )
 from numbsparse.kernels.ptx import (
     as_uint32,
     redux_or,
+    shfl_idx,
     shfl_xor,
     store_2xu32,
     store_4xf32,
@@ -90,18 +91,20 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
 
 @cache
 def storer_by_pixels(of: Sums, row_of: Any) -> Any:
-    """As `storer_of_pairs`, into pixels of images: see `store.place_in_square`."""
+    """As `storer_of_pairs`, into pixels of images: see `store.look_ahead`."""
     COLUMNS, TILES, STRIPS, B = of.COLUMNS, of.TILES, of.B // 8, of.B
 
     @cuda.jit(device=True)
     def store(sums, columns, row, y):
-        values, features, places, batch, _ = y
-        own = uint32(cuda.threadIdx.x) % 4 * 2
+        values, features, known, _, _ = y
+        own, column = uint32(cuda.threadIdx.x) % 4 * 2, cuda.local.array(COLUMNS, int32)
+        for c in range(COLUMNS):
+            column[c] = shfl_idx(known[4], uint32(c * 4 // COLUMNS))
         for m in range(TILES):
             for half in range(2):
-                pixel, inside = square_of(places, row + row_of(m, half), batch)
+                pixel, inside = looked_up(known, row + row_of(m, half))
                 for c in range(COLUMNS):
-                    there, k = place_in_square(columns[c], inside, B)
+                    there, k = place_in_square(column[c], inside, B)
                     for s in range(STRIPS):
                         i = ((c * TILES + m) * STRIPS + s) * 4 + 2 * half
                         low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
