@@ -20,7 +20,7 @@ from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_str
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.packed import COUNT_BITS, blocks_of_step
 from numbsparse.kernels.parts.pieces import part_bytes
-from numbsparse.kernels.parts.pixels import IMAGES, Shared, boxes_of, places_in_squares
+from numbsparse.kernels.parts.pixels import IMAGES, Shared, beside_of, boxes_of, places_in_squares
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
@@ -37,9 +37,6 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
-# Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
-# for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
-BESIDE_UP_TO = 4
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # By bytes of a value and block size, and of images, fitted to an H200: microseconds of a group for
 # each warp and 64 rows, and more for each block; warps beside those; and of a warp to add up sums.
@@ -211,7 +208,7 @@ def strip_of(
     how = index.block_rows.size, multiprocessors(), even, of_images
     warps, split, rows = shared_out(sizes, B, item, *how)
     tiles = -(-columns // (warps * WARP_COLUMNS)) * -(-sizes[0] // rows)
-    beside = 2 if of_images and warps <= BESIDE_UP_TO and tiles > multiprocessors() else 1
+    beside = beside_of(warps, tiles, multiprocessors()) if of_images else 1
     width, group, box, shifts = warps * WARP_COLUMNS, *(shared or (WIDTH, 0, 1))[:3]
     per_group = B, transposed, width, group * shifts, blocks_a_step
     kept, mean, most = planned(index, steps_in_strips, *per_group)

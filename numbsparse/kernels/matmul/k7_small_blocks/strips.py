@@ -37,17 +37,10 @@ from numbsparse.kernels.parts.pixels import IMAGES, Images
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
-from numbsparse.kernels.parts.store import (
-    FEATURES,
-    KINDS,
-    PIXELS,
-    Sums,
-    look_ahead,
-    order_of,
-    output_of,
-)
+from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
+from numbsparse.kernels.parts.store_pixels import looking
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
@@ -208,7 +201,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     of = Sums(KINDS.get(arithmetic, arithmetic), strip.B, COLUMNS, OWN // 16, APART=16)
     row_of = rows_of(strip.ITEM, strip.WIDTH, x_transposed).row_of
     finish = finishing(of, y_order, row_of, x_transposed, strip.GATED != "")
-    look, placed = looking(strip) if y_order == PIXELS else (nothing_to_look_at, as_it_is)
+    look, placed = looking(y_order == PIXELS, COLUMNS, OWN, SPLIT)
     _, MORE, _ = registers_of(strip)
 
     @cuda.jit(device=True)
@@ -251,33 +244,3 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 finish(acc, columns, *placed(row, own_y, known), dense)
 
     return consume
-
-
-@cuda.jit(device=True)
-def nothing_to_look_at(plan, i, y, warp):
-    return ()
-
-
-@cuda.jit(device=True)
-def as_it_is(row, y, known):
-    return row, y
-
-
-@cache
-def looking(strip: Strip) -> tuple[Any, Any]:
-    """look(plan, i, y, warp): what says where the i-th tile goes, of images, which is read before
-    its sums are there. placed(row, y, known): the row and y that `finishing` takes then."""
-    COLUMNS, OWN, SPLIT = strip.COLUMNS, strip.SLICE, strip.SPLIT
-
-    @cuda.jit(device=True)
-    def look(plan, i, y, warp):
-        row, lane = plan.tiles[i, 1] * plan.rows, uint32(cuda.threadIdx.x) % 32
-        first = row + uint32(cuda.blockIdx.x) % SPLIT * OWN if SPLIT > 1 else row
-        column = plan.lines[plan.tiles[i, 0], warp * COLUMNS + lane % 4 // (4 // COLUMNS)]
-        return *look_ahead(y[2], first, min(y[3], row + plan.rows)), column
-
-    @cuda.jit(device=True)
-    def placed(row, y, known):
-        return 0, (y[0], y[1], known, y[3], y[4])
-
-    return look, placed
