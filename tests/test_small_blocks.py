@@ -432,6 +432,11 @@ def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatc
     assert n * pieces * region.SPLIT <= 132
     assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1024 else (1, True))
     assert batch < 1 << 17 or pieces > 64
+    fewer = tuple(each._replace(spare=6) for each in smaller)
+    where = index, B, (128, 128), batch, large, fewer, 132
+    region, pieces = region_plan.region_for(*where, 0.1, 0.05, 0.0013)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
+    assert region.SPLIT > 1 or n * pieces <= 126
 
 
 @pytest.mark.parametrize("places", range(2, 12))

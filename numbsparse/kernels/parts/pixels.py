@@ -16,7 +16,8 @@ from numba import cuda, int32
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.store import FEATURES, RESIDUE_AT, Output
+from numbsparse.kernels.parts.store import FEATURES, Output
+from numbsparse.kernels.parts.store_pixels import RESIDUE_AT
 from numbsparse.kernels.parts.swizzle import load_boxes_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
@@ -113,13 +114,22 @@ class PixelRows(NamedTuple):
         return Output(of_bits(self.pixels.span), features, self.places, rows, width)
 
 
+def beside_of(warps: int, tiles: int, places: int) -> int:
+    """How many blocks of threads with so many warps a multiprocessor has.
+
+    Two of few, as a warp that has a scheduler alone waits for itself (H200: 128 to 128 features,
+    28 x 28 images, blocks of 16: 28 us, not 37). Four of two warps took 1.0 to 1.1 times as long.
+    """
+    return 2 if warps <= 4 and tiles > places else 1
+
+
 def has_room(sizes: Three, features: int, B: int) -> bool:
     """Whether `places_in_squares` has, of such images; features are whole blocks."""
     return features % B == 0 and 2 * prod(sizes) * features // B < 1 << RESIDUE_AT
 
 
 def places_in_squares(lines: np.ndarray, offsets: tuple[int, ...], n_lines: int) -> np.ndarray:
-    """Of block columns (pixel of a square, block), n_lines of all, what `store` takes."""
+    """Of block columns (pixel of a square, block), n_lines of all, what `store_pixels` takes."""
     a_pixel = n_lines // len(offsets)
     residue, block = np.divmod(lines, a_pixel)
     of_pixel = np.array(offsets)[np.minimum(residue, len(offsets) - 1)] * a_pixel

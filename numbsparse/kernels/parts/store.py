@@ -5,21 +5,28 @@ columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded a
 of 16 bytes, straight from the registers of lanes that exchange them. A product of blocks of 8 and
 16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
 
-`store_boxes` has the copy engine store them; `store_float32` is the same of float32.
+`store_boxes` has the copy engine store them; `store_float32` is the same of float32, and
+`store_pixels` of images.
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, int64, uint16, uint32, uint64
+from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.ptx import movmatrix_trans, pack_bfloat2, pack_half2, shfl_xor, store_4xu32
+from numbsparse.kernels.ptx import (
+    movmatrix_trans,
+    pack_bfloat2,
+    pack_half2,
+    shfl_xor,
+    store_4xu32,
+)
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
-PIXELS, RESIDUE_AT = "pixels", 28  # of images: see `_tile_by_pixels`
+PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
@@ -94,7 +101,7 @@ def storer(of: Sums, order: str) -> Any:
     y : `Output`
     """
     TILES, APART = of.TILES, of.APART
-    by_order = {ROWS: _tile_by_rows, FEATURES: _tile_by_features, PIXELS: _tile_by_pixels}
+    by_order = {ROWS: _tile_by_rows, FEATURES: _tile_by_features}
     store_tile = by_order.get(order, _tile_by_items)(of)
 
     @cuda.jit(device=True)
@@ -142,47 +149,6 @@ def _tile_by_rows(of: Sums) -> Any:
                 k, n = column_of(columns, s + lane % 4, B), row + 8 * half + lane // 4
                 if n < batch and k >= 0 and k < features:
                     store_4xu32(values, n * stride + k, a, b, c, d)
-
-    return store
-
-
-@cuda.jit(device=True)
-def square_of(places, n, batch):
-    """Of a row of y, which is a pixel of images or a square of them: the first one, and a bit for
-    each that is inside of its image. `places` (rows, 2) has them."""
-    if n < batch:
-        return int64(places[n, 0]), places[n, 1]
-    return int64(0), int32(0)
-
-
-@cuda.jit(device=True)
-def place_in_square(column, inside, B):
-    """Whether a block column is inside, and where it begins in the square.
-
-    A block column is the number of its pixel among those of a square, from bit RESIDUE_AT on, and
-    how many blocks it is behind the first pixel; negative where there is none.
-    """
-    there = column >= 0 and inside >> (column >> RESIDUE_AT) & 1 == 1
-    return there, int64(column & ((1 << RESIDUE_AT) - 1)) * B
-
-
-def _tile_by_pixels(of: Sums) -> Any:
-    """As by rows; y has `places` for its second stride, and features of a pixel for the first."""
-    STRIPS, B, four, A_COLUMN = of.STRIPS, of.B, four_strips(of), of.B // 8
-
-    @cuda.jit(device=True)
-    def store(sums, tile, columns, row, y):
-        values, features, places, batch, _ = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        for half in range(2):
-            pixel, inside = square_of(places, row + 8 * half + lane // 4, batch)
-            for s in range(0, STRIPS, 4):
-                a, b, c, d = four(sums, tile, s, half)
-                strip = s + lane % 4
-                there, k = place_in_square(columns[strip // A_COLUMN], inside, B)
-                if there:
-                    at = pixel * features + k + strip % A_COLUMN * 8
-                    store_4xu32(values, at, a, b, c, d)
 
     return store
 

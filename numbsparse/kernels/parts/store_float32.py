@@ -17,10 +17,9 @@ from numbsparse.kernels.parts.store import (
     PIXELS,
     ROWS,
     Sums,
-    place_in_square,
-    square_of,
     storer,
 )
+from numbsparse.kernels.parts.store_pixels import storer_by_pixels
 from numbsparse.kernels.ptx import (
     as_uint32,
     redux_or,
@@ -34,13 +33,14 @@ from numbsparse.kernels.ptx import (
 @cache
 def finishing(of: Sums, order: str, row_of: Any, neighbours: bool, gated: bool = False) -> Any:
     """finish(sums, columns, row, y, dense): of 16 bits as `store.storer`; of float32 as
-    `storer_of_pairs` or `storer_by_pixels`, and what is NaN of an exact matrix is summed again."""
+    `storer_of_pairs`, and what is NaN of an exact matrix is summed again; of images as
+    `store_pixels`."""
     exact = of.kind == "highest" and order != PIXELS
     repair = repairing_pairs(of, row_of, gated)
-    if of.kind in PACK:
-        store = storer(of, order)
-    elif order == PIXELS:
+    if order == PIXELS:
         store = storer_by_pixels(of, row_of)
+    elif of.kind in PACK:
+        store = storer(of, order)
     else:
         store = storer_of_pairs(of, order, row_of, neighbours)
 
@@ -84,29 +84,6 @@ def storer_of_pairs(of: Sums, order: str, row_of: Any, neighbours: bool) -> Any:
                             elif e % 2 == 0:
                                 low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
                                 store_2xu32(values, at, low, high)
-
-    return store
-
-
-@cache
-def storer_by_pixels(of: Sums, row_of: Any) -> Any:
-    """As `storer_of_pairs`, into pixels of images: see `store.place_in_square`."""
-    COLUMNS, TILES, STRIPS, B = of.COLUMNS, of.TILES, of.B // 8, of.B
-
-    @cuda.jit(device=True)
-    def store(sums, columns, row, y):
-        values, features, places, batch, _ = y
-        own = uint32(cuda.threadIdx.x) % 4 * 2
-        for m in range(TILES):
-            for half in range(2):
-                pixel, inside = square_of(places, row + row_of(m, half), batch)
-                for c in range(COLUMNS):
-                    there, k = place_in_square(columns[c], inside, B)
-                    for s in range(STRIPS):
-                        i = ((c * TILES + m) * STRIPS + s) * 4 + 2 * half
-                        low, high = as_uint32(sums[i]), as_uint32(sums[i + 1])
-                        if there:
-                            store_2xu32(values, pixel * features + k + s * 8 + own, low, high)
 
     return store
 

@@ -75,12 +75,14 @@ class Region(NamedTuple):
 
 class Smaller(NamedTuple):
     """A region smaller than the large one: microseconds beside those of its rows, how many times as
-    long as in proportion a row takes, and blocks of a cluster that has one, at most."""
+    long as in proportion a row takes, blocks of a cluster that has one, at most, and places that
+    pieces leave free."""
 
     region: Region
     alone: float
     slower: float
     most: int = 8
+    spare: int = 0
 
 
 def plan_boxes(
@@ -275,10 +277,11 @@ def _fastest(
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    for (small, alone, slower, clusters), (n, height, groups) in zip(smaller, sizes, strict=True):
+    for each, (n, height, groups) in zip(smaller, sizes, strict=True):
+        small, alone, slower, clusters, spare = each
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
         a_row = max(slower * row * part, group * (height + groups / n))
-        most = min(places // n, -(-batch // small.DEPTH)) if clusters > 1 else 1
+        most = min((places - spare) // n, -(-batch // small.DEPTH)) if clusters > 1 else 1
         for pieces in range(2, most + 1):
             again = SMALL_PASS + pieces * (A_PIECE + 2 * n * part * sums)
             ways.append((alone + a_row * batch / pieces + again, small, pieces))

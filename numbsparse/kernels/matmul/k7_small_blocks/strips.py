@@ -36,6 +36,7 @@ from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
+from numbsparse.kernels.parts.store_pixels import looking
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
@@ -182,6 +183,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     of = Sums(KINDS.get(arithmetic, arithmetic), strip.B, COLUMNS, OWN // 16, APART=16)
     row_of = rows_of(strip.ITEM, strip.WIDTH, x_transposed).row_of
     finish = finishing(of, y_order, row_of, x_transposed, strip.GATED != "")
+    look, placed = looking(y_order == PIXELS, COLUMNS, OWN, SPLIT)
     _, MORE, _ = registers_of(strip)
 
     @cuda.jit(device=True)
@@ -197,6 +199,7 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
         stage, phase = uint32(0), uint32(0)
         wait_for_earlier_kernels()
         for i in range(first, last):
+            known = look(plan, i, y, warp)
             for k in range(SUMS):
                 acc[k] = 0
             for _ in range(tiles[i, 2], tiles[i, 3]):
@@ -218,8 +221,8 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
                 add_sums(acc, own, warp, base)
                 if part < SLICES:
-                    finish(own, columns, row + part * OWN, own_y, dense)
+                    finish(own, columns, *placed(row + part * OWN, own_y, known), dense)
             else:
-                finish(acc, columns, row, own_y, dense)
+                finish(acc, columns, *placed(row, own_y, known), dense)
 
     return consume
