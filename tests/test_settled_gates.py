@@ -206,6 +206,5 @@ def test_the_gradient_of_a_weight_under_a_mask_takes_no_copy(gates, known, rng, 
     exact = host(x).T.astype(float) @ host(dy).astype(float)
     right = exact * spread(np.array(gates), w.data)
     np.testing.assert_allclose(host(w.grad.data).astype(float), right, rtol=2e-3, atol=2e-3)
-    in_place = w.grad.data.values.address == found[0].values.address
-    assert in_place == (not known or 0 not in gates)
+    assert w.grad.data.values.address == found[0].values.address
     assert len(launches) == (0 if known and set(gates) == {1} else 1)

@@ -46,6 +46,12 @@ class Selection(NamedTuple):
     places: Places | None = None  # on a GPU, if blocks are left out
     is_known: bool = True  # whether the host knows which are zero
     ones: bool = False  # whether it knows that all that are left are one
+    in_place: bool = False  # whether `sddmm` may leave sums where w has them, others open
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the gated blocks are those of w themselves, as far as the host knows."""
+        return self.ones and self.layout is self.full
 
     def index_beside(self, array: Any) -> Index:
         """Of the layout, with blocks named by where they are in `full`."""
@@ -53,14 +59,14 @@ class Selection(NamedTuple):
 
 
 class Places:
-    """Where chosen blocks are, for kernels that read all of w."""
+    """Where the chosen blocks of a layout are, for kernels that read all of w, or write it."""
 
     def __init__(self, layout: Layout, chosen: np.ndarray):
-        self._layout, self._chosen = layout, chosen
+        self.layout, self._chosen = layout, chosen
 
     @cached
     def index(self) -> Index:
-        own, chosen = self._layout.index, self._chosen
+        own, chosen = self.layout.index, self._chosen
         rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
         columns = own.columns._replace(blocks=chosen[own.columns.blocks])
         return Sent(Index(rows, columns, own.block_rows, own.block_columns))
@@ -101,7 +107,7 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
     elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
     kept = select_gated(w, numbers)
-    return None if kept.ones and kept.layout is kept.full else kept
+    return None if kept.is_all else kept
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -170,7 +176,10 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
     """All of w, whatever the gates are."""
-    full = w.stored_layout
+    return all_of(w.stored_layout, gates)
+
+
+def all_of(full: Layout, gates: Any) -> Selection:
     if not isinstance(gates, DeviceArray):
         return Selection(full, full, None, None, gates)
     everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
@@ -245,10 +254,9 @@ def ungated(v: BlockSparse, by: Any, kept: Selection, in_place: bool = False) ->
 
     in_place : whether v is not needed any more, and `by` are the gates themselves
     """
-    whole = kept.layout is kept.full
-    if in_place and whole and kept.ones:
+    if in_place and kept.is_all:
         return v
-    if isinstance(by, DeviceArray) and in_place and whole:
+    if isinstance(by, DeviceArray) and in_place and kept.layout is kept.full:
         values = v.values
         if values.size:
             kernels.gates.scale_blocks(values, kept.found, by, kept.gates, 1, values)

@@ -80,7 +80,8 @@ def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndar
         for items in ways_of(index, tile, at_once)
     ]
     _, whole, pieces, order, items = min(ways, key=lambda way: way[0])
-    tables = tables_of(index, tile, items, order)
+    *others, outs = tables_of(index, tile, items, order)
+    tables = *others, np.where(outs >= 0, index.rows.blocks[outs], -1)
     return plans.cut_up(tables, whole * tile.CLUSTER, pieces, steps)
 
 
