@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_100,
+    "numbsparse": 3_130,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_415,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_740,
-    "numbsparse/ops": 5_355,
+    "numbsparse/ops": 5_360,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

@@ -19,6 +19,7 @@ from numbsparse.device import (
     DeviceArray,
     empty,
     is_capturing,
+    is_of_a_graph,
     is_own,
     outside_capture,
     to_device,
@@ -210,10 +211,13 @@ def _known(gates: Any) -> Known:
 
 def _known_before(gates: Any) -> Known | None:
     """In a captured step what is known of gates that settled before it."""
-    found = _seen_before(gates)
-    if found is None or (settled := edits.settled(gates)) is None:
+    settled = edits.settling()
+    if settled is None or not is_own(gates) or is_of_a_graph(gates):
         return None
-    return found._replace(settled=settled)
+    found = _seen_before(gates)
+    if found is None:
+        settled.wait_for(gates)
+    return found._replace(settled=settled) if found and settled.take(gates) else None
 
 
 def _seen_before(gates: DeviceArray) -> Known | None:
