@@ -52,7 +52,8 @@ def graph(step: Callable[..., Any]) -> "Graph":
 
     Gates of a product that the step neither computes nor writes, nor is given as arguments, are
     taken as they are: a call that finds them changed runs as it is, the next one is captured. Where
-    they change within 32 replays they are read by each replay from then on.
+    they change within 256 replays each replay reads them, until as many have found them as they
+    were.
 
     A graph stays on the stream of its first call, see `numbsparse.stream`; called on another one,
     both wait. In the simulator every call runs as it is, under the same rules.
@@ -145,7 +146,7 @@ class Recording:
         """Whether what ran or was captured is not what the step would do now."""
         if self._capture is None or self._generation != device.generation():
             return self._generation != device.generation()
-        return self._capture.has_lost_memory() or self._settled.has_changed()
+        return self._capture.has_lost_memory() or self._settled.is_stale()
 
     def _run(self, step: Callable[..., Any], arguments: Any) -> Any:
         inputs = iter(self._inputs)

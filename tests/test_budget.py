@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_110,
+    "numbsparse": 3_140,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
@@ -18,12 +18,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_470,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_310,
+    "numbsparse/kernels/matmul": 10_350,
     "numbsparse/kernels/parts": 5_480,
     "numbsparse/kernels/ptx": 2_425,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_725,
-    "numbsparse/ops": 5_325,
+    "numbsparse/nn": 7_735,
+    "numbsparse/ops": 5_375,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

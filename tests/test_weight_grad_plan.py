@@ -5,7 +5,13 @@ import pytest
 
 from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import TO_START, Tile, cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import cut_of, plan, tables_of, ways_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
+    cut_of,
+    parts_near,
+    plan,
+    tables_of,
+    ways_of,
+)
 from numbsparse.kernels.parts import regions
 from numbsparse.kernels.parts.deal import dealt
 from numbsparse.layout import Layout
@@ -253,3 +259,22 @@ def test_rows_are_cut_into_even_pieces(most, rng):
         assert own.size == -(-own.sum() // most)
         assert (np.diff(own) <= 0).all()
         assert own.size == 0 or own.max() - own.min() <= 1
+
+
+def test_items_of_many_rounds_are_in_order_by_parts_of_the_grid():
+    """Longest first in each, where there are several."""
+    layout = Layout(np.ones((400, 400), bool))
+    starts = np.cumsum([0, 3, 9, 5, 3, 9, 5])
+    rows = np.array([399, 0, 0, 0, 399, 399])
+    order = np.concatenate(
+        [row * 400 + np.arange(n) for row, n in zip(rows, np.diff(starts), strict=True)]
+    )
+    items = regions.Items(order, starts, np.diff(starts) + 1)
+    tile = TILES[0]
+    near = parts_near(layout.index, items)
+    assert (near[:, None] == near).astype(int).sum() == 18
+    for places, right in ((1, [1, 2, 3, 4, 5, 0]), (6, [4, 1, 5, 2, 3, 0])):
+        found = cut_of(items, 800, places, 8, tile, near)[-1]
+        np.testing.assert_array_equal(found, right)
+    one = regions.Items(order[3:17], starts[1:4] - 3, items.lines[1:3])
+    assert parts_near(layout.index, one) is None

@@ -54,6 +54,7 @@ from numbsparse.ops.elementwise import (
 from numbsparse.ops.embedding import sum_rows, take_rows
 from numbsparse.ops.gates import (
     all_blocks,
+    all_of,
     block_dots,
     gate_numbers,
     gated,

@@ -19,6 +19,7 @@ from numbsparse.device import (
     DeviceArray,
     empty,
     is_capturing,
+    is_of_a_graph,
     is_own,
     outside_capture,
     to_device,
@@ -46,6 +47,12 @@ class Selection(NamedTuple):
     places: Places | None = None  # on a GPU, if blocks are left out
     is_known: bool = True  # whether the host knows which are zero
     ones: bool = False  # whether it knows that all that are left are one
+    in_place: bool = False  # whether `sddmm` may leave sums where w has them, others open
+
+    @property
+    def is_all(self) -> bool:
+        """Whether the gated blocks are those of w themselves, as far as the host knows."""
+        return self.ones and self.layout is self.full
 
     def index_beside(self, array: Any) -> Index:
         """Of the layout, with blocks named by where they are in `full`."""
@@ -53,14 +60,14 @@ class Selection(NamedTuple):
 
 
 class Places:
-    """Where chosen blocks are, for kernels that read all of w."""
+    """Where the chosen blocks of a layout are, for kernels that read all of w, or write it."""
 
     def __init__(self, layout: Layout, chosen: np.ndarray):
-        self._layout, self._chosen = layout, chosen
+        self.layout, self._chosen = layout, chosen
 
     @cached
     def index(self) -> Index:
-        own, chosen = self._layout.index, self._chosen
+        own, chosen = self.layout.index, self._chosen
         rows = own.rows._replace(blocks=chosen)  # which were numbered row by row
         columns = own.columns._replace(blocks=chosen[own.columns.blocks])
         return Sent(Index(rows, columns, own.block_rows, own.block_columns))
@@ -101,7 +108,7 @@ def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
     elif w.is_transposed and not made:
         numbers = in_order(numbers, w.layout)
     kept = select_gated(w, numbers)
-    return None if kept.ones and kept.layout is kept.full else kept
+    return None if kept.is_all else kept
 
 
 def gate_numbers(w: BlockSparse, gate: Any) -> Any:
@@ -170,7 +177,10 @@ def select_gated(w: BlockSparse, gates: Any) -> Selection:
 
 def all_blocks(w: BlockSparse, gates: Any) -> Selection:
     """All of w, whatever the gates are."""
-    full = w.stored_layout
+    return all_of(w.stored_layout, gates)
+
+
+def all_of(full: Layout, gates: Any) -> Selection:
     if not isinstance(gates, DeviceArray):
         return Selection(full, full, None, None, gates)
     everything = index_beside(full, gates).rows.blocks  # 0, 1, 2, ...
@@ -201,10 +211,13 @@ def _known(gates: Any) -> Known:
 
 def _known_before(gates: Any) -> Known | None:
     """In a captured step what is known of gates that settled before it."""
-    found = _seen_before(gates)
-    if found is None or (settled := edits.settled(gates)) is None:
+    settled = edits.settling()
+    if settled is None or not is_own(gates) or is_of_a_graph(gates):
         return None
-    return found._replace(settled=settled)
+    found = _seen_before(gates)
+    if found is None:
+        settled.wait_for(gates)
+    return found._replace(settled=settled) if found and settled.take(gates) else None
 
 
 def _seen_before(gates: DeviceArray) -> Known | None:
@@ -245,10 +258,9 @@ def ungated(v: BlockSparse, by: Any, kept: Selection, in_place: bool = False) ->
 
     in_place : whether v is not needed any more, and `by` are the gates themselves
     """
-    whole = kept.layout is kept.full
-    if in_place and whole and kept.ones:
+    if in_place and kept.is_all:
         return v
-    if isinstance(by, DeviceArray) and in_place and whole:
+    if isinstance(by, DeviceArray) and in_place and kept.layout is kept.full:
         values = v.values
         if values.size:
             kernels.gates.scale_blocks(values, kept.found, by, kept.gates, 1, values)

@@ -23,7 +23,13 @@ from numbsparse.device import (
     to_device,
 )
 from numbsparse.dtypes import as_array, type_name
-from numbsparse.kernels.matmul import function_of, rung, takes_gates
+from numbsparse.kernels.matmul import (
+    function_of,
+    rung,
+    scales_slowly,
+    takes_gates,
+    takes_places,
+)
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
@@ -68,7 +74,8 @@ def matmul(
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
         w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` and `k7_small_blocks` do. A block whose gate is zero is skipped, in both
+        `k8_small_batch` and `k7_small_blocks` do, and of 16-bit floats `k6_hopper` takes zeros and
+        ones. A block whose gate is zero is skipped, in both
         gradients too: neither it nor its gate gets one. For each new set of such blocks a layout is
         made and planned; the last 16 are remembered. Gates are copied from a GPU to the host once
         after each change that this library makes to them; another library's arrays, and those lent
@@ -77,11 +84,12 @@ def matmul(
         Within a step that `ns.graph` captures nothing is copied. Gates that the step keeps and does
         not write, such as a mask, it takes as its first call saw them, and is captured anew once
         they change. Of others, such as trained ones and arguments, zeros are skipped as a kernel
-        finds them: by those two and `k6_hopper`, in the weight-gradient by `k6_hopper` (blocks of
-        128 from 1,024 rows on), `k7_small_blocks` (from 512 rows on, in float32 1,024) and, of many
-        blocks, `k8_small_batch`; other kernels take as long as with all gates one, and so does
-        `k7_small_blocks` of few rows in blocks of 8, which only does not read them. Results are the
-        same, unless x or gates have infinity or NaN.
+        finds them: by those two and `k6_hopper` (in 16-bit floats trained ones of few rows are
+        multiplied before, all of them), in the weight-gradient by `k6_hopper` (from 512 rows on, in
+        blocks of 128 from 1,024), `k7_small_blocks` (from 512 rows on, in float32 1,024) and, of
+        many blocks of 32 and more, `k8_small_batch`; other kernels take as long as with all gates
+        one, and so does `k7_small_blocks` of few rows in blocks of 8, which only does not read
+        them. Results are the same, unless x or gates have infinity or NaN.
         In a layout that `Layout.on_device` made the host looks at no gate either, and they are in
         the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
@@ -291,7 +299,7 @@ def _run(
     chosen = choose(*case, kept is not None, across)
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)
-    if kept is not None and on_gpu and takes_gates(chosen, product, kept.is_known):
+    if kept is not None and on_gpu and _reads_all_of_w(chosen, product, kept, values.dtype):
         factors = None if kept.ones else kept.gates
         compute(x, values, kept.index_beside(x), y, precision, gates=factors)
         return
@@ -302,9 +310,20 @@ def _run(
 
 
 def multiplies_gates(
-    x: Any, w: Any, kept: Selection, kernel: str = "auto", precision: str = "highest"
+    x: Any,
+    w: Any,
+    kept: Selection,
+    kernel: str = "auto",
+    precision: str = "highest",
+    trained: bool = False,
 ) -> bool:
-    """Whether the kernel of a product with gates, `x @ w` or `w @ x`, reads w as it is."""
+    """Whether the kernel of a product with gates, `x @ w` or `w @ x`, is to read w as it is.
+
+    Not where gates are `trained`, and so mostly neither 0 nor 1, and that kernel is slow then: the
+    gated weight, computed before, serves the input-gradient too. Of 512 rows, 8,192 features,
+    density 0.1 and blocks of 32 to 128 an H200 took 1.4 to 1.5 times as long as without gates, and
+    in the kernel 1.7 to 2.1.
+    """
     first = isinstance(x, BlockSparse)
     dense, w = (w, x) if first else (x, w)
     if not isinstance(dense, DeviceArray) or dense.dtype != w.dtype:
@@ -313,7 +332,17 @@ def multiplies_gates(
     product = "forward" if w.is_transposed == first else "input_grad"
     case = product, kernel, w.block_size, dense, batch, precision, kept.layout
     across = lies_across(_columns_as_rows(dense) if first else dense)
-    return takes_gates(choose(*case, True, across), product, kept.is_known)
+    chosen, n = choose(*case, True, across), batch * w.values.size
+    slow = w.dtype.itemsize == 2 and scales_slowly(chosen, w.block_size, n)
+    if trained and not kept.is_known and slow:
+        return False
+    return _reads_all_of_w(chosen, product, kept, w.dtype)
+
+
+def _reads_all_of_w(chosen: str, product: str, kept: Selection, dtype: Any) -> bool:
+    """Whether a rung takes w as it is, with what its gates leave."""
+    by_places = kept.ones and takes_places(chosen, product, dtype)
+    return by_places or takes_gates(chosen, product, kept.is_known)
 
 
 def _columns_as_rows(a: Any) -> Any:

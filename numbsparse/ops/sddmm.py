@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
-from numbsparse.kernels.matmul import function_of, rung, takes_gates
+from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.create import empty_beside
@@ -78,9 +78,10 @@ def _sddmm(
     a: Any, b: Any, layout: Any, block_size: int | None, kernel: str, precision: str
 ) -> BlockSparse:
     (a, b), gates = _factors(a, b), None
+    kept = index = None
     if isinstance(layout, Selection):  # of gates; what is computed where they are 0 is open
-        gates = None if layout.is_known else layout.gates
-        layout = layout.layout
+        kept, layout = layout, layout.layout
+        gates = None if kept.is_known else kept.gates
     shape = (a.shape[0], b.shape[1])
     if isinstance(layout, BlockSparse):
         if layout.shape != shape:
@@ -91,8 +92,13 @@ def _sddmm(
         layout, block_size = layout.stored_layout, layout.own_size(block_size)
     layout = as_layout(layout)
     size = size_of_blocks(shape, layout.shape, block_size)
+    if kept is not None and kept.in_place and kept.places is not None:
+        case = "weight_grad", kernel, size, a, a.shape[1], precision, layout
+        chosen = choose(*case, feature_major=lies_across(a.T))
+        if takes_places(chosen, "weight_grad", a.dtype):
+            kernel, layout, index = chosen, kept.full, kept.index_beside(a)
     values = empty_beside((layout.n_blocks, size, size), a)
-    return sddmm_into(values, a, b, layout, kernel, precision, gates)
+    return sddmm_into(values, a, b, layout, kernel, precision, gates, index)
 
 
 def sddmm_into(
@@ -103,8 +109,12 @@ def sddmm_into(
     kernel: str = "auto",
     precision: str = "highest",
     gates: Any = None,
+    index: Any = None,
 ) -> BlockSparse:
-    """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0."""
+    """`sddmm` with memory for its values, (n_blocks, B, B); they are open where a gate is 0.
+
+    index : of those blocks that are computed, if not all: others are open too
+    """
     (a, b), values = _factors(a, b), operand(values, "values")
     case = "weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout
     chosen = choose(*case, feature_major=lies_across(a.T))
@@ -112,7 +122,8 @@ def sddmm_into(
     compute = function_of(chosen, "weight_grad")
     if gates is not None and takes_gates(chosen, "weight_grad", False):
         compute = partial(compute, gates=gates)
-    compute(a.T, b, index_beside(layout, a), taken(layout, values), precision)
+    index = index_beside(layout, a) if index is None else index
+    compute(a.T, b, index, taken(layout, values), precision)
     clear_rest(layout, values)
     return dw
 

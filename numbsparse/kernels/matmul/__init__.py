@@ -141,6 +141,21 @@ def takes_gates(kernel: str, product: str, known: bool) -> bool:
     return product in getattr(rung(kernel.partition("/")[0]), name, ())
 
 
+def takes_places(kernel: str, product: str, dtype: Any) -> bool:
+    """Whether a product takes an index that names its blocks by where they are among others.
+
+    Of 16 bits: float32 has images of all blocks, or finds the rows of a block by its number.
+    """
+    places = getattr(rung(kernel.partition("/")[0]), "TAKES_PLACES", ())
+    return product in places and dtype.itemsize == 2
+
+
+def scales_slowly(kernel: str, size: int, work: int) -> bool:
+    """Whether a product of so many multiply-adds takes long where gates are neither 0 nor 1."""
+    most: dict[int, int] = getattr(rung(kernel.partition("/")[0]), "SCALES_IN_STAGES", {})
+    return work <= most.get(size, 0)
+
+
 def n_tiles(name: str, *case: Any) -> int:
     """How many tiles a rung has to choose from in a case that it serves."""
     module = rung(name)

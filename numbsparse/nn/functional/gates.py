@@ -45,6 +45,8 @@ def as_stored(w: Tensor, gate: Tensor) -> AsStored:
 
 def scaled(w: Tensor, gates: AsStored, taps: int | None = None) -> Tensor:
     """`scale_blocks` by gates that are `as_stored`."""
+    if gates[2].is_all and not gates[1].requires_grad:
+        return w
     result = _gated(*gates, taps)
     return transpose(result) if unread(w).is_transposed else result
 

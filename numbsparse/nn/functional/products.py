@@ -66,7 +66,9 @@ def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
     dense, matrix = (as_tensor(a) for a in ((w, x) if first else (x, w)))
     gates = as_stored(matrix, gate)
     one, other = map(unread, (matrix, dense) if first else (dense, matrix))
-    if len(dense.shape) == 2 and ops.multiplies_gates(one, other, gates[2], **how):
+    kept, trained = gates[2], gate.requires_grad
+    takes = len(dense.shape) == 2 and (trained or not kept.is_all)
+    if takes and ops.multiplies_gates(one, other, kept, trained=trained, **how):
         return _gated_product(dense, matrix, gates, first, how)
     v = scaled(matrix, gates)
     return _sparse_times_dense(v, dense, how) if first else _dense_times_sparse(dense, v, how)
@@ -74,27 +76,36 @@ def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
 
 def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any) -> Tensor:
     """x @ w, or w @ x where w is `first`; each gradient is such a product, or one of gates."""
-    (stored, by, kept), own, last = gates, unread(w), list[tuple[Tensor, Tensor]]()
+    (stored, by, kept), own, last = gates, unread(w), list[tuple[Tensor, Tensor, Any]]()
     operands = (w.data, x.data) if first else (x.data, w.data)
     y = ops.matmul(*operands, gate=kept._replace(gates=by.data), **how)
 
-    def of_kept(dy: Tensor) -> Tensor:
-        """The gradient of the gated blocks: once for w and its gates."""
+    def of_kept(dy: Tensor) -> tuple[Tensor, Any]:
+        """The gradient of the gated blocks, once for w and its gates, and which blocks these are:
+        all, where those of gates that are zero are left open."""
         if last and last[0][0] is dy:
-            return last.pop()[1]
+            return last.pop()[1:]
         a, b = (dy, transpose(x)) if first else (transpose(x), dy)
         a, b = (transpose(b), transpose(a)) if own.is_transposed else (a, b)
-        found = sddmm(a, b, kept, block_size=own.block_size, **how)
-        last[:] = [(dy, found)] if stored.requires_grad and by.requires_grad else []
-        return found
+        selected = kept._replace(in_place=True)
+        found = sddmm(a, b, selected, block_size=own.block_size, **how)
+        is_full = kept.places is not None and unread(found).stored_layout is kept.full
+        of = found, ops.all_of(kept.full, kept.gates) if is_full else kept
+        last[:] = [(dy, *of)] if stored.requires_grad and by.requires_grad else []
+        return of
 
-    return record(
-        y,
-        (x, lambda dy, y: _gated_product(dy, transpose(w), gates, first, how)),
-        (stored, lambda dy, y: ungated(of_kept(dy), by, kept, None, in_place=True)),
-        (by, lambda dy, y: dots(of_kept(dy), stored, kept, None)),
-        held=(w,),
-    )
+    def of_w(dy: Tensor, y: Tensor) -> Tensor:
+        found, blocks = of_kept(dy)
+        return ungated(found, by, blocks, None, in_place=True)
+
+    def of_gates(dy: Tensor, y: Tensor) -> Tensor:
+        found, blocks = of_kept(dy)
+        return dots(found, stored, blocks, None)
+
+    def of_x(dy: Tensor, y: Tensor) -> Tensor:
+        return _gated_product(dy, transpose(w), gates, first, how)
+
+    return record(y, (x, of_x), (stored, of_w), (by, of_gates), held=(w,))
 
 
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:

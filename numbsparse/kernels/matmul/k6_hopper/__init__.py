@@ -73,12 +73,13 @@ from numbsparse.layout import Index
 BLOCK_SIZES = (32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 # Of others blocks that are zero are left out, and scaled, before.
-TAKES_UNKNOWN_GATES = ("forward", "input_grad", "weight_grad")
+TAKES_UNKNOWN_GATES = TAKES_PLACES = ("forward", "input_grad", "weight_grad")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-FEW = {32: 2**32, 64: 2**33, 128: 2**33}  # multiply-adds with gates of 16 bits: see `plan_on_gpu`
+# Multiply-adds up to which gates of 16 bits are read in the product: see `plan_on_gpu`.
+FEW = SCALES_IN_STAGES = {32: 2**32, 64: 2**33, 128: 2**33}
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
 
@@ -111,7 +112,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     is_16_bit, edge = str(x.dtype) in KINDS, x.shape[1] % size
     in_two = gates is not None and is_16_bit and batch * values.size > FEW[size]
     whole = in_two or index.made is not None  # a tile has all steps
-    per_strip = -1 if whole else n_blocks * size / features
+    per_strip = -1 if whole else index.block_rows.size * size / features
     tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
     tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)

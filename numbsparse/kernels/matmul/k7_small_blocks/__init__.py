@@ -54,7 +54,7 @@ BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 TAKES_GATES = ("forward", "input_grad")
-TAKES_UNKNOWN_GATES = (*TAKES_GATES, "weight_grad")
+TAKES_UNKNOWN_GATES = TAKES_PLACES = (*TAKES_GATES, "weight_grad")
 
 
 unsupported = reach("k7_small_blocks", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0))

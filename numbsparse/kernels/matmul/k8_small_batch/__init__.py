@@ -46,7 +46,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 8192
 TAKES_GATES = ("forward", "input_grad")
-TAKES_UNKNOWN_GATES = (*TAKES_GATES, "weight_grad")
+TAKES_UNKNOWN_GATES = TAKES_PLACES = (*TAKES_GATES, "weight_grad")
 
 unsupported = reach(
     "k8_small_batch", "cuda", BLOCK_SIZES, DTYPES, largest_batch=LARGEST_BATCH, capability=(8, 0)

@@ -9,9 +9,10 @@ them adds what the others leave in shared memory, in their order.
 
 A unit all of whose gates are zero, as only the GPU knows, is neither multiplied nor written, and
 loaded only at the start of a warp, which does not wait for its gates. It reads them where it has
-GATED_FROM units or more: 8,192 features at density 0.1 and 64 rows, 6 units of 32 x 32 a warp, half
-of the gates zero, took an H200 0.65 to 0.78 of the time in float32, in float16 0.90 to 1.04, and
-1.17 with none zero.
+GATED_FROM units of one block or more: 8,192 features at density 0.1 and 64 rows, 6 units of 32 x 32
+a warp, half of the gates zero, took an H200 0.65 to 0.78 of the time in float32, in float16 0.90 to
+1.04, and 1.17 with none zero. Of units of several small blocks few have none left: float32 in
+blocks of 16 took 1.3 times as long, whether half of the gates were zero or none.
 """
 
 from functools import cache
@@ -123,7 +124,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    gates = gates if not made and count * x.itemsize >= 4 * GATED_FROM * warps * shares else ()
+    leaves = not made and (size >= WIDTH or SIMULATED)  # of smaller blocks a unit has several
+    enough = leaves and count * x.itemsize >= 4 * GATED_FROM * warps * shares
+    gates = gates if enough else ()
     how = steps > 1, split, in_step, made, len(gates) > 0
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
