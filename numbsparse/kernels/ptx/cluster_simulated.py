@@ -24,15 +24,24 @@ def mbarrier_arrive_at(bars, i, rank):
 
 
 def load_4xf32_at(shared, j, rank):
+    return tuple(_four_at("load_4xf32_at", shared, j, rank, False))
+
+
+def store_4xf32_at(shared, j, rank, *values):
+    _four_at("store_4xf32_at", shared, j, rank, True)[:] = values
+
+
+def _four_at(name, shared, j, rank, is_write):
+    """The 16 bytes of that block's array, as float32."""
     if shared.dtype != np.float32:
-        raise TypeError(f"load_4xf32_at takes an array of float32, got {shared.dtype}")
+        raise TypeError(f"{name} takes an array of float32, got {shared.dtype}")
     block, start = current().block, 4 * int(j)
     other = block.cluster[int(rank)]
     there = flat_bytes(counterpart(np.asarray(shared), block, other))
     if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
-    note("shared", False, there.ctypes.data + start, 16, home=other.place)
-    return tuple(there[start : start + 16].view(np.float32))
+    note("shared", is_write, there.ctypes.data + start, 16, home=other.place)
+    return there[start : start + 16].view(np.float32)
 
 
 def words(count: int) -> Any:
