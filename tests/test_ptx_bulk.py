@@ -121,7 +121,7 @@ def test_a_box_lands_in_every_block_of_a_cluster(rng):
     np.testing.assert_array_equal(out.numpy(), np.tile(expected, (cluster, 1)))
 
 
-def neighbour_kernel(CLUSTER):
+def taking_kernel(CLUSTER):
     @cuda.jit
     def kernel(x, out):
         """Each block leaves its numbers, and takes those of the next block."""
@@ -138,12 +138,29 @@ def neighbour_kernel(CLUSTER):
     return kernel
 
 
+def leaving_kernel(CLUSTER):
+    @cuda.jit
+    def kernel(x, out):
+        """Each block leaves its numbers with the one before, where another thread takes them."""
+        floats = cuda.shared.array(0, float32)
+        t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
+        own, before = x[cuda.blockIdx.x, 4 * t : 4 * t + 4], uint32((rank + CLUSTER - 1) % CLUSTER)
+        ptx.cluster_sync()
+        ptx.store_4xf32_at(floats, 4 * (31 - t), before, own[0], own[1], own[2], own[3])
+        ptx.cluster_sync()
+        for i in range(4):
+            out[cuda.blockIdx.x, 4 * t + i] = floats[4 * t + i]
+
+    return kernel
+
+
+@pytest.mark.parametrize("kernel_of", [taking_kernel, leaving_kernel])
 @pytest.mark.parametrize("cluster", [1, 2, 4])
-def test_numbers_of_another_block_of_the_cluster(cluster, rng):
+def test_numbers_of_another_block_of_the_cluster(cluster, kernel_of, rng):
     x = rng.standard_normal((2 * cluster, 128), np.float32)
     out = device.to_device(np.full(x.shape, np.nan, np.float32))
     args = device.to_device(x), out
-    launch(neighbour_kernel(cluster), len(x), 32, *args, shared_bytes=1024, cluster=(cluster,))
+    launch(kernel_of(cluster), len(x), 32, *args, shared_bytes=1024, cluster=(cluster,))
     clusters = x.reshape(2, cluster, 32, 4)
     expected = np.roll(clusters, -1, axis=1)[:, :, ::-1].reshape(x.shape)
     np.testing.assert_array_equal(out.numpy(), expected)
@@ -155,8 +172,15 @@ def outside_kernel(first):
     ptx.load_4xf32_at(floats, first, uint32(0))
 
 
+@cuda.jit
+def leaving_outside_kernel(first):
+    floats, one = cuda.shared.array(0, float32), float32(1)
+    ptx.store_4xf32_at(floats, first, uint32(0), one, one, one, one)
+
+
 @simulated_only
+@pytest.mark.parametrize("kernel", [outside_kernel, leaving_outside_kernel])
 @pytest.mark.parametrize("first", [-4, 2, 254, 256])
-def test_numbers_beside_the_shared_memory_are_refused(first):
+def test_numbers_beside_the_shared_memory_are_refused(first, kernel):
     with pytest.raises((IndexError, ValueError)):
-        launch(outside_kernel, 1, 1, first, shared_bytes=1024, cluster=(1,))
+        launch(kernel, 1, 1, first, shared_bytes=1024, cluster=(1,))

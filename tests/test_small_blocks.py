@@ -64,6 +64,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 def test_w_in_the_order_of_its_steps(dtype, B, product, monkeypatch):
     monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     case = Case(batch=5, in_features=60, out_features=44, block_size=B, density=0.6)
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")

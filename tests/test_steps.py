@@ -346,8 +346,8 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 500),
-    "k6_hopper": (4, 892),
-    "k7_small_blocks": (4, 900),
+    "k6_hopper": (4, 905),
+    "k7_small_blocks": (4, 935),
     "k8_small_batch": (5, 899),
     "k9_dense_tiles": (3, 521),
 }

@@ -81,6 +81,7 @@ class Lengths:
 
     def __init__(self, starts: np.ndarray):
         self.starts, self.steps = starts[:-1], np.diff(starts)
+        self.most = int(self.steps.max(initial=0))
 
 
 def even_rows(batch: int, tiles: int) -> int:

@@ -3,8 +3,8 @@
 A piece is left in memory as the lanes hold it, their 16 bytes side by side. The last warp
 adds up the pieces of a sum in their order, so the same sum has the same bits in every run.
 
-The blocks of a cluster leave their pieces in their own shared memory. The first blocks then take a
-slice of the sum each, and read it in the memory of all of them, in their order too.
+The first blocks of a cluster take a slice of the sum each. All leave their pieces of it in that
+block's shared memory, and it adds them up, in their order too.
 """
 
 from functools import cache
@@ -18,9 +18,9 @@ from numbsparse.kernels.ptx import (
     add_acq_rel,
     cluster_sync,
     load_4xf32,
-    load_4xf32_at,
     shfl_idx,
     store_4xf32,
+    store_4xf32_at,
     sync_warp,
 )
 
@@ -118,36 +118,45 @@ def part_bytes(warps: int, count: int) -> int:
 
 
 @cache
-def add_parts(BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int) -> Any:
+def add_parts(
+    BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, FREE: bool = False
+) -> Any:
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on; acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or
-    one more, are flat arrays of a lane. Block k of the first SLICES has the k-th of them.
+    holds from byte `base` on. Where that is FREE, because nothing else uses it, the cluster has met
+    once before. acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or one more, are
+    flat arrays of a lane.
+
+    Block k of the first SLICES has the k-th of them, and the others leave their parts of it there:
+    stores need not wait for each other, as loads from another block do.
     """
-    OWN, COUNT = -(-TILES // SLICES), LINES * TILES * FOURS
+    OWN = -(-TILES // SLICES)
+    COUNT = LINES * OWN * FOURS
 
     @cuda.jit(device=True)
     def add(acc, own, warp, base):
         floats = cuda.shared.array(0, float32, ALIGNMENT)
         lane, block = uint32(cuda.threadIdx.x) % 32, uint32(cuda.blockIdx.x) % BLOCKS
-        start = uint32(base // 4 + (warp * (32 * COUNT) + lane) * 4)
-        cluster_sync()  # all have read what was there
-        for i in range(COUNT):
-            c = acc[4 * i : 4 * i + 4]
-            store_4xf32(floats, start + 128 * i, c[0], c[1], c[2], c[3])
+        start = uint32(base // 4 + (warp * (32 * BLOCKS * COUNT) + lane) * 4)
+        there = uint32(start + 128 * COUNT * block)
+        if not FREE:
+            cluster_sync()  # all have read what was there
+        for j in range(LINES):
+            for tile in range(TILES):
+                for i in range(FOURS):
+                    c = acc[((j * TILES + tile) * FOURS + i) * 4 :]
+                    at = uint32(there + 128 * ((j * OWN + tile % OWN) * FOURS + i))
+                    store_4xf32_at(floats, at, uint32(tile // OWN), c[0], c[1], c[2], c[3])
         cluster_sync()
-        if block < SLICES:
-            for j in range(LINES):
-                for i in range(OWN * FOURS):
-                    tile = min(block * OWN + i // FOURS, TILES - 1)  # beyond it, of no meaning
-                    at = uint32(start + 128 * ((j * TILES + tile) * FOURS + i % FOURS))
+        for k in range(4 * COUNT):
+            own[k] = 0
+        for i in range(COUNT):
+            if block * OWN + i // FOURS % OWN < TILES:
+                for other in range(BLOCKS):
+                    four = load_4xf32(floats, uint32(start + 128 * (COUNT * other + i)))
                     for k in range(4):
-                        own[(j * OWN * FOURS + i) * 4 + k] = 0
-                    for other in range(BLOCKS):
-                        four = load_4xf32_at(floats, at, uint32(other))
-                        for k in range(4):
-                            own[(j * OWN * FOURS + i) * 4 + k] += four[k]
+                        own[4 * i + k] += four[k]
 
     return add
 
@@ -190,8 +199,14 @@ def joining(SPLIT: int, all_sums: Sums) -> Any:
     return join
 
 
-@cuda.jit(device=True)
-def meet():
-    """For a warp that has no part of the sums."""
-    cluster_sync()
-    cluster_sync()
+@cache
+def meeting(FREE: bool = False) -> Any:
+    """meet(): for a warp that has no part of the sums, see `add_parts`."""
+
+    @cuda.jit(device=True)
+    def meet():
+        if not FREE:
+            cluster_sync()
+        cluster_sync()
+
+    return meet

@@ -153,6 +153,7 @@ fence_proxy_async_global = _grid.fence_proxy_async_global
 cluster_sync = _cluster.cluster_sync  # (): all threads of the cluster synchronise
 mbarrier_arrive_at = _cluster.mbarrier_arrive_at  # (bars, i, rank): at the barrier of that block
 load_4xf32_at = _cluster.load_4xf32_at  # (shared, j, rank) -> 4 float32 of that block's array
+store_4xf32_at = _cluster.store_4xf32_at  # (shared, j, rank, 4 float32): into that block's array
 
 # Products of a warpgroup, 128 threads, of tiles in shared memory; 9.0. wgmma makes a function of
 # kind ("f16", "bf16"; "tf32" of float32, with 8 for 16 terms), 64 m_tiles rows, n columns,

@@ -38,6 +38,12 @@ load_4xf32_at = instruction(
     results=4 * (f32,),
     name="load_4xf32_at",
 )
+store_4xf32_at = instruction(
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, $0, $1; "
+    "st.shared::cluster.v4.f32 [there], {$2, $3, $4, $5}; }",
+    *(Item(dtypes=(f32,)), Whole(u32), *4 * (f32,)),
+    name="store_4xf32_at",
+)
 
 
 @cache

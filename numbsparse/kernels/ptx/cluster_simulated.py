@@ -24,17 +24,26 @@ def mbarrier_arrive_at(bars, i, rank):
 
 
 def load_4xf32_at(shared, j, rank):
+    v = _four_at("load_4xf32_at", shared, j, rank, False)
+    return v[0], v[1], v[2], v[3]  # a tuple of an array takes five times as long
+
+
+def store_4xf32_at(shared, j, rank, *values):
+    _four_at("store_4xf32_at", shared, j, rank, True)[:] = values
+
+
+def _four_at(name, shared, j, rank, is_write):
+    """The 16 bytes of that block's array, as float32."""
     if shared.dtype != np.float32:
-        raise TypeError(f"load_4xf32_at takes an array of float32, got {shared.dtype}")
+        raise TypeError(f"{name} takes an array of float32, got {shared.dtype}")
     block, start = current().block, 4 * int(j)
     other = block.cluster[int(rank)]
     there = flat_bytes(counterpart(shared, block, other))
     if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
     if watching():
-        note("shared", False, there.ctypes.data + start, 16, home=other.place)
-    v = np.ndarray(4, np.float32, there, start)
-    return v[0], v[1], v[2], v[3]
+        note("shared", is_write, there.ctypes.data + start, 16, home=other.place)
+    return np.ndarray(4, np.float32, there, start)
 
 
 def words(count: int) -> Any:

@@ -51,7 +51,7 @@ from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
-from numbsparse.kernels.parts.pieces import meet, slice_of
+from numbsparse.kernels.parts.pieces import meeting, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
@@ -194,7 +194,7 @@ def line_kernel(form: Form) -> Any:
         BARRIERS, WORDS, SCALERS = BARRIERS + tile.SHARES, WORDS + STAGES * tile.BLOCKS, tile.SHARES
     (MORE, FEWER), EVEN, ROWS, AHEAD = tile.REGISTERS, form.even, tile.ROWS, form.ahead
     N_MAPS = LAST + 1 if IS_16_BIT else 1
-    produce, consume = producer(form), consumer(form)
+    produce, consume, meet = producer(form), consumer(form), meeting()
     # Values begin at the first stage: their places need nothing added in every step.
     SLICED, VALUE = (1, float32) if tile.UNIT == 4 else (0, uint8)
 
@@ -240,7 +240,7 @@ def line_kernel(form: Form) -> Any:
             if AHEAD:
                 wait_for_earlier_kernels()
             consume(plan, tile_rows, fresh, first, last, shared, base, bars, info, y, more)
-        if CLUSTER > 1 or SPLIT > 1:
-            cluster_sync()  # the others may still arrive at barriers here, or read sums
+        if CLUSTER > 1:
+            cluster_sync()  # the others may still arrive at barriers here
 
     return kernel

@@ -38,6 +38,10 @@ NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 PACK_FROM = 512  # rows
+# Rows times features, by block size: for fewer, without gates, no launch that packs pays. 1,024 and
+# 4,096 rows of 256 to 1,024 features took 0.57 to 0.78 and 0.70 to 0.94 of the time, and the last
+# ones of blocks of 16 0.86 to 1.04 (H200).
+PACK_MUCH = {8: 2**22, 16: 2**21}
 FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
 # Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
 # as they are stored; of 512, 325 instead of 358 if packed. Before, packing pays from so many rows
@@ -104,6 +108,7 @@ class Strip(NamedTuple):
     BOX: int = 0  # pixels of a group that several taps see (`pixels.Shared`); 0: ROWS
     SHIFTS: int = 1  # of a box, by which its blocks are counted
     BESIDE: int = 1  # blocks of threads of a multiprocessor
+    FREE: bool = False  # whether parts of a sum that is split meet in stages that are not filled
 
     @property
     def COLUMNS(self) -> int:
@@ -186,10 +191,19 @@ class Strip(NamedTuple):
         return PERIOD + (self.GROUP_BYTES if self.BOX and self.ITEM == 4 else 0)
 
     @property
+    def PART_BYTES(self) -> int:
+        """Of the parts of a slice of a sum that is split."""
+        return part_bytes(self.WARPS, self.SPLIT * self.SLICE) if self.SPLIT > 1 else 0
+
+    @property
+    def PARTS_AT(self) -> int:
+        """Where in the ring these are: in its last stages, or where it was."""
+        behind = self.STAGES - -(-self.PART_BYTES // self.STAGE_BYTES)
+        return behind * self.STAGE_BYTES if self.FREE else 0
+
+    @property
     def SHARED_BYTES(self) -> int:
-        """The parts of a sum that is split are where the ring was."""
-        parts = part_bytes(self.WARPS, self.ROWS) if self.SPLIT > 1 else 0
-        return max(self.STAGES * self.STAGE_BYTES, parts) + self.BEHIND
+        return max(self.STAGES * self.STAGE_BYTES, self.PART_BYTES) + self.BEHIND
 
     @property
     def bare(self) -> "Strip":
@@ -270,7 +284,8 @@ def is_packed(sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = Fals
         sparse = n_blocks * B**2 <= SPARSE * features * columns
         large = batch * features >= (PACK_SPARSE_FROM * B if sparse else PACK_LARGE_FROM)
         return batch > PACK_FLOAT32_FROM or large
-    return batch > (FEW if gated else PACK_FROM)
+    much = gated or batch * features > PACK_MUCH[B]
+    return much and batch > (FEW if gated else PACK_FROM)
 
 
 @cache
@@ -336,6 +351,13 @@ def warps_for(columns: int, item: int) -> int:
         return needed if needed <= 4 else 8 if needed <= 8 or SIMULATED else 12
     most = 4 if SIMULATED else 8 if (shared_memory() or 0) < 160 * 1024 else 16
     return min(most, 1 << (-(-columns // WARP_COLUMNS) - 1).bit_length())
+
+
+def freed(strip: Strip, lengths: Lengths) -> Strip:
+    """Where no part of a sum fills the last stages, there the parts meet."""
+    free = strip._replace(FREE=strip.SPLIT > 1)
+    fits = -(-lengths.most // strip.SPLIT) * strip.STAGE_BYTES <= free.PARTS_AT
+    return free if fits else strip
 
 
 def plan_strips(index: Index, transposed: bool, features: int, strip: Strip) -> tuple[Any, ...]:

@@ -69,6 +69,9 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
         own, others = cuda.local.array(CODES, int32), cuda.local.array(CODES, int32)
         if not PACKED:
             look_up(codes, known, 0, fetcher, own)
+        then = tiles[min(first + 1, last - 1), 2]
+        coming_from = ahead + PER if ahead + PER < tiles[first, 3] else then
+        coming = looked_up(groups, begins, coming_from)
         if not OF_GATES and (fetcher == 0 or not PACKED):  # x was there before w was packed
             wait_for_earlier_kernels()
         if not PACKED:
@@ -85,7 +88,8 @@ def producer(strip: Strip, x_order: str, transposed: bool) -> Any:
                 count = min(PER, end - at)
                 # The next ones are under way while these are requested.
                 ahead = at + PER if at + PER < end else then
-                coming = looked_up(groups, begins, ahead)
+                if ahead != coming_from:
+                    coming, coming_from = looked_up(groups, begins, ahead), ahead
                 for k in range(0, count, 2):
                     of = fetcher, known, coming, k, count, at, row
                     stage, phase = turn(of, sources, own, others, ring, stage, phase)

@@ -13,13 +13,14 @@ strips, and load each feature of x for both.
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint8, uint32, uint64
+from numba import cuda, float32, int32, uint8, uint32, uint64
 
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     Strip,
+    freed,
     plan_strips,
     registers_of,
     strip_of,
@@ -29,7 +30,7 @@ from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_b
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.packed import packed, products
-from numbsparse.kernels.parts.pieces import add_parts, meet
+from numbsparse.kernels.parts.pieces import add_parts, meeting
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
@@ -70,6 +71,7 @@ def along_strips(
     high = min(rows, strip.BOX_ROWS(x_transposed))
     x_map = tensor_map(x, box_of(high, strip.WIDTH, x_transposed))
     lengths, *steps = planned(index, plan_strips, transposed, features, strip.bare)
+    strip = freed(strip, lengths)
     units = multiprocessors() // strip.CLUSTER
     tiles = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
     all_gates = () if gates is None else gates
@@ -137,6 +139,7 @@ def strip_kernel(
     FILLERS = FETCHERS * (1 if strip.PACKED else 33)
     produce = producer(strip, x_order, transposed)
     consume = consumer(strip, arithmetic, x_order, y_order, transposed)
+    meet, MEET = meeting(strip.FREE), SPLIT if strip.FREE else CLUSTER
     STAGE_BYTES, WORDS = strip.STAGE_BYTES, strip.ZERO_BYTES // 4
     ZEROS = strip.X_START + strip.GROUPS * strip.GROUP_BYTES
 
@@ -157,7 +160,7 @@ def strip_kernel(
             if fresh == 0:
                 prefetch_tensor_map(x_map)
             begin_ring(bars, 0, STAGES, FILLERS, READERS)
-        show_barriers(t, CLUSTER)
+        show_barriers(t, MEET)
         warp = shfl_idx(uint32(t // 32), 0)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -166,8 +169,8 @@ def strip_kernel(
                 meet()
         else:
             consume(plan, first, last, shared, words, base, bars, y, dense)
-        if CLUSTER > 1 or SPLIT > 1:
-            cluster_sync()  # the others may still copy to here or read here, and arrive at barriers
+        if CLUSTER > 1:
+            cluster_sync()  # the others may still copy to here, and arrive at barriers
 
     return kernel
 
@@ -177,9 +180,10 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
     ROWS, WARPS, STAGES, STAGE_BYTES = strip.ROWS, strip.WARPS, strip.STAGES, strip.STAGE_BYTES
     SUMS, CLUSTER, SPLIT, SLICES = strip.ROWS, strip.CLUSTER, strip.SPLIT, strip.SLICES
     TILES, IN_BOXES = strip.ROWS // 16, strip.BOX > 0
-    OWN, COLUMNS, x_transposed = strip.SLICE, strip.COLUMNS, x_order == FEATURES
+    PARTS_AT, OWN, COLUMNS = strip.PARTS_AT, strip.SLICE, strip.COLUMNS
+    x_transposed = x_order == FEATURES
     add_stage = products(strip, arithmetic, x_transposed, transposed)
-    add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8)
+    add_sums = add_parts(SPLIT, SLICES, COLUMNS, ROWS // 16, strip.B // 8, strip.FREE)
     of = Sums(KINDS.get(arithmetic, arithmetic), strip.B, COLUMNS, OWN // 16, APART=16)
     row_of = rows_of(strip.ITEM, strip.WIDTH, x_transposed).row_of
     finish = finishing(of, y_order, row_of, x_transposed, strip.GATED != "")
@@ -194,12 +198,16 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
         t, rank = uint32(cuda.threadIdx.x), uint32(cuda.blockIdx.x) % CLUSTER
         warp, lane = t // 32, t % 32
         acc, within = cuda.local.array(SUMS, float32), cuda.local.array(TILES, uint32)
+        columns = cuda.local.array(COLUMNS, int32)
         for m in range(TILES if IN_BOXES else 0):
             within[m] = plan.within[16 * m + lane % 16]
         stage, phase = uint32(0), uint32(0)
         wait_for_earlier_kernels()
         for i in range(first, last):
             known = look(plan, i, y, warp)
+            place = (rank * WARPS + warp) * COLUMNS
+            for c in range(COLUMNS):
+                columns[c] = plan.lines[tiles[i, 0], place + c]
             for k in range(SUMS):
                 acc[k] = 0
             for _ in range(tiles[i, 2], tiles[i, 3]):
@@ -213,13 +221,11 @@ def consumer(strip: Strip, arithmetic: str, x_order: str, y_order: str, transpos
                 elif lane < CLUSTER:
                     mbarrier_arrive_at(bars, STAGES + stage, lane)
                 stage, phase = following(stage, phase, STAGES)
-            place = (rank * WARPS + warp) * COLUMNS
             row = tiles[i, 1] * plan.rows
             own_y = y[0], y[1], y[2], min(y[3], row + plan.rows), y[4]
-            columns = plan.lines[tiles[i, 0], place : place + COLUMNS]
             if SPLIT > 1:  # the blocks of a cluster have a tile each, and store a slice of its sum
                 own, part = cuda.local.array(OWN, float32), uint32(cuda.blockIdx.x) % SPLIT
-                add_sums(acc, own, warp, base)
+                add_sums(acc, own, warp, base + PARTS_AT)
                 if part < SLICES:
                     finish(own, columns, *placed(row + part * OWN, own_y, known), dense)
             else:

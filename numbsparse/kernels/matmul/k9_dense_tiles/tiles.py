@@ -34,7 +34,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.pieces import add_parts, meet, slice_of
+from numbsparse.kernels.parts.pieces import add_parts, meeting, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in_rows, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
@@ -45,7 +45,6 @@ from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
     bulk_load,
-    cluster_sync,
     cp_async_arrive,
     cp_async_zero_fill,
     elect,
@@ -109,7 +108,7 @@ class Plan(NamedTuple):
 def tile_kernel(tile: Tile) -> Any:
     STAGES, WARPS, SPLIT = tile.STAGES, 4 * tile.WARPGROUPS, tile.SPLIT
     BARRIERS = 2 * STAGES + 1
-    produce, consume = producer(tile), consumer(tile)
+    produce, consume, meet = producer(tile), consumer(tile), meeting()
 
     @cuda.jit(**registers(32 * (WARPS + FETCHERS), most=255))
     def kernel(x_map, fresh, values, plan, y, dense):
@@ -136,8 +135,6 @@ def tile_kernel(tile: Tile) -> Any:
                 meet()
         else:
             consume(plan, strip, first, last, row, shared, base, bars, y, dense)
-        if SPLIT > 1:
-            cluster_sync()  # the others may still read here
 
     return kernel
 
