@@ -57,6 +57,19 @@ def drawn_case(rng, name, B, dtype):
     return layout, values, n_in, n_out
 
 
+def check_weight_grad(x, dy, layout, values, memories, precision):
+    """Against float64; `values` say which shape and dtype it has."""
+    got = to_device(np.full_like(values, np.nan))
+    there = [placed(a, memory)[0] for a, memory in zip((x, dy), memories, strict=True)]
+    rung.weight_grad(*there, ops.index_beside(layout, got), got, precision)
+    expected, magnitude = np.zeros(values.shape), np.zeros(values.shape)
+    exact = [a.astype(np.float64) for a in (x, dy)]
+    k0_reference.weight_grad(*exact, layout.index, expected)
+    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
+    bound = error_of(precision) * magnitude + float(finfo(x.dtype).eps) * abs(expected)
+    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()  # NaN is not
+
+
 @pytest.mark.pairs
 @pytest.mark.parametrize("rows", ROWS, ids=["few", "up to 32", "more"])
 @pytest.mark.parametrize("y_memory", MEMORIES)
@@ -106,15 +119,7 @@ def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
     while batch * values.itemsize % aligned.BYTES == 0:
         batch += 1
     x, dy = factors = [rng.standard_normal((batch, n)).astype(values.dtype) for n in widths]
-    got = to_device(np.full_like(values, np.nan))
-    there = [placed(a, memory)[0] for a, memory in zip(factors, (first, second), strict=True)]
-    rung.weight_grad(*there, ops.index_beside(layout, got), got, precision)
-    expected, magnitude = np.zeros(values.shape), np.zeros(values.shape)
-    exact = [a.astype(np.float64) for a in (x, dy)]
-    k0_reference.weight_grad(*exact, layout.index, expected)
-    k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
-    bound = error_of(precision) * magnitude + float(finfo(x.dtype).eps) * abs(expected)
-    assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()  # NaN is not
+    check_weight_grad(x, dy, layout, values, (first, second), precision)
     copied = []
     for a, memory in zip(factors, (first, second), strict=True):
         if memory == "feature-major":
@@ -122,6 +127,19 @@ def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
         elif a.shape[1] * a.itemsize % aligned.BYTES:
             copied.append(a.shape)
     assert copies == copied
+
+
+@pytest.mark.parametrize(
+    "memories", list(product(MEMORIES[:2], repeat=2))[1:], ids=lambda each: ", ".join(each)
+)
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+def test_a_slab_is_one_step_of_a_sum(numbers, memories, rng):
+    """However few units a warp has."""
+    dtype, precision = numbers
+    layout, values, *_ = drawn_case(rng, "forward", WIDTH, dtype)
+    batch = int(rng.choice([33, 41, 49, 63]))
+    x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in (3 * WIDTH, 4 * WIDTH))
+    check_weight_grad(x, dy, layout, values, memories, precision)
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")

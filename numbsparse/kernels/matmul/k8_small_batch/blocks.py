@@ -117,7 +117,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
-    in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares))
+    in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares), any(slabs))
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
@@ -142,9 +142,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
-def tiles_of(batch: int, engine: bool, form: Form, units: float) -> int:
+def tiles_of(batch: int, engine: bool, form: Form, units: float, slab: bool = False) -> int:
     """Of a step: two where one step more would have x loaded again for each unit of a line, and
-    registers hold as much of it.
+    registers hold as much of it. A slab has all rows.
 
     units : of a warp. In 16 bits two took 21 to 34 % less. Float32 in two parts took 7 % less from
     14 units on, and 3 to 18 % more of up to 6; else 2 to 37 % less, but of half a unit to two 3 to
@@ -152,7 +152,7 @@ def tiles_of(batch: int, engine: bool, form: Form, units: float) -> int:
     """
     if not engine or not WIDTH < batch <= HELD_ROWS:
         return 1
-    if form.is_16_bit:
+    if form.is_16_bit or slab:
         return 2
     if form.split:
         return 2 if units >= launch.FEW else 1
