@@ -35,8 +35,20 @@ def linear(
     if not isinstance(weight, Tensor | BlockSparse):
         raise TypeError(f"weight takes a Tensor of a BlockSparse, got {type_name(weight)}")
     check_features(weight.shape[1:], weight.dtype, bias=bias)
-    y = matmul(x, weight, gate=gate, precision=precision)
-    return y if bias is None else add(y, bias)
+    return with_bias(matmul(x, weight, gate=gate, precision=precision), bias)
+
+
+def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """What a layer made of x, on the device of x, and its bias."""
+    if bias is None:
+        return y
+    try:
+        return add(y, bias)
+    except ValueError:
+        if y.place == bias.place:
+            raise
+        got = f"{bias.device}, got {y.device}"
+        raise ValueError(f"x takes the device of the weights, {got}") from None
 
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype | None, **of_features: Any) -> None:
