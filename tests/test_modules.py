@@ -10,7 +10,7 @@ import pytest
 from conftest import host
 
 import numbsparse as ns
-from numbsparse import nn
+from numbsparse import device, nn
 from numbsparse.kernels.matmul import RUNGS, rung
 from numbsparse.nn import functional as F
 from numbsparse.patterns.checks import BLOCK_SIZES
