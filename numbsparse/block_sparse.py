@@ -42,6 +42,13 @@ class Blocks:
     # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
     __array_ufunc__ = None
 
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, Blocks):
+            raise TypeError("== takes no two matrices here: compare their values and layouts")
+        return NotImplemented
+
+    __hash__ = object.__hash__
+
     @property
     def dtype(self) -> Any:
         return self.values.dtype
@@ -209,8 +216,7 @@ class BlockSparse(Blocks):
     @property
     def T(self) -> BlockSparse:
         """The transposed matrix: the same values, walked the other way."""
-        view = self.with_values(self.values)
-        view.shape = self.shape[::-1]
+        view = unchecked(self.values, self.stored_layout, self.shape[::-1])
         view.is_transposed = not self.is_transposed
         return view
 

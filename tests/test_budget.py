@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_140,
+    "numbsparse": 3_145,
     "numbsparse/autograd": 752,
     "numbsparse/bench": 2_915,
     "numbsparse/compat": 400,
@@ -22,7 +22,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 5_495,
     "numbsparse/kernels/ptx": 2_440,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_735,
+    "numbsparse/nn": 7_800,
     "numbsparse/ops": 5_375,
     "numbsparse/pages": 1_910,
     "numbsparse/patterns": 982,

@@ -141,6 +141,8 @@ def test_arrays_are_not_compared_by_identity(other):
     assert all(array != other for other in ("a word", None, ()))
     assert array in [array]
     assert len({array, ns.to_device(A)}) == 2
+    with pytest.raises(TypeError, match=r"truth of a DeviceArray .* call \.numpy\(\)"):
+        bool(array)
 
 
 @pytest.mark.parametrize("to", ["uint8", "uint16", "float64"])

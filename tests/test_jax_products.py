@@ -1,5 +1,6 @@
 """The products as JAX's primitives: values and derivatives as of masked weights, under vmap too."""
 
+import operator
 import subprocess
 import sys
 from functools import partial
@@ -390,3 +391,12 @@ def test_an_exported_program_runs_where_a_matrix_of_its_layout_was_made(rng, mon
         exported.call(x, values)
     w = nsj.BlockSparse(values, layout.pattern)
     np.testing.assert_allclose(exported.call(x, values), x @ np.asarray(w.to_dense()), atol=1e-4)
+
+
+def test_matrices_are_not_compared_by_identity():
+    w, other = matrix(), matrix()
+    for compare in (operator.eq, operator.ne):
+        with pytest.raises(TypeError, match="compare their values and layouts"):
+            compare(w, other)
+    assert w != "a word"
+    assert len({w, other}) == 2

@@ -188,9 +188,40 @@ def test_a_third_time(rng):
     np.testing.assert_allclose((slope.data * way).sum(), np.diff(sides)[0] / (2 * eps), rtol=1e-6)
 
 
-def test_what_cannot_be_differentiated_again_says_its_name(rng):
-    p = nn.Parameter(rng.standard_normal((2, 1, 8)))
-    y = nn.MultiplicativeLSTM(8, 8, block_size=4, dtype="float64")(p)[0].sum()
-    with pytest.raises(NotImplementedError, match="gradient of repeated_cell cannot"):
-        (y + (p * p).sum()).backward(create_graph=True)
-    assert p.grad is None
+def multiplicative(dtype, place, **options):
+    how = {"internal_steps": 3, "block_size": B, "seed": 0, **options}
+    return nn.MultiplicativeLSTM(INPUTS, UNITS, dtype=dtype, **how).to(place)
+
+
+def test_of_a_multiplicative_lstm_gradients_on_the_tape_are_those_without(rng, place):
+    dtype = "float64" if place == "cpu" else "float32"
+    model = multiplicative(dtype, place, dropout=0.4)
+    model.gates.weight.requires_grad = False
+    values = rng.standard_normal((STEPS, BATCH, INPUTS)).astype(dtype)
+    x = ns.Tensor(values if place == "cpu" else ns.to_device(values), requires_grad=True)
+    inputs, found = [x, *(p for p in model.parameters() if p.requires_grad)], []
+    for again in (False, True):
+        model.dropout.calls = 0
+        y, (h, c) = model(x)
+        loss = (y * y).sum() + (h * c).sum()
+        found.append(ns.grad(loss, inputs, create_graph=again))
+    bound = 1e-12 if place == "cpu" else 1e-4
+    for got, right in zip(*found, strict=True):
+        got, right = (host(a.data.values if sparse(a) else a.data) for a in (got, right))
+        np.testing.assert_allclose(got, right, rtol=0, atol=bound * max(1, abs(right).max()))
+
+
+def test_gradients_of_gradients_of_a_multiplicative_lstm(rng):
+    model = multiplicative("float64", "cpu")
+    start, way = rng.standard_normal((2, STEPS, BATCH, INPUTS))
+
+    def penalty(x):
+        y, (h, c) = model(x)
+        loss = (F.tanh(y)).sum() + (h * c).sum()
+        parts = [(g * g).sum() for g in ns.grad(loss, [x, *model.parameters()], create_graph=True)]
+        return sum(parts[1:], parts[0])
+
+    x = ns.Tensor(start, requires_grad=True)
+    (slope,) = ns.grad(penalty(x), [x])
+    sides = [penalty(ns.Tensor(start + e * way, requires_grad=True)).item() for e in (-1e-5, 1e-5)]
+    np.testing.assert_allclose((slope.data * way).sum(), np.diff(sides)[0] / 2e-5, rtol=1e-6)

@@ -10,7 +10,7 @@ import pytest
 from conftest import host
 
 import numbsparse as ns
-from numbsparse import nn
+from numbsparse import device, nn
 from numbsparse.kernels.matmul import RUNGS, rung
 from numbsparse.nn import functional as F
 from numbsparse.patterns.checks import BLOCK_SIZES
@@ -411,3 +411,17 @@ def test_block_sizes_are_those_of_the_kernels():
                 rung(name).unsupported("forward", size, "float32", place) is None for name in names
             )
             assert serves == (size in BLOCK_SIZES)
+
+
+@pytest.mark.simulator
+def test_layers_on_a_gpu_refuse_what_is_not_there():
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    for layer, shape in (
+        (nn.Linear(8, 8, block_size=8), (2, 8)),
+        (nn.Conv2d(8, 8, 1, block_size=8), (1, 2, 2, 8)),
+        (nn.LSTM(8, 8, block_size=8), (2, 1, 8)),
+    ):
+        layer.to("cuda")
+        with pytest.raises(ValueError, match="x takes the device of the weights, cuda:0, got cpu"):
+            layer(np.ones(shape, np.float32))

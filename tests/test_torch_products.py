@@ -4,6 +4,7 @@ import contextlib
 import copy
 import dataclasses
 import gc
+import operator
 import pickle
 from types import SimpleNamespace
 
@@ -498,3 +499,12 @@ def test_lent_tensors_share_their_memory(make, dtype):
     del whole
     gc.collect()
     np.testing.assert_array_equal(array, x.numpy())
+
+
+def test_matrices_are_not_compared_by_identity():
+    w, other = matrix(), matrix()
+    for compare in (operator.eq, operator.ne):
+        with pytest.raises(TypeError, match="compare their values and layouts"):
+            compare(w, other)
+    assert w != "a word"
+    assert len({w, other}) == 2

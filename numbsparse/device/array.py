@@ -293,6 +293,9 @@ class DeviceArray:
 
     __hash__ = object.__hash__
 
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a DeviceArray is on the device: call .numpy()")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return to_device, (self.numpy(),)
 

@@ -11,7 +11,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
-from numbsparse.nn.functional.layers import check_features
+from numbsparse.nn.functional.layers import check_features, with_bias
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.ops.conv_window import check_padding, extra_sizes, sizes
@@ -108,7 +108,7 @@ class _Conv(Module):
             dilation=self.dilation,
             precision=self.precision,
         )
-        return y if self.bias is None else y + self.bias
+        return with_bias(y, self.bias)
 
     def _convolved(self, x: Tensor, **sizes: Any) -> Tensor:
         return functional.conv(x, self.weight, **sizes)

@@ -130,8 +130,7 @@ class MultiplicativeLSTM(Module):
 
         `h` and `c` are (batch, hidden_size); without a state they begin as zeros.
 
-        Raises ValueError for other shapes and places, TypeError for other dtypes; in a `backward`
-        with create_graph=True NotImplementedError.
+        Raises ValueError for other shapes and places, TypeError for other dtypes.
         """
         x, gain = checked_steps(x, self.input_size), self.gates.gain
         state = self.zero_state(x.shape[1]) if state is None else state

@@ -71,7 +71,7 @@ from numbsparse.kernels.simd import (
 BLOCK_SIZES = (4, 8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 AHEAD = 32  # steps, at least, from a block's prefetch to its product
-UNPACKED = 1 << 20  # numbers of x and dy, at most, that stay in caches: never faster when packed
+UNPACKED = 3 << 20  # numbers of x and dy, at most, that stay in caches: they are not packed
 SLAB = 1 << 21  # numbers packed at a time, to stay in the outer cache
 INNER_SLAB = 1 << 18  # the same for the inner cache
 OUTER_CACHE = 1 << 24  # bytes, about; larger weights are read once instead of once per panel

@@ -3,10 +3,28 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from numbsparse import ops
-from numbsparse.autograd import Tensor, record, unchanged
+from numbsparse.autograd import Tensor, differentiable_grads, record, unchanged
+from numbsparse.nn.functional.activations import sigmoid, tanh
+from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.joint import jointly, results_of
+from numbsparse.nn.functional.layers import inner_product
 from numbsparse.nn.functional.repeated import Places
+from numbsparse.nn.functional.shape import unbind
+
+
+def cell_of_gates(
+    gates: list[Tensor], c: Tensor, kept: Any, dtype: np.dtype
+) -> tuple[Tensor, Tensor]:
+    """(h, c after) of i, f, g and o (batch, units), of other functions, h of this dtype."""
+    i, f, g, o = (cast(gate, c.dtype) for gate in gates)
+    update = multiply(sigmoid(i), tanh(g))
+    if kept is not None:
+        update = multiply(update, ops.cast(data_of(kept), c.dtype))
+    c = add(multiply(sigmoid(f), c), update)
+    return cast(multiply(sigmoid(o), tanh(c)), dtype), c
 
 
 def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -23,7 +41,7 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     -------
     function of Tensors
         z (batch, 4, units): i, f, g, o in torch's order; c (batch, units), float32 with a z of
-        16-bit floats; kept (batch, units) gets no gradient. No gradients of gradients.
+        16-bit floats; kept (batch, units) gets no gradient.
 
     Examples
     --------
@@ -48,7 +66,14 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
             )
             return [Tensor(d) for d in ops.cell_grad(z.data, c.data, factor, after, dh, dc, at)]
 
-        hidden = record(h, *jointly(gradients, z, c))
+        def again(pieces: Any, y: Tensor) -> list[Any]:
+            def weighted(z: Tensor, c: Tensor, *dys: Tensor) -> Tensor:
+                results = cell_of_gates(unbind(z, 1), c, kept, y.dtype)
+                return inner_product([results[i] for i in pieces], dys)
+
+            return differentiable_grads(weighted, [z, c], list(pieces.values()))
+
+        hidden = record(h, *jointly(gradients, z, c, again=again))
         new_h, new_c = results_of(hidden, (h, after), "repeated_cell")
         return new_h, new_c
 

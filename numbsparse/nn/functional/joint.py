@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from numbsparse.autograd import Tensor, is_recording, record, refuse_again
+from numbsparse.autograd import Tensor, is_recording, record
 
 
 class Pieces(dict[int, Tensor]):
@@ -34,22 +34,20 @@ def results_of(hidden: Tensor, datas: Iterable[Any], function: str) -> list[Tens
 def jointly(
     vjp: Callable[[Any, Tensor], list[Any]],
     *inputs: Tensor,
-    again: Callable[[Any, Tensor], list[Any]] | None = None,
+    again: Callable[[Any, Tensor], list[Any]],
 ) -> list[Any]:
     """Edges to inputs whose gradients `vjp(dy, y)` gives all at once, in order.
 
     One that is a function is called when that input's turn comes. `again` gives gradients that can
-    be differentiated again; without it that is refused.
+    be differentiated again.
     """
     wanted = sum(tensor.requires_grad for tensor in inputs)
     found: dict[str, Any] = {}
 
     def part(i: int) -> Callable[[Any, Tensor], Any]:
         def on_tensors(dy: Any, y: Tensor) -> Any:
-            if again is None:
-                refuse_again()
             if found.get("of") is not dy:  # what an error broke off is not gone on with
-                compute = again if again is not None and is_recording() else vjp
+                compute = again if is_recording() else vjp
                 found.update(of=dy, gradients=compute(dy, y), left=wanted)
             gradient = found["gradients"][i]
             found["left"] -= 1

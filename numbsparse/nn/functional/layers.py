@@ -1,5 +1,6 @@
 """What layers compute."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import mean
+from numbsparse.nn.functional.shape import sum as sum_over
 from numbsparse.ops.operands import on_gpu
 
 
@@ -35,8 +37,20 @@ def linear(
     if not isinstance(weight, Tensor | BlockSparse):
         raise TypeError(f"weight takes a Tensor of a BlockSparse, got {type_name(weight)}")
     check_features(weight.shape[1:], weight.dtype, bias=bias)
-    y = matmul(x, weight, gate=gate, precision=precision)
-    return y if bias is None else add(y, bias)
+    return with_bias(matmul(x, weight, gate=gate, precision=precision), bias)
+
+
+def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    """What a layer made of x, on the device of x, and its bias."""
+    if bias is None:
+        return y
+    try:
+        return add(y, bias)
+    except ValueError:
+        if y.place == bias.place:
+            raise
+        got = f"{bias.device}, got {y.device}"
+        raise ValueError(f"x takes the device of the weights, {got}") from None
 
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype | None, **of_features: Any) -> None:
@@ -103,3 +117,11 @@ def layer_norm(
     y = record(normalised, (x, gradient))
     y = y if gain is None else multiply(y, gain)
     return y if bias is None else add(y, bias)
+
+
+def inner_product(results: Iterable[Tensor], dys: Iterable[Tensor]) -> Tensor:
+    """The sum of results times their gradients: one value, of which these are the gradients."""
+    first, *terms = (sum_over(multiply(y, dy)) for y, dy in zip(results, dys, strict=True))
+    for term in terms:
+        first = add(first, term)
+    return first

@@ -12,13 +12,12 @@ from numbsparse.autograd import (
     unchanged,
 )
 from numbsparse.autograd.reducers import reducers
-from numbsparse.nn.functional.activations import sigmoid, tanh
-from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
+from numbsparse.nn.functional.arithmetic import add, data_of
+from numbsparse.nn.functional.cell import cell_of_gates
 from numbsparse.nn.functional.joint import jointly, results_of
-from numbsparse.nn.functional.layers import layer_norm
+from numbsparse.nn.functional.layers import inner_product, layer_norm
 from numbsparse.nn.functional.products import matmul
 from numbsparse.nn.functional.shape import reshape, stack, unbind
-from numbsparse.nn.functional.shape import sum as sum_over
 
 Sequence = tuple[Tensor, Tensor, Tensor]
 # Of a gradient that ranks sum while it is computed: a small part at last, as less hides that.
@@ -133,12 +132,7 @@ def lstm_step_by_step(
         if gain is not None:
             gains, biases = (_gates(a, B, h.shape[1]) for a in (gain, bias))
             gates = [layer_norm(*of_one, eps) for of_one in zip(gates, gains, biases, strict=True)]
-        i, f, g, o = (cast(gate, c.dtype) for gate in gates)
-        update = multiply(sigmoid(i), tanh(g))
-        if kept is not None:
-            update = multiply(update, ops.cast(kept[t], c.dtype))
-        c = add(multiply(sigmoid(f), c), update)
-        h = cast(multiply(sigmoid(o), tanh(c)), h.dtype)
+        h, c = cell_of_gates(gates, c, None if kept is None else kept[t], h.dtype)
         outputs.append(h)
     return stack(outputs), h, c
 
@@ -220,13 +214,7 @@ class _LSTM:
 
         def weighted(*given: Tensor) -> Tensor:
             results = lstm_step_by_step(*given[:n], **self.how)
-            terms = [
-                sum_over(multiply(results[i], dy)) for i, dy in zip(pieces, given[n:], strict=True)
-            ]
-            total = terms[0]
-            for term in terms[1:]:
-                total = add(total, term)
-            return total
+            return inner_product([results[i] for i in pieces], given[n:])
 
         gradients = differentiable_grads(weighted, self.inputs, list(pieces.values()))
         return [gradients[i] for i in self.order]

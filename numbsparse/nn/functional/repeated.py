@@ -9,13 +9,23 @@ Gray, Radford and Kingma, "GPU Kernels for Block-Sparse Weights", 2017, group up
 """
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, is_recording, record, unchanged, unread
+from numbsparse.autograd import (
+    Tensor,
+    differentiable_grads,
+    is_recording,
+    record,
+    unchanged,
+    unread,
+)
 from numbsparse.device import DeviceArray, empty, on
-from numbsparse.nn.functional.arithmetic import as_matrix
+from numbsparse.nn.functional.activations import relu
+from numbsparse.nn.functional.arithmetic import add, as_matrix, multiply
 from numbsparse.nn.functional.joint import jointly
+from numbsparse.nn.functional.layers import inner_product, layer_norm
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
 from numbsparse.ops.affine_norm import Place
@@ -89,13 +99,16 @@ def repeated_norm(
     -------
     function (x, kind="plain", other=None) of Tensors, (batch, width) or (batch, groups, width)
         v = (x - mean) / sqrt(variance + eps) * gain + bias; by its kind v ("plain"), max(v, 0)
-        ("relu"), v * other ("times") or max(v + other, 0) ("plus_relu"). No gradients of gradients.
+        ("relu"), v * other ("times") or max(v + other, 0) ("plus_relu").
     """
 
     def sums(terms: Any, y: Tensor) -> list[Any]:
         return [Tensor(d) for d in ops.affine_norm_sums(terms[::-1], gain.data)]
 
-    hidden = record(gain.data, *jointly(sums, gain, bias))
+    def sums_again(terms: Any, y: Tensor) -> list[Any]:
+        return [None if of[0] is None else reduce(add, of) for of in zip(*terms, strict=True)]
+
+    hidden = record(gain.data, *jointly(sums, gain, bias, again=sums_again))
     of_results = [Places(calls) for _ in range(3)]
     of_gradients = [Places(calls) for _ in range(3)]
 
@@ -112,10 +125,28 @@ def repeated_norm(
             terms = Terms([(normalized, dv)])
             return [Tensor(dx), terms, None if dother is None else Tensor(dother)]
 
+        def again(dy: Tensor, y: Tensor) -> list[Any]:
+            def weighted(*given: Tensor) -> Tensor:
+                return inner_product([norm_of_kind(kind, eps, *given[:-1])], given[-1:])
+
+            given = [x, gain, bias] if other is None else [x, gain, bias, other]
+            dx, dgain, dbias, *dother = differentiable_grads(weighted, given, [dy])
+            return [dx, Terms([(dgain, dbias)]), *dother]
+
         inputs = [x, hidden] if other is None else [x, hidden, other]
-        return record(y, *jointly(gradients, *inputs))
+        return record(y, *jointly(gradients, *inputs, again=again))
 
     return norm
+
+
+def norm_of_kind(
+    kind: str, eps: float, x: Tensor, gain: Tensor, bias: Tensor, other: Any = None
+) -> Tensor:
+    """What `repeated_norm` computes, of other functions."""
+    v = add(multiply(layer_norm(x, eps=eps), gain), bias)
+    if other is not None:
+        v = multiply(v, other) if kind == "times" else add(v, other)
+    return relu(v) if kind in ("relu", "plus_relu") else v
 
 
 class Places:
