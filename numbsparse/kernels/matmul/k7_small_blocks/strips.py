@@ -34,7 +34,7 @@ from numbsparse.kernels.parts.pieces import add_parts, meeting
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
-from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of
+from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
 from numbsparse.kernels.parts.store_pixels import looking
