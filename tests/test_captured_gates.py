@@ -235,6 +235,11 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     """What is not computed is not written; x and dy that no block needs are not read."""
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
     monkeypatch.setitem(weight_grad.GATED_FROM, size, batch)
+    if rng.random() < 0.5:  # blocks are many, and so are the products of an item of float32
+        monkeypatch.setattr(weight_grad, "BLOCKS", dict.fromkeys((32, 64, 128), 0))
+    else:
+        one = weight_grad_plan.single
+        monkeypatch.setattr(weight_grad_plan, "smaller", lambda index, tile, *_: (one(tile),))
     rows, columns = grid = (4, 5) if size < 128 else (2, 5)  # of simulated threads there are many
     kept = rng.random(grid) < 0.6
     kept[0] = True

@@ -211,6 +211,30 @@ def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
     assert (abs(kept - exact) <= 2.0**-21 * size).all()
 
 
+@pytest.mark.parametrize("size", [32, 64])
+def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
+    """What their steps leave is added; a step is as long here as many."""
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    on_gpu, weight_grad = (
+        import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
+        for name in ("weight_grad_on_gpu", "weight_grad")
+    )
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 30)
+    monkeypatch.setattr(on_gpu, "A_STEP", 100.0)
+    pattern = rng.random((3, 4)) < 0.6
+    pattern[0, 0] = True
+    layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
+    x, dy = (rng.standard_normal((800, size * n)).astype(np.float16) for n in pattern.shape)
+    dw = ns.sddmm(ns.to_device(x).T, ns.to_device(dy), layout, kernel="k6_hopper")
+    *_, numbers, _ = max(layout.device_index.plans.values(), key=len)
+    assert numbers.numpy()[0] > 1
+    kept = ns.BlockSparse(host(dw.values)[: right.n_blocks], right).toarray()
+    mask = np.kron(pattern, np.ones((size, size)))
+    exact = mask * (x.T.astype(float) @ dy)
+    assert (abs(kept - exact) <= 2.0**-11 * abs(exact) + 1e-3).all()
+
+
 @pytest.fixture
 def spare(monkeypatch):
     """Indexes of layouts that are gone: none at first."""

@@ -337,7 +337,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in lines]
-    for steps, places in ((8, 4), (500, 6)):
+    for steps, places in ((8, 4), (500, 6), (500, 300)):
         *tables, cut, numbers, sums = planned(made, make, tile, *more, steps, places)
         heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
         together = numbers[plans.STEP]
@@ -371,8 +371,9 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
             assert (ends[0][0], ends[-1][1]) == (0, steps)
             assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
-        assert dtype == "float32" or not sums  # nothing is cut
-        if (name, dtype, places) == ("full", "float32", 6):
+        few = 2 * made.block_rows.size <= places and size < 128
+        assert dtype == "float32" or bool(sums) == few  # of many blocks nothing is cut
+        if (name, dtype, places) == ("full", "float32", 6) or (dtype != "float32" and few and kept):
             assert numbers[0] > 1
 
 

@@ -12,6 +12,8 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     Tile,
     plan,
+    single,
+    smaller,
     tile_of,
     way_of,
 )
@@ -31,17 +33,17 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
-@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize(("groups", "units"), [(1, 1), (1, 2), (3, 2)])
 @pytest.mark.parametrize(("B", "N"), [(32, 32), (32, 64), (64, 64), (128, 64)])
 @pytest.mark.parametrize("name", PATTERNS)
-def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, swapped):
+def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, units, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
-    tile = Tile(B, groups, 2, N, 32, 4, 0, 1, ITEM=4, STRIPS=2)
-    heads, loads, places, outs, *_ = plan(index, tile, swapped, 7, 8)  # too few steps to cut
+    tile = Tile(B, groups, units, N, 32, 4, 0, 1, ITEM=4, STRIPS=units)
+    heads, loads, places, outs, *_ = plan(index, tile, swapped, 3, 8)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
-        assert (steps, arriving, left) == (7, n_loads, 0)
+        assert (steps, arriving, left) == (3, n_loads, 0)
         assert stages >= 2
         slots = {}
         for panel, code in loads[item, :n_loads]:
@@ -86,9 +88,10 @@ def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
 @pytest.mark.every(3)
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 @pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("alone", [False, True], ids=["", "single products"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("name", ["pairs", "one column of an odd number"])
-def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
+def test_products(rng, monkeypatch, name, feature_major, alone, pieces, swapped):
     if not device.is_available():
         pytest.skip(device.why_unavailable())
     reason = hopper.unsupported("weight_grad", 32, np.dtype("float32"), "cuda")
@@ -96,6 +99,8 @@ def test_products(rng, monkeypatch, name, feature_major, pieces, swapped):
         pytest.skip(reason)
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
     monkeypatch.setattr(weight_grad_plan, "FEWER", np.inf if swapped else 0)
+    if alone:
+        monkeypatch.setattr(weight_grad_plan, "smaller", lambda index, tile, *_: (single(tile),))
     layout = Layout(PATTERNS[name])
     batch, (rows, columns) = 70, (32 * n - 5 for n in layout.shape)
     x, dy = (rng.standard_normal((batch, n), np.float32) for n in (rows, columns))
@@ -138,6 +143,21 @@ def test_tiles_are_read_before_others_take_their_place(B, order, rng):
         dvalues = ns.to_device(np.full(exact.shape, np.nan, np.float32))
         hopper.weight_grad(*operands, index_beside(layout, dvalues), dvalues)
         assert abs(dvalues.numpy() - exact).max() < bound
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps", "units"),
+    [((2, 3), 128, 1), ((2, 3), 8, 1), ((8, 8), 32, 1), ((32, 32), 128, 2)],
+)
+def test_few_items_are_of_single_products(shape, steps, units, monkeypatch):
+    """They end first where they leave no more places free, on 132 multiprocessors."""
+    monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
+    index = Layout(np.ones(shape, bool)).index
+    (tile,) = smaller(index, tile_of(index, 64), False, steps, 132)
+    assert units == tile.UNITS
+    heads, _, places, *_ = plan(index, tile, False, steps, 132)
+    assert places[..., 0].max() == units
+    assert units == 2 or len(heads) <= 132 * tile.RESIDENT
 
 
 def test_items_that_leave_places_free_are_cut():

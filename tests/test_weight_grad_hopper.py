@@ -15,6 +15,7 @@ from numbsparse.testing import Case, check_rung
 
 hopper = rung("k6_hopper")
 weight_grad = sys.modules[f"{hopper.__name__}.weight_grad"]
+weight_grad_add = sys.modules[f"{hopper.__name__}.weight_grad_add"]
 weight_grad_plan = sys.modules[f"{hopper.__name__}.weight_grad_plan"]
 HALVES = ["float16", "bfloat16"] if find_spec("ml_dtypes") else ["float16"]
 
@@ -34,9 +35,16 @@ CUT = [
 ]
 
 
+NONE_ARE_FEW = dict.fromkeys((32, 64, 128), 0)  # blocks, for each multiprocessor
+few_or_not = pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+
+
+@few_or_not
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_large_blocks(case, feature_major):
+def test_large_blocks(case, feature_major, few, monkeypatch):
+    if not few:
+        monkeypatch.setattr(weight_grad, "BLOCKS", NONE_ARE_FEW)
     check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
 
 
@@ -55,12 +63,31 @@ def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major,
     check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
 
 
+@few_or_not
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("case", CUT, ids=str)
-def test_pieces_of_the_batch_are_added(case, dtype, monkeypatch):
+def test_pieces_of_the_batch_are_added(case, dtype, few, monkeypatch):
+    if not few:
+        monkeypatch.setattr(weight_grad, "BLOCKS", NONE_ARE_FEW)
     # So little work is not cut by itself.
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, 2))
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
+
+
+@pytest.mark.parametrize(("dtype", "B"), [("float16", 32), ("float32", 64)])
+@pytest.mark.parametrize(("pieces", "ways"), [(3, 1), (7, 2), (11, 4), (17, 8)])
+def test_threads_share_the_pieces_of_a_number(pieces, ways, dtype, B, monkeypatch):
+    """Each reads several at once, and the last ones have fewer."""
+    blocks, launch = [], weight_grad_add.launch
+    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
+    monkeypatch.setattr(
+        weight_grad_add, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
+    )
+    rows = 64 if dtype == "float16" else 32  # of a step
+    sizes = {"in_features": 70, "out_features": 33, "block_size": B}
+    case = Case(batch=rows * pieces - 5, density=1, **sizes)
+    check_rung(hopper, "weight_grad", case, dtype, "cuda")
+    assert blocks == [(weight_grad_add.THREADS // ways, ways)]
 
 
 def test_mixed_strides(rng):
@@ -91,9 +118,11 @@ def test_blocks_that_begin_at_any_item(dtype, rng):
     assert np.isnan(memory.numpy()[[0, -1]]).all()
 
 
-def test_few_rows_take_blocks_of_128_without_a_cluster():
+def test_few_rows_take_blocks_of_128_without_a_cluster(monkeypatch):
     """Where both operands are batch-major, and the layout is of the host."""
     index = Layout(np.ones((2, 2))).index
+
+    monkeypatch.setattr(weight_grad, "BLOCKS", NONE_ARE_FEW)
 
     def cluster(batch, *transposed):
         return weight_grad.tile_of(128, transposed, index, batch, True).CLUSTER
@@ -104,11 +133,29 @@ def test_few_rows_take_blocks_of_128_without_a_cluster():
     assert cluster(65, False, False) == 2
 
 
+@pytest.mark.parametrize(("B", "few"), [(32, 16), (64, 8), (128, 2)])
+def test_few_blocks_have_small_items_and_many_stages(B, few, monkeypatch):
+    """Fewer are few where x and dy are larger than a cache."""
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
+    monkeypatch.setattr(weight_grad, "LARGE", 10**6)
+
+    def slots(n, batch):
+        index = Layout(np.ones((1, n))).index
+        return weight_grad.tile_of(B, (False, True), index, batch, False).SLOTS
+
+    batch = 10**6 // (2 * B * (few + 2))  # of one block more, and another block of x
+    large = {32: 2, 64: 4, 128: 2}[B]
+    own = weight_grad.OF_FEW_BLOCKS[B].SLOTS
+    assert [slots(n, batch) == own for n in (few, few + 1)] == [True, False]
+    assert [slots(n, 10**6) == own for n in (large, large + 1)] == [True, False]
+
+
 @pytest.mark.parametrize("cluster", [1, 2, pytest.param(4, marks=not_simulated)])
 def test_clusters_of_any_size(cluster, monkeypatch):
     tile = weight_grad.TILES[128]._replace(CLUSTER=cluster)
     monkeypatch.setitem(weight_grad.TILES, 128, tile)
     monkeypatch.setattr(weight_grad, "FEW", 0)
+    monkeypatch.setattr(weight_grad, "BLOCKS", NONE_ARE_FEW)
     sizes = (70, 300, 500) if device.SIMULATED else (3000, 900, 1300)
     case = Case(*sizes, block_size=128, density=0.3)
     check_rung(hopper, "weight_grad", case, "float16", "cuda")

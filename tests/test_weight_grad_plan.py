@@ -209,7 +209,7 @@ def test_no_cut_ends_before_the_one_that_is_chosen(items, rng):
             parts = np.append(whole, np.tile(rest / pieces, pieces))
             adding = to_add + sums * pieces / 100 if pieces > 1 else 0
             ends[pieces] = max(least, dealt(parts + TO_START, 8)[1]) + adding
-        end, _, pieces = cut(times, sums, 8, steps, least, 100.0, to_add)
+        end, _, pieces = cut(times, sums, 8, steps, least, 100.0, to_add, 4)
         assert end == pytest.approx(ends[pieces]) == pytest.approx(min(ends.values()))
 
 

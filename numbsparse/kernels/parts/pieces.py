@@ -24,6 +24,11 @@ from numbsparse.kernels.ptx import (
     sync_warp,
 )
 
+# Bytes of x and dy up to which the next kernel starts while pieces are added. So 1,024 to 4,096
+# rows of 128 to 1,024 features took an H200 0.8 to 0.95 of the time, in 7 us; 33 MB took up to
+# 1.15 times as long.
+SOON = 20_000_000
+
 
 def floats_of(M: int, N: int) -> int:
     """float32 of a piece."""

@@ -40,9 +40,15 @@ def begin_ring(bars, at, stages, fillers, readers):
 def show_barriers(thread, cluster):
     """What thread 0 has initialised is there for all threads, those of a cluster too; and the next
     kernel may start."""
+    let_next_kernel_start()
+    show_own_barriers(thread, cluster)
+
+
+@cuda.jit(device=True)
+def show_own_barriers(thread, cluster):
+    """As `show_barriers`, but the next kernel may not start yet."""
     if thread == 0:
         fence_mbarrier_init()
-    let_next_kernel_start()
     cuda.syncthreads()
     if cluster > 1:
         cluster_sync()

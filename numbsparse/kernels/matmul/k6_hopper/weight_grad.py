@@ -28,20 +28,20 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_add import add_pieces
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
     OPERANDS,
-    PIECES,
-    STEP,
     Tile,
 )
+from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.repair import factors_of, repair_block
-from numbsparse.kernels.parts.ring import begin_ring, show_barriers
-from numbsparse.kernels.parts.store import KINDS, PACK
+from numbsparse.kernels.parts.repair import factors_of
+from numbsparse.kernels.parts.ring import begin_ring, show_own_barriers
+from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.parts.swizzle import box_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -49,6 +49,7 @@ from numbsparse.kernels.ptx import (
     fence_tensor_map,
     fewer_registers,
     first_multiple,
+    let_next_kernel_start,
     more_registers,
     shfl_idx,
     wait_for_earlier_kernels,
@@ -70,7 +71,17 @@ SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 224
 # Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
 # take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
 OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
-THREADS_TO_ADD = 256
+# Of few blocks: more stages of smaller items, which hide how long a copy is on its way. 4,096 rows
+# of 512 features take 5 to 8 us in place of 9 to 18, 512 rows 0.64 to 0.94 of the time, 1,024 rows
+# of 4,096 features, three or six blocks for each multiprocessor, 0.8 to 0.9 (H200).
+OF_FEW_BLOCKS = {
+    32: Tile(32, 2, 2, 32, 64, 6, 8, 1, LOADERS=1),
+    64: Tile(64, 2, 2, 64, 64, 6, 4, 1, LOADERS=1),
+    128: Tile(128, 2, 1, 128, 64, 6, 4, 1, LOADERS=1),
+}
+# Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
+# which blocks of threads that get apart read again.
+BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
@@ -91,23 +102,31 @@ def weight_grad(
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     B, batch = dvalues.shape[1], x.shape[0]
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
-    stays = gates is None and index.made is None and batch < LONG
+    stays, processors = gates is None and index.made is None and batch < LONG, multiprocessors()
     if kind is None:
         swapped, tile = planned(index, plans.way_of, B)
+        if index.made is None:
+            (tile,) = planned(
+                index, plans.smaller, tile, swapped, -(-batch // tile.DEPTH), processors
+            )
         tile = tile._replace(STAYS=stays)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    steps, processors = -(-batch // tile.DEPTH), multiprocessors()
+    steps = -(-batch // tile.DEPTH)
     *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
     box = tile.DEPTH, tile.PANEL
     maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and batch >= GATED_FROM[B]
-    stays = tile.STAYS and not by_gates
+    blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
+    # Of many blocks they would get apart: see LONG.
+    alone = blocks <= places and (kind is None or shares.is_deep(tile))
+    by_host = gates is None and index.made is None
+    stays = (tile.STAYS or (alone and by_host)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
@@ -117,10 +136,10 @@ def weight_grad(
         kernel = kernel_of_float32(tile, exact, orders, by_gates)
     else:
         kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
-    blocks, short = tables[0].shape[0], kind is None or tile.STAYS or batch < LONG
+    short = kind is None or tile.STAYS or batch < LONG or alone
     launch(
         kernel,
-        min(blocks, processors // tile.CLUSTER * tile.CLUSTER) if tile.STAYS else blocks,
+        min(blocks, places) if tile.STAYS else blocks,
         tile.THREADS,
         *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense, more),
         shared_bytes=tile.SHARED_BYTES,
@@ -128,11 +147,9 @@ def weight_grad(
         overlap=short,
     )
     if n_sums:
-        size, parts = tile.PART**2, tile.PARTS if by_gates else 0
-        add = add_kernel(size, finisher(tile, kind, exact), parts)
-        operands = sums, cut, numbers, out, dense, tuple(map(int, orders)), more
-        grid = cut.size, size // THREADS_TO_ADD
-        launch(add, grid, THREADS_TO_ADD, *operands, overlap=True)
+        how = tile, kind, exact, tuple(map(int, orders)), index.made is not None
+        soon = x.nbytes + dy.nbytes < pieces.SOON
+        add_pieces(how, sums, cut, numbers, n_sums, out, dense, more, soon)
 
 
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, stays: bool) -> Tile:
@@ -140,11 +157,20 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
     tile = OF_LINES if B == 32 and transposed[1] else TILES[B]
     if B == 128 and index.made is None and batch <= FEW and not any(transposed):
         tile = OF_FEW
+    elif index.made is None and index.block_rows.size <= most_blocks(B, index, batch):
+        tile = OF_FEW_BLOCKS[B]
     if B == 64 and (index.made is not None or batch <= BRIEF):
         tile = SHORT if index.made is None else OF_ROWS
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     return tile._replace(STAYS=stays or B == 128)
+
+
+def most_blocks(B: int, index: Index, batch: int) -> int:
+    """Blocks that are few."""
+    features = B * (index.rows.indptr.size + index.columns.indptr.size - 2)
+    each = LARGE_BLOCKS if 2 * batch * features > LARGE else BLOCKS
+    return each[B] * multiprocessors()
 
 
 @cache
@@ -195,7 +221,8 @@ def kernel_of(
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS, AHEAD = tile.REGISTERS, tile.STAYS, tile.AHEAD
-    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, 1)}
+    ALONE = tile.PART**2  # sums, where nothing is cut
+    options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
     take, ask, number_of = taking(tile, gated), asking(tile), numbers_of(tile, gated)
     OWN, OUTS = gated or AHEAD, (4, tile.GROUPS, tile.OUTS)
@@ -213,7 +240,9 @@ def kernel_of(
         if t == 0:
             begin_ring(bars, 0, STAGES, 1, READERS)
             begin_ring(bars, 2 * STAGES, IMAGES, LOADERS, WARPS)
-        show_barriers(t, CLUSTER)
+        if sums.size == ALONE:
+            let_next_kernel_start()
+        show_own_barriers(t, CLUSTER)
         if not AHEAD:
             wait_for_earlier_kernels()
         if warp >= WARPS:
@@ -244,6 +273,7 @@ def kernel_of(
                 if AHEAD and item < heads.shape[0]:
                     words = ask(heads, places, outs, item, warp // 4)
                 ring_at = multiply(warp, head, where, line, shared, base, bars, ring_at, own)
+                let_next_kernel_start()
                 if number_of(head, 4) != 0:
                     leave(own, warp, where, into, line, sums, dense)
                 else:
@@ -275,46 +305,3 @@ def asking(tile: Tile) -> Any:
         return head, places[item, group, min(lane, 2 * UNITS)], out
 
     return ask
-
-
-@cache
-def add_kernel(SIZE: int, finish: Any, PARTS: int = 0) -> Any:
-    """dvalues of what was cut, SIZE numbers each = the sums of its pieces, in batch order.
-
-    numbers : as `cut_up` returns them
-    PARTS : of a block, where blocks have gates
-    """
-
-    @cuda.jit
-    def kernel(sums, cut, numbers, dvalues, dense, orders, gates):
-        wait_for_earlier_kernels()
-        k, i = int64(cuda.blockIdx.x), cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        total, count, step = float32(0), numbers[PIECES], numbers[STEP]
-        if k >= step or cut[k] < 0:
-            return
-        if PARTS and gates.of_blocks[cut[k] // PARTS] == 0:
-            return
-        for piece in range(count):
-            total += sums[(piece * step + k) * SIZE + i]
-        finish(dvalues, cut[k], i, total, dense, orders)
-
-    return kernel
-
-
-@cache
-def finisher(tile: Tile, kind: str, repairs: bool) -> Any:
-    """Number i of a part of a block of dvalues = total; one for operands in all orders."""
-    B, PART, PARTS = tile.B, tile.PART, tile.B // tile.PART
-    rounded = PACK.get(kind)
-
-    @cuda.jit(device=True)
-    def finish(dvalues, part, i, total, dense, orders):
-        at = int64(part) // PARTS * (PART * B) + part % PARTS * PART + i // PART * B + i % PART
-        if rounded is not None:
-            dvalues[at] = rounded(total, total) & 0xFFFF
-        else:
-            dvalues[at] = total
-            if repairs and total != total:
-                repair_block(dvalues, at, B, dense, orders)
-
-    return finish

@@ -16,10 +16,12 @@ from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
 from numbsparse.kernels.parts.store import storer as store_blocks
 from numbsparse.kernels.ptx import (
     Operand,
+    as_uint32,
     mbarrier_arrive_at,
     mbarrier_expect,
     mbarrier_wait,
     redux_or,
+    store_2xu32,
     sync_warp,
     tma_load_2d,
     tma_load_2d_multicast,
@@ -158,8 +160,11 @@ def leaver(tile: Tile) -> Any:
                 first = block * (B * B) + m % B * DOWN + n * ALONG
                 for i in range(0, PER_UNIT, 2):
                     at = uint64(first + i // 2 % 2 * 8 * DOWN + i // 4 * 8 * ALONG)
-                    out[at] = sums[k // PAIR * PER_UNIT + i]
-                    out[at + uint64(ALONG)] = sums[k // PAIR * PER_UNIT + i + 1]
+                    a, b = sums[k // PAIR * PER_UNIT + i], sums[k // PAIR * PER_UNIT + i + 1]
+                    if ALONG == 1:
+                        store_2xu32(out, at, as_uint32(a), as_uint32(b))
+                    else:
+                        out[at], out[at + uint64(ALONG)] = a, b
 
     return leave
 

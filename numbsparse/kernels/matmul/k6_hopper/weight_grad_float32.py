@@ -200,11 +200,11 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         stages, buffer_size = uint32(number_of(head, 6)), uint32(number_of(head, 7))
         stage_size, begin = uint32(number_of(head, 8)), uint32(base // 4 + BUFFERS * buffer_size)
         number = places[line, group, 0]
-        whole = of_one_strip(places, line, group, x_transposed)
+        whole = UNITS > 1 and of_one_strip(places, line, group, x_transposed)
         upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
-        lower_x = uint32(begin + (places[line, group, 3] & 0xFFFF) * SIZE)
+        lower_x = uint32(begin + (places[line, group, 2 * UNITS - 1] & 0xFFFF) * SIZE)
         upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
-        lower = uint32(base // 4 + (places[line, group, 4] - X_PANELS) * PER_PANEL)
+        lower = uint32(base // 4 + (places[line, group, 2 * UNITS] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
         hi, lo = cuda.local.array(VALUES, uint32), cuda.local.array(VALUES, uint32)
         clear(sums)
@@ -222,9 +222,9 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
                 mbarrier_arrive(bars, EMPTY + stage)
             mbarrier_wait(bars, SHOWN + buffer, buffer_phase)
             at = uint32(buffer * buffer_size)
-            if not gated or number == UNITS:
+            if UNITS > 1 and (not gated or number == UNITS):
                 add(sums, hi, lo, ring, upper + at, lower + at)
-            elif number == 1:
+            elif not gated or number == 1:
                 one(sums[0], hi[0], lo[0], ring, upper + at)
             if lane == 0:
                 mbarrier_arrive(bars, FREE + buffer)
@@ -255,7 +255,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 
     upper, lower : where the panels of each product begin
     """
-    SIZE, EIGHTS = tile.PANEL_BYTES // 4, tile.DEPTH // 8
+    SIZE, EIGHTS, UNITS = tile.PANEL_BYTES // 4, tile.DEPTH // 8, tile.UNITS
 
     @cuda.jit(device=True)
     def read_whole(ring, start, raw):
@@ -300,7 +300,8 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
             read_whole(ring, (upper if warp < 2 else lower) + warp % 2 * SIZE, raw)
         else:
             read_half(ring, upper + warp // 2 * SIZE, warp % 2 * 16, raw[0])
-            read_half(ring, lower + warp // 2 * SIZE, warp % 2 * 16, raw[1])
+            if UNITS > 1:
+                read_half(ring, lower + warp // 2 * SIZE, warp % 2 * 16, raw[1])
 
     return read
 
@@ -342,7 +343,7 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
-        whole = of_one_strip(places, item, warp // 4, x_transposed)
+        whole = UNITS > 1 and of_one_strip(places, item, warp // 4, x_transposed)
         for m in range(UNITS):
             for c in range(ACROSS):
                 start = place_of(m, c, warp, whole, outs, item)

@@ -21,12 +21,20 @@ OPERANDS = 2  # each has a tensor map
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
 TO_START = 4.0  # microseconds until a block of threads multiplies, and while it writes
-TO_ADD, TO_ADD_FLOAT32 = 16.0, 1.0  # for a launch that adds what was cut, besides its sums
+# For a launch that adds what was cut, besides its sums: of items of many blocks of 16-bit values,
+# and of others.
+TO_ADD, TO_ADD_FEW = 16.0, 1.0
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # times as many items have x and dy exchanged: 1 to 1.37 times as fast (H200)
-POOL = 224 * 1024  # bytes of shared memory for images and panels
+POOL = 224 * 1024  # bytes of shared memory of a multiprocessor for these
 STEP_IN_US = 1.4  # of an item, as measured on an H200
-SUMS_IN_US = 3e5
+STEP_OF_ONE = 0.65, 0.75  # of an item of a single product, and where two share a multiprocessor
+SUMS_IN_US, SUMS_IN_US_OF_FEW = 3e5, 5e5
+# Steps of a piece, at least, of items that take all places and of fewer; and how many pieces these
+# are cut into.
+SHORTEST, SHORTEST_OF_FEW = 4, 2
+PIECES_OF_MANY = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])
+PIECES_OF_FEW = np.append(np.arange(1, 13), [14, 16, 18, 22, 26, 33, 44, 66, 88, 132])
 
 PIECES, STEP = range(2)  # of the numbers of a cut: pieces, and how many sums one of them leaves
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
@@ -47,6 +55,7 @@ class Tile(NamedTuple):
     REGISTERS: tuple[int, int] = (0, 0)  # of a thread that requests copies, and one that multiplies
     ITEM: int = 2  # bytes of a value
     STRIPS: int = 0  # of dy in an item, at most; float32 only
+    RESIDENT: int = 1  # blocks of threads of a multiprocessor, of float32
     STAYS: bool = False  # whether blocks of threads go from item to item
     AHEAD: bool = False  # whether these ask for items early: see `asking`
 
@@ -106,8 +115,13 @@ class Tile(NamedTuple):
         return 2 * 4 * self.DEPTH * self.N
 
     @property
+    def POOL(self) -> int:
+        """Bytes of shared memory for images and panels of float32."""
+        return POOL // self.RESIDENT - (0 if self.RESIDENT == 1 else 2048)
+
+    @property
     def SHARED_BYTES(self) -> int:
-        buffer = POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
+        buffer = self.POOL if self.ITEM == 4 else self.STAGES * self.SLOTS * self.PANEL_BYTES
         return buffer + 1024  # panels begin at multiples of that
 
 
@@ -123,7 +137,7 @@ put_panel = inner()(put)
 
 
 @compiled()
-def cut(times, sums, places, steps, least, rate, to_add):
+def cut(times, sums, places, steps, least, rate, to_add, shortest):
     """(end, items that stay whole, pieces of each other one): what ends first on `places` places.
 
     times : microseconds of a step of each item, longest first
@@ -131,15 +145,18 @@ def cut(times, sums, places, steps, least, rate, to_add):
     least : microseconds that the copies take, however items are cut
     rate : sums of a microsecond, to memory and back
     to_add : microseconds that adding takes besides that
+    shortest : steps of a piece
     """
     whole = times.size // places * places
     rest, best, best_pieces = times.size - whole, np.inf, 1
     free, heap = np.zeros(places), np.arange(places)
     for item in range(whole):
         least = max(least, give(free, heap, times[item] * steps + TO_START))
-    for pieces in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32):
+    for pieces in PIECES_OF_FEW if shortest < SHORTEST else PIECES_OF_MANY:
         end, adding = least, to_add + sums * pieces / rate if pieces > 1 else 0.0
-        if pieces > max(steps // 4, 1) or end + adding >= best:
+        if shortest < SHORTEST and pieces * rest > max(places, rest):
+            break  # of few items all pieces run at once
+        if pieces > max(steps // shortest, 1) or end + adding >= best:
             continue
         own, order = free.copy(), heap.copy()
         for piece in range(pieces * rest):
@@ -251,6 +268,41 @@ def tile_of_columns(B: int, N: int) -> Tile:
     return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, (80, 144), ITEM=4, STRIPS=4)
 
 
+def single(tile: Tile) -> Tile:
+    """For items of one product each, two of which are on a multiprocessor."""
+    stages = tile.STAGES if SIMULATED else 8
+    one = tile._replace(GROUPS=1, UNITS=1, STAGES=stages, STRIPS=1, REGISTERS=(0, 0))
+    return one._replace(RESIDENT=2)
+
+
+def smaller(index: Index, tile: Tile, swapped: bool, steps: int, processors: int) -> tuple[Tile]:
+    """The tile, or where that ends first one for items of single products.
+
+    Few items leave places free, and a step of a single product takes less time: all of an item are
+    multiplied, whether they are there or not.
+    """
+    counts, one = panels_kept(index, tile.B, tile.N, swapped), single(tile)
+    items, ones = (items_of(counts, each)[0] for each in (tile, one))
+    if ones > processors * one.RESIDENT:
+        return (tile,)
+    ends = [cut_of(*of, steps, processors)[0] for of in ((items, tile), (ones, one))]
+    return (one if ends[1] < ends[0] else tile,)
+
+
+def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:
+    """`cut` of so many items."""
+    ways = STEP_OF_ONE[: tile.RESIDENT] if tile.UNITS == 1 else (STEP_IN_US,)
+    found = []
+    for resident, step in enumerate(ways, 1):
+        places, rate, shortest = processors * resident, SUMS_IN_US, SHORTEST
+        if 2 * items <= places:
+            rate, shortest = SUMS_IN_US_OF_FEW, SHORTEST_OF_FEW
+        sums = items % places * tile.GROUPS * tile.UNITS * 64 * tile.N
+        each = np.full(items, step)
+        found.append(cut(each, sums, places, steps, 0.0, rate, TO_ADD_FEW, shortest))
+    return min(found)
+
+
 def plan(
     index: Index, tile: Tile, swapped: bool, steps: int, processors: int
 ) -> tuple[np.ndarray | int, ...]:
@@ -276,15 +328,13 @@ def plan(
     places[:, :, 0] = (of_groups >= 0).sum(2)
     places[:, :, 1::2] = 2 * np.arange(each).reshape(tile.GROUPS, tile.UNITS) | 1 << 16
     places[:, :, 2::2] = tile.X_PANELS + np.maximum(of_groups, 0) * across
-    sums = n % processors * each * 64 * tile.N
-    times = np.full(n, STEP_IN_US)
-    _, whole, pieces = cut(times, sums, processors, steps, 0.0, SUMS_IN_US, TO_ADD_FLOAT32)
+    _, whole, pieces = cut_of(n, tile, steps, processors)
     many: np.ndarray = (strips >= 0).sum(1)
     # Blocks of threads that go from item to item keep their stages.
-    alone = not tile.STAYS or whole + (n - whole) * pieces <= processors
+    alone = not tile.STAYS or whole + (n - whole) * pieces <= processors * tile.RESIDENT
     room = many if alone else np.full(n, many.max(initial=0))
     buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
-    stages = np.minimum((POOL - BUFFERS * buffer) // stage, tile.STAGES)
+    stages = np.minimum((tile.POOL - BUFFERS * buffer) // stage, tile.STAGES)
     heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
     return cut_up((heads, loads, places, outs), whole, pieces, steps)
 

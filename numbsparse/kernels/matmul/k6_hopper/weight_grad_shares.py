@@ -18,6 +18,7 @@ from numbsparse.layout import Index
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
+DEEP = 384  # rows on their way, from which on a step waits less
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
 # `part` and `share` are compiled for a GPU too, which plans there.
@@ -229,12 +230,22 @@ def sizes(index: Index, tile: Tile, places: int) -> list[int]:
 # Microseconds as measured on an H200; only their ratios decide.
 
 PRODUCTS = {32: 2e6, 64: 2.5e6, 128: 4e6}  # multiply-adds of a multiprocessor in one, by block size
+PRODUCTS_OF_FEW = {32: 2e6, 64: 3.6e6, 128: 4e6}  # where items are of few blocks
+# Until a step's panels are in one multiprocessor: of each step, and for each row of a panel.
+SUMS_OF_FEW = 3.5e5  # of such items, to memory and back
+COPYING = {32: (0.3, 0.55e-3), 64: (0.25, 0.6e-3), 128: (0.25, 0.6e-3)}
+COPYING_OF_FEW = {32: (0.12, 0.45e-3), 64: (0.16, 0.35e-3), 128: (0.2, 0.45e-3)}
 
 
 def copying(panels: np.ndarray, tile: Tile) -> np.ndarray:
     """Until the panels of a step are in one multiprocessor, and the next step begins."""
-    start, row = (0.3, 0.55e-3) if tile.B == 32 else (0.25, 0.6e-3)
+    start, row = (COPYING_OF_FEW if is_deep(tile) else COPYING)[tile.B]
     return start + panels * tile.DEPTH * row
+
+
+def is_deep(tile: Tile) -> bool:
+    """Whether it is for few blocks."""
+    return tile.STAGES * tile.DEPTH >= DEEP
 
 
 def from_l2(panels: int, tile: Tile) -> float:
@@ -255,7 +266,8 @@ def cut_of(
     """
     panels, counts = tile.B // tile.PANEL, np.diff(items.starts)  # of a line
     own = -(-counts // tile.CLUSTER)  # blocks of one of a cluster
-    products = own * tile.B**2 * tile.DEPTH / PRODUCTS[tile.B]
+    rate = (PRODUCTS_OF_FEW if is_deep(tile) else PRODUCTS)[tile.B]
+    products = own * tile.B**2 * tile.DEPTH / rate
     times = np.maximum(copying(panels * (items.lines - counts + own), tile), products)
     read, first = (panels * int(n) for n in (items.lines.sum(), lines))
     memory = 2.4  # times as long as from the L2 cache
@@ -264,5 +276,8 @@ def cut_of(
     if near is not None and times.size > FEW_ROUNDS * places:  # their panels are in the L2 cache
         order = order[np.argsort(near[order], kind="stable")]
     sums = int(counts[order[order.size // places * places :]].sum()) * tile.B**2
-    rate = 7e4 if tile.B < 128 else 3e5  # pairs of blocks leave theirs number by number
-    return *plans.cut(times[order], sums, places, steps, least, rate, plans.TO_ADD), order
+    if is_deep(tile):
+        adding = SUMS_OF_FEW, plans.TO_ADD_FEW, plans.SHORTEST_OF_FEW
+    else:
+        adding = 7e4 if tile.B < 128 else 3e5, plans.TO_ADD, plans.SHORTEST
+    return *plans.cut(times[order], sums, places, steps, least, *adding), order

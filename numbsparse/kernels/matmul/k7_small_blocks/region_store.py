@@ -21,6 +21,7 @@ from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     cluster_sync,
+    let_next_kernel_start,
     load_4xf32_at,
     shfl_idx,
     store_4xf32,
@@ -225,13 +226,20 @@ def _total_kernel(sums: Sums) -> Any:
     SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
     ALL, COMING, GATED = ADDERS * WORDS, (AHEAD, *ACC), sums.gated
+    PARTS = ADDERS * pieces.floats_of(1, sums.TILES)
 
     @cuda.jit
-    def kernel(uncut, slots, count, into, dense):
+    def kernel(uncut, slots, count, ways, soon, into, dense):
+        if soon:
+            let_next_kernel_start()
         warp = uint32(cuda.threadIdx.x) // 32
-        number = int64(cuda.blockIdx.x) * ADDERS + warp
+        way = int32(warp) if ways > 1 else int32(0)
+        number = int64(cuda.blockIdx.x) * (1 if ways > 1 else ADDERS) + int32(warp) - way
         which, slot = number // SLOTS, number % SLOTS
-        words = cuda.shared.array(ALL, uint32, ALIGNMENT)
+        words, parts = (
+            cuda.shared.array(ALL, uint32, ALIGNMENT),
+            cuda.shared.array(PARTS, float32, ALIGNMENT),
+        )
         if number >= slots:
             return
         if GATED:  # then they are of the kernel before
@@ -240,14 +248,24 @@ def _total_kernel(sums: Sums) -> Any:
         acc, coming = cuda.local.array(ACC, float32), cuda.local.array(COMING, float32)
         pieces.clear(acc)
         wait_for_earlier_kernels()
-        for first in range(0, count, AHEAD):
+        first = way
+        while first < count:
             for p in range(AHEAD):
                 pieces.clear(coming[p])  # the last one is read again
-                piece = which * count + min(first + p, count - 1)
+                piece = which * count + min(first + p * ways, count - 1)
                 pieces.add_saved(into.partials, piece * SLOTS + slot, coming[p])
             for p in range(AHEAD):
-                if first + p < count:
+                if first + p * ways < count:
                     pieces.add(acc, coming[p])
+            first += ways * AHEAD
+        if ways > 1:
+            pieces.save(parts, way, acc)
+            cuda.syncthreads()
+            if way > 0:
+                return
+            pieces.clear(acc)
+            for other in range(ADDERS):
+                pieces.add_saved(parts, other, acc)
         put(acc[0], words, warp * WORDS)
         sync_warp()
         store(words, warp * WORDS, stored, 0, into, dense)
