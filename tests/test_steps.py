@@ -347,9 +347,9 @@ CEILINGS = {
     "k3_registers": (1, 300),
     "k5_tensor_core": (2, 380),
     "k6_hopper": (4, 904),
-    "k7_small_blocks": (4, 953),
+    "k7_small_blocks": (4, 980),
     "k8_small_batch": (5, 899),
-    "k9_dense_tiles": (3, 521),
+    "k9_dense_tiles": (3, 554),
 }
 
 

@@ -37,6 +37,7 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+LOW = (32, *HEIGHTS)  # of few features
 # Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
 # for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
 BESIDE_UP_TO = 4
@@ -47,6 +48,15 @@ COSTS = {(2, 8): (0.005, 0.003, 4.0, 0.4), (2, 16): (0.0035, 0.0131, 4.0, 0.34)}
 # Of float32 those of a group for 64 rows, whoever reads it, and more for each block of a warp; how
 # many times as long a block takes where a scheduler has one warp; and of a warp to add up sums.
 COSTS |= {(4, 8): (0.06, 0.037, 1.0, 0.125), (4, 16): (0.008, 0.067, 1.31, 0.43)}
+# Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
+# warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
+# add; and more where tiles are more than half of the multiprocessors, and those of the next kernel
+# find no room. 512 and 1,024 features, 64 and 256 rows took 0.73 to 1.02 of the time (H200).
+COSTS_OF_FEW = {
+    8: (0.0056, 0.0092, 0.0, 0.9, (0.0, 0.94, 1.72, 1.84), 1.6),
+    16: (0.0065, 0.0172, 1.15, 0.79, (0.0, 0.77, 1.4, 1.62), 1.2),
+}
+FEW_ROWS, FEW_FEATURES = 1024, 1024
 COSTS_OF_IMAGES = {8: (0.0028, 0.0045, 1.5, 0.1), 16: (0.0012, 0.0125, 1.5, 0.1)}
 # Blocks that share a sum, and the part of the multiprocessors that clusters of that size find free
 # at once.
@@ -305,11 +315,16 @@ def shared_out(
     of_rows, of_block, beside, of_sums = COSTS_OF_IMAGES[B] if of_images else COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest, room = warps_for(columns, item), ROOM_OF_IMAGES if of_images else ROOM[item]
+    few = item == 2 and not of_images and batch <= FEW_ROWS
+    few = few and max(features, columns) <= FEW_FEATURES
+    most_rows = LOW if few else HEIGHTS
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
         if split > 1 and tiles * split > units * room[split]:
             return float("inf")
+        if few:
+            return _cost_of_few(B, tiles, features / WIDTH, blocks, rows, warps, split, units)
         if item == 4:
             block = of_block * warps * (beside if warps < NARROW else 1)
             group = of_rows * (2 + high) / 3 + block * blocks * (high + 0.3) / 1.3
@@ -323,17 +338,29 @@ def shared_out(
     whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
     if whole >= (16 if even and item == 4 else 2) * units:
         return widest, 1, ROWS
-    heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
+    heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in most_rows} if even else ()
     narrow = item == 4 and not is_packed(sizes, B, item, n_blocks)  # lanes that copy take registers
     ways = [
         (rows, warps, split)
         for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, *room))
-        if rows >= min(batch, HEIGHTS[0])
+        if rows >= min(batch, most_rows[0])
         and warps <= (widest if rows <= ROWS and not narrow else min(widest, NARROW))
         and (rows <= ROWS or warps <= NARROW * 8 // B or item == 2)
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
+
+
+def _cost_of_few(
+    B: int, tiles: int, groups: float, blocks: float, rows: int, warps: int, split: int, units: int
+) -> float:
+    """Of few features, whose tiles have so many groups, and a warp so many blocks in each."""
+    of_rows, of_block, beside, low, of_sums, late = COSTS_OF_FEW[B]
+    if rows == LOW[0] and split > 2:  # more than there are rows for
+        return float("inf")
+    group = of_rows * rows / ROWS + of_block * blocks * (low if rows <= LOW[0] else 1)
+    of_tile = groups / split * group * (warps + beside) + of_sums[split - 1]
+    return -(-tiles * split // units) * of_tile + (late if 2 * tiles * split > units else 0.0)
 
 
 def warps_for(columns: int, item: int) -> int:
