@@ -24,22 +24,27 @@ RUNG = rung("k9_dense_tiles")
 
 @pytest.mark.pairs
 @pytest.mark.parametrize("depth", [64, 128])
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 128), (2, 1, 128), (1, 2, 128), (1, 4, 128), (1, 1, 64), (1, 2, 64)], ids=str
+)
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float16", 16)])
-def test_products(dtype, B, feature_major, product, shape, depth, monkeypatch):
-    """Features end within a block, and tiles of w and of rows are not full."""
+@pytest.mark.parametrize("sizes", [(67, 139, 75), (88, 168, 152)], ids=["any", "aligned"])
+def test_products(sizes, dtype, B, feature_major, product, shape, depth, monkeypatch):
+    """Features end within a block, and tiles of w and of rows are not full; y is stored item by
+    item, or in pieces."""
     monkeypatch.setattr(tiles, "shape_of", lambda *sizes: shape)
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
-    case = Case(batch=67, in_features=139, out_features=75, block_size=B, density=0.5)
+    batch, features, columns = sizes
+    case = Case(batch, features, columns, block_size=B, density=0.5)
     check_rung(RUNG, product, case, dtype, "cuda", feature_major=feature_major)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
 @pytest.mark.parametrize(("dtype", "transposed"), [("float16", False), ("bfloat16", True)])
 def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed, rng, monkeypatch):
-    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2))
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2, 128))
     layout, dtype = Layout(rng.random((12, 12)) < 0.4), as_dtype(dtype)
     w = BlockSparse(rng.choice([-2, -1, 1, 2], (layout.n_blocks, 8, 8)).astype(dtype), layout)
     x = rng.integers(1, 4, (5, 96)).astype(dtype)
@@ -52,10 +57,27 @@ def test_infinities_meet_no_zeros_of_blocks_that_are_not_kept(dtype, transposed,
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize("columns", [64, 128])
+def test_tiles_of_w_are_zero_where_no_block_is(columns, monkeypatch):
+    """Shared memory is full of NaN before, and no sum is computed again here."""
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 1, columns))
+    monkeypatch.setattr(tiles, "repairing_lines", lambda *how: lambda *args: None)
+    features = tiles.depth_of(1) * (2 * plan.MOST_STAGES + 1)
+    case = Case(batch=16, in_features=features, out_features=columns, block_size=16, density=0.5)
+    for made in (tiles.tile_kernel, tiles.consumer):
+        made.cache_clear()
+    try:
+        check_rung(RUNG, "forward", case, "float16", "cuda")
+    finally:
+        for made in (tiles.tile_kernel, tiles.consumer):
+            made.cache_clear()
+
+
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 @pytest.mark.parametrize("depth", [64, 128])
 def test_no_races(depth, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
-    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2))
+    monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2, 128))
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
     steps = 2 * plan.MOST_STAGES + 1
     case = Case(batch=66, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
@@ -65,7 +87,8 @@ def test_no_races(depth, monkeypatch):
 def test_tiles_of_no_block_are_left_out():
     pattern = np.zeros((24, 40), bool)
     pattern[3, 1], pattern[20, 0], pattern[9, 33] = True, True, True
-    starts, records = plan.plan_tiles(Layout(pattern).index, False, 192, 8, 64)
+    starts, records, most = plan.plan_tiles(Layout(pattern).index, False, 192, 8, 64, 128)
+    assert most == 2
     records = records.reshape(3, -1)
     np.testing.assert_array_equal(starts, [0, 2, 2, 3])
     np.testing.assert_array_equal(records[:, -4], [0, 128, 64])

@@ -33,7 +33,7 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
     "k6_hopper": (4, 2, 2, 1),
     "k7_small_blocks": (4, 4, 2, 3),  # of a ring x, and beside it w in parts, which lanes copy
     "k8_small_batch": (2, 0, 4, 1),  # a ring of two stages for each warp; where they add their sums
-    "k9_dense_tiles": (8, 0, 1, 5),  # fetchers read, too: what is where, the first stage here
+    "k9_dense_tiles": (12, 0, 1, 6),  # fetchers read, too: what is where, the first stage here
 }
 # The traces of these are as those of s01, k3 and s15, whose blocks form clusters and stay.
 ALIKE = {"s02_constants", "s03_shared", "s04_thread_tile", "s05_square_tile", "s06_wide"}

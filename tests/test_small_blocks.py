@@ -105,6 +105,7 @@ def test_tiles_of_the_batch_have_as_many_rows_each(monkeypatch):
         return box_of(rows, *of)
 
     monkeypatch.setattr(strips, "box_of", remember)
+    monkeypatch.setattr(strip_plan, "shared_out", lambda *sizes: (1, 1, 64))
     case = Case(batch=66, in_features=32, out_features=16, block_size=16, density=1.0)
     run = partial(check_rung, rung("k7_small_blocks"), "forward", case, "float16", "cuda")
     assert races(run) == []

@@ -347,9 +347,9 @@ CEILINGS = {
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 500),
     "k6_hopper": (4, 905),
-    "k7_small_blocks": (4, 935),
+    "k7_small_blocks": (4, 962),
     "k8_small_batch": (5, 899),
-    "k9_dense_tiles": (3, 521),
+    "k9_dense_tiles": (3, 555),
 }
 
 

@@ -22,7 +22,6 @@ from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
-    COLUMNS,
     SQUARE,
     depth_of,
     plan_tiles,
@@ -135,12 +134,12 @@ def _of_small_blocks(layout: Layout, size: int, K: float) -> Reads:
 
 def _of_dense_tiles(layout: Layout, size: int, batch: int, K: float) -> Reads:
     """x once for the columns of a tile that keep any of its features, w once for its rows."""
-    strips = -(-layout.shape[1] * size // COLUMNS)
-    groups, _ = shape_of(batch, strips, layout.shape[0] * size / SQUARE, UNITS)
+    n_in, n_out = (n * size for n in layout.shape)
+    groups, _, columns = shape_of(batch, n_out, n_in / SQUARE, UNITS)
     rows, depth = min(SQUARE * groups, batch), depth_of(groups)
-    starts, _ = planned(layout.index, plan_tiles, False, layout.shape[0] * size, size, depth)
-    features = int(starts[-1]) * depth / strips
-    return Reads(features / COLUMNS + K / rows, features / COLUMNS + features / SQUARE)
+    starts, *_ = planned(layout.index, plan_tiles, False, n_in, size, depth, columns)
+    features = int(starts[-1]) * depth / -(-n_out // columns)
+    return Reads(features / columns + K / rows, features / columns + features / SQUARE)
 
 
 class Roofline(NamedTuple):

@@ -34,7 +34,17 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+LOW = (32, *HEIGHTS)  # of few features
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
+# Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
+# warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
+# add; and more where tiles are more than half of the multiprocessors, and those of the next kernel
+# find no room. 512 and 1,024 features, 64 and 256 rows took 0.73 to 1.02 of the time (H200).
+COSTS_OF_FEW = {
+    8: (0.0056, 0.0092, 0.0, 0.9, (0.0, 0.94, 1.72, 1.84), 1.6),
+    16: (0.0065, 0.0172, 1.15, 0.79, (0.0, 0.77, 1.4, 1.62), 1.2),
+}
+FEW_ROWS, FEW_FEATURES = 1024, 1024
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 PACK_FROM = 512  # rows
@@ -315,11 +325,16 @@ def shared_out(
     of_rows, of_block, beside, of_sums, of_part, room = costs or COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest = warps_for(columns, item)
+    few = item == 2 and costs is None and batch <= FEW_ROWS
+    few = few and max(features, columns) <= FEW_FEATURES
+    most_rows = LOW if few else HEIGHTS
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
         if split > 1 and tiles * split > units * room[split - 2]:
             return float("inf")
+        if few:
+            return _cost_of_few(B, tiles, features / WIDTH, blocks, rows, warps, split, units)
         if item == 4:
             block = of_block * warps * (beside if warps < NARROW else 1)
             group = of_rows * (2 + high) / 3 + block * blocks * (high + 0.3) / 1.3
@@ -331,17 +346,29 @@ def shared_out(
     whole = -(-columns // (widest * WARP_COLUMNS)) * -(-batch // ROWS)
     if whole >= (16 if even and item == 4 else 2) * units:
         return widest, 1, ROWS
-    heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in HEIGHTS} if even else ()
+    heights = {-(-batch // (16 * -(-batch // most))) * 16 for most in most_rows} if even else ()
     narrow = item == 4 and not is_packed(sizes, B, item, n_blocks)  # lanes that copy take registers
     ways = [
         (rows, warps, split)
         for rows, warps, split in every((ROWS, *sorted(heights)), (widest, 8, 4), (1, 2, 3, 4))
-        if rows >= min(batch, HEIGHTS[0])
+        if rows >= min(batch, most_rows[0])
         and warps <= (widest if rows <= ROWS and not narrow else min(widest, NARROW))
         and (rows <= ROWS or warps <= NARROW * 8 // B or item == 2)
     ]
     rows, warps, split = min(ways, key=lambda way: cost(*way))
     return warps, split, rows
+
+
+def _cost_of_few(
+    B: int, tiles: int, groups: float, blocks: float, rows: int, warps: int, split: int, units: int
+) -> float:
+    """Of few features, whose tiles have so many groups, and a warp so many blocks in each."""
+    of_rows, of_block, beside, low, of_sums, late = COSTS_OF_FEW[B]
+    if rows == LOW[0] and split > 2:  # more than there are rows for
+        return float("inf")
+    group = of_rows * rows / ROWS + of_block * blocks * (low if rows <= LOW[0] else 1)
+    of_tile = groups / split * group * (warps + beside) + of_sums[split - 1]
+    return -(-tiles * split // units) * of_tile + (late if 2 * tiles * split > units else 0.0)
 
 
 def warps_for(columns: int, item: int) -> int:

@@ -2,8 +2,9 @@
 
 The rung before picks what each kept block needs, out of shared memory, block by block: so its time
 grows with the blocks. From a fifth of those of 8 x 8 on, or a third of those of 16 x 16, it takes
-less time to pick nothing. Tiles of w are filled with the kept blocks of 64 or 128 features and 128
-columns of y, zeros between them, and `wgmma` multiplies them whole, straight from shared memory.
+less time to pick nothing. Tiles of w are filled with the kept blocks of 64 or 128 features and as
+many columns of y, zeros between them, and `wgmma` multiplies them whole, straight from shared
+memory.
 
 - `plan` lists, once per layout, the tiles that keep any block, and what is where in each. It says
   from which part of the blocks on that is worth it, and how large the tiles of y are.

@@ -1,7 +1,7 @@
 """What each block of threads multiplies, step by step, and where tiles take less time than strips.
 
-A tile of w is 64 or 128 features by 128 columns of y. A step has one, and says in a record which
-blocks are kept in it and where; a tile that keeps none has no step.
+A tile of w is 64 or 128 features by 64 or 128 columns of y. A step has one, and says in a record
+which blocks are kept in it and where; a tile that keeps none has no step.
 """
 
 from functools import lru_cache
@@ -18,15 +18,17 @@ from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
-SQUARE, COLUMNS = 64, 128  # of w, whose rows have 128 bytes; of y
-COUNT = COLUMNS // 2  # sums of a thread
+SQUARE, COLUMNS = 64, (128, 64)  # of w, whose rows have 128 bytes; of y
 FLOAT32 = np.dtype("float32")  # compared with in a quarter of the time that its name takes
-FETCHERS = 4  # warps
 MOST_STAGES = 3 if SIMULATED else 8
 ROOM = {1: float("inf"), 2: 1.0, 4: 0.76}  # of the multiprocessors, for clusters of that size
-# Microseconds, fitted to an H200: of 64 features, and more for each 64 rows; of a tile beside them,
-# and for each 64 rows where its sum is shared. Of 47 products it chose the fastest tile.
-OF_STEP, OF_ROWS, OF_TILE, OF_SUMS = 0.24, 0.114, 4.0, 1.23
+# Microseconds, fitted to an H200: of 64 features, by the columns of a tile and its rows in 64s, and
+# more for each of these; of a tile beside them, and its rows in 64s; and for each where two or four
+# blocks share its sum. Tiles of 64 columns take fewer rows less time: of 64 and 256 rows 0.64 to
+# 0.84 of what those of 128 took, with 256 to 1,024 features and a quarter of the blocks.
+OF_STEP = {128: (0.19, 0.19, 0.24, 0.24), 64: (0.11, 0.11, 0.15, 0.15)}
+OF_ROWS = {128: 0.114, 64: 0.075}
+OF_TILE, OF_HEIGHT, OF_SUMS = 4.0, 0.1, {1: 0.0, 2: 0.45, 4: 1.1}
 # By block size, of so many rows the part that is kept of tiles from which on this takes less time
 # than strips do (H200, float16).
 WORTH = {8: ((512, 0.18), (192, 0.22), (48, 0.3)), 16: ((192, 0.34), (48, 0.45))}
@@ -43,25 +45,42 @@ class Tile(NamedTuple):
     WARPGROUPS: int  # of 64 rows each
     SPLIT: int  # blocks of threads of a cluster that have a part of the sum each
     DEPTH: int  # features of a step, 64 or 128
+    COLUMNS: int  # of y, 64 or 128
     transposed: bool  # y = x @ w.T
     x_transposed: bool  # x is feature-major
     order: str  # of y, see `parts.store`
+    FREE: bool = False  # whether parts of a sum meet in stages that are not filled
 
     @property
     def ROWS(self) -> int:
         return SQUARE * self.WARPGROUPS
 
     @property
+    def FETCHERS(self) -> int:
+        """Warps that copy w. Each waits for itself most of the time: of up to 128 rows eight took
+        0.87 to 1.0 of the time that four did (H200)."""
+        return 8 if self.WARPGROUPS <= 2 and self.DEPTH == 2 * SQUARE else 4
+
+    @property
+    def COUNT(self) -> int:
+        """Sums of a thread."""
+        return self.COLUMNS // 2
+
+    @property
     def W_START(self) -> int:
         return 2 * self.DEPTH * self.ROWS
 
     @property
+    def W_BYTES(self) -> int:
+        return 2 * self.DEPTH * self.COLUMNS
+
+    @property
     def STAGE_BYTES(self) -> int:
-        return self.W_START + 2 * self.DEPTH * COLUMNS
+        return self.W_START + self.W_BYTES
 
     @property
     def RECORD(self) -> int:
-        return record_of(self.B, self.DEPTH)
+        return record_of(self.B, self.DEPTH, self.COLUMNS)
 
     @property
     def STAGES(self) -> int:
@@ -70,15 +89,24 @@ class Tile(NamedTuple):
         return min(limit // (self.STAGE_BYTES + 8 * self.RECORD), MOST_STAGES)
 
     @property
+    def PART_BYTES(self) -> int:
+        """Of the parts of a slice of a sum that is split."""
+        return part_bytes(4 * self.WARPGROUPS, self.COUNT) if self.SPLIT > 1 else 0
+
+    @property
+    def PARTS_AT(self) -> int:
+        """Where in the ring these are: in its last stages, or where it was."""
+        behind = self.STAGES - -(-self.PART_BYTES // self.STAGE_BYTES)
+        return behind * self.STAGE_BYTES if self.FREE else 0
+
+    @property
     def SHARED_BYTES(self) -> int:
-        """The parts of a sum that is split are where the ring was."""
-        parts = part_bytes(4 * self.WARPGROUPS, COUNT) if self.SPLIT > 1 else 0
-        return max(self.STAGES * (self.STAGE_BYTES + 8 * self.RECORD), parts) + PERIOD
+        return max(self.STAGES * (self.STAGE_BYTES + 8 * self.RECORD), self.PART_BYTES) + PERIOD
 
 
-def record_of(B: int, depth: int) -> int:
+def record_of(B: int, depth: int, columns: int) -> int:
     """Numbers of a step: a code for each block of a tile of w, its first feature, and zeros."""
-    return COLUMNS * depth // B**2 + 4
+    return columns * depth // B**2 + 4
 
 
 def depth_of(warpgroups: int) -> int:
@@ -91,44 +119,47 @@ def depth_of(warpgroups: int) -> int:
 
 
 @lru_cache(1024)
-def shape_of(batch: int, strips: int, steps: float, units: int) -> tuple[int, int]:
-    """(warpgroups of a tile, blocks of threads that share its sum), for the least time."""
+def shape_of(batch: int, features: int, steps: float, units: int) -> tuple[int, int, int]:
+    """(warpgroups of a tile, blocks of threads that share its sum, columns), for the least time
+    that so many features of y take."""
 
-    def cost(warpgroups: int, split: int) -> float:
-        blocks = strips * -(-batch // (SQUARE * warpgroups)) * split
-        if blocks > units * ROOM[split]:
+    def cost(warpgroups: int, split: int, columns: int) -> float:
+        blocks = -(-features // columns) * -(-batch // (SQUARE * warpgroups)) * split
+        if blocks > units * ROOM[split] or (split, columns) == (4, SQUARE):
             return float("inf")
-        of_tile = steps / split * (OF_STEP + OF_ROWS * warpgroups) + OF_TILE
-        return -(-blocks // units) * of_tile + OF_SUMS * warpgroups * (split > 1)
+        of_step = OF_STEP[columns][warpgroups - 1] + OF_ROWS[columns] * warpgroups
+        of_tile = steps / split * of_step + OF_TILE + OF_HEIGHT * warpgroups
+        return -(-blocks // units) * of_tile + OF_SUMS[split] * warpgroups
 
-    return min(every((1, 2, 3, 4), ROOM), key=lambda shape: cost(*shape))
+    return min(every((1, 2, 3, 4), ROOM, COLUMNS), key=lambda shape: cost(*shape))
 
 
 def plan_tiles(
-    index: Index, transposed: bool, features: int, B: int, depth: int
+    index: Index, transposed: bool, features: int, B: int, depth: int, across: int
 ) -> tuple[Any, ...]:
-    """(starts, records) of the steps of each strip of 128 columns of y.
+    """(starts, records, most) of the steps of each strip of so many columns of y.
 
     starts (strips + 1,) : where those of each begin
     records (steps, numbers) : of squares of 64 rows and columns of w the block in each cell, above
         how many of its features there are, in INSIDE_BITS, or 0; then the first feature. Squares
         below each other follow each other.
+    most : steps of a strip
     """
     walk, along = index.rows if transposed else index.columns, SQUARE // B
     lines = walk.indptr.size - 1
     line, other = np.repeat(np.arange(lines), np.diff(walk.indptr)), walk.indices
-    tiles, of_strip = tiles_of(index, transposed, B, depth)
+    tiles, of_strip = tiles_of(index, transposed, B, depth, across)
     steps, step = np.unique(tiles, return_inverse=True)
-    records = np.zeros((steps.size, record_of(B, depth)), np.int32)
-    (row, down), (column, across) = (other, depth), (line, COLUMNS)
+    records = np.zeros((steps.size, record_of(B, depth, across)), np.int32)
+    (row, down), (column, wide) = (other, depth), (line, across)
     if transposed:
-        (row, down), (column, across) = (line, COLUMNS), (other, depth)
-    cell = column % (across // B) // along * (down // B) + row % (down // B)
+        (row, down), (column, wide) = (line, across), (other, depth)
+    cell = column % (wide // B) // along * (down // B) + row % (down // B)
     cell = cell * along + column % along
     records[step, cell] = walk.blocks << INSIDE_BITS | np.clip(features - other * B, 0, B)
     records[:, -4] = steps % of_strip * depth
-    starts = np.searchsorted(steps, np.arange(-(-lines * B // COLUMNS) + 1) * of_strip)
-    return starts.astype(np.int32), records.reshape(-1)
+    starts = np.searchsorted(steps, np.arange(-(-lines * B // across) + 1) * of_strip)
+    return starts.astype(np.int32), records.reshape(-1), int(np.diff(starts).max(initial=0))
 
 
 def least_kept(product: str, block_size: int, dtype: Any, batch: int) -> float:
@@ -164,14 +195,16 @@ def suits(
 
 def kept_of_tiles(index: Index, transposed: bool, B: int) -> tuple[float]:
     """Which part of the blocks of tiles is kept, of those tiles that keep any."""
-    tiles = tiles_of(index, transposed, B, SQUARE)[0]
+    tiles = tiles_of(index, transposed, B, SQUARE, COLUMNS[0])[0]
     there = np.bincount(tiles, minlength=1)
-    return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * COLUMNS),)
+    return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * COLUMNS[0]),)
 
 
-def tiles_of(index: Index, transposed: bool, B: int, depth: int) -> tuple[np.ndarray, int]:
+def tiles_of(
+    index: Index, transposed: bool, B: int, depth: int, across: int
+) -> tuple[np.ndarray, int]:
     """In which tile each block is, in the order of the walk over lines of y; tiles of a strip."""
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     line = np.repeat(np.arange(walk.indptr.size - 1), np.diff(walk.indptr))
     of_strip = -(-(others.indptr.size - 1) * B // depth)
-    return line // (COLUMNS // B) * of_strip + walk.indices // (depth // B), of_strip
+    return line // (across // B) * of_strip + walk.indices // (depth // B), of_strip

@@ -1,9 +1,9 @@
 """y = x @ w where so many blocks are kept that w is multiplied as if it were dense.
 
-A block of threads has 128 columns of y and up to 256 rows, and wgmma multiplies 64 features at a
-time. Some warps copy the kept blocks of these to where they are in a tile of w in shared memory,
-zeros between them; so w is read as it is stored, each block once for a tile of rows. A tile that
-keeps no block is left out.
+A block of threads has 64 or 128 columns of y and up to 256 rows, and wgmma multiplies 64 or 128
+features at a time. Some warps copy the kept blocks of these to where they are in a tile of w in
+shared memory, zeros between them; so w is read as it is stored, each block once for a tile of rows.
+A tile that keeps no block is left out.
 
 An infinity in x that meets a zero of no block makes NaN: such sums are computed again.
 """
@@ -17,9 +17,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
-    COLUMNS,
-    COUNT,
-    FETCHERS,
     SQUARE,
     Tile,
     depth_of,
@@ -74,12 +71,15 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     (batch, features), B = x.shape, values.shape[1]
     values, order = aligned_values(values), order_of(y)
     x, x_transposed = aligned_either_way(of_bits(x))
-    strips = -(-y.shape[1] // COLUMNS)
-    warpgroups, split = shape_of(batch, strips, features / SQUARE, multiprocessors())
-    depth = depth_of(warpgroups)
-    starts, records = planned(index, plan_tiles, transposed, features, B, depth)
+    shape = shape_of(batch, y.shape[1], features / SQUARE, multiprocessors())
+    warpgroups, split, columns = shape
+    depth, strips = depth_of(warpgroups), -(-y.shape[1] // columns)
+    starts, records, most = planned(index, plan_tiles, transposed, features, B, depth, columns)
     kind = KINDS[y.dtype.name]
-    tile = Tile(B, kind, warpgroups, split, depth, transposed, x_transposed, order)
+    tile = Tile(B, kind, warpgroups, split, depth, columns, transposed, x_transposed, order)
+    free = tile._replace(FREE=split > 1)
+    if -(-most // split) * tile.STAGE_BYTES <= free.PARTS_AT:
+        tile = free
     row_tiles = -(-batch // tile.ROWS)
     rows = tile.ROWS if x_transposed else even_rows(batch, row_tiles)
     x_map = tensor_map(x, (depth, SQUARE) if x_transposed else (rows, SQUARE))
@@ -87,7 +87,7 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     launch(
         tile_kernel(tile),
         strips * row_tiles * split,
-        128 * tile.WARPGROUPS + 32 * FETCHERS,
+        128 * tile.WARPGROUPS + 32 * tile.FETCHERS,
         *(x_map, unannounced(x_map), of_bits(values.span), Plan(starts, records, rows)),
         *(output_of(y), dense_of(own, of_bits(values), index, transposed)),
         shared_bytes=tile.SHARED_BYTES,
@@ -107,8 +107,9 @@ class Plan(NamedTuple):
 @cache
 def tile_kernel(tile: Tile) -> Any:
     STAGES, WARPS, SPLIT = tile.STAGES, 4 * tile.WARPGROUPS, tile.SPLIT
-    BARRIERS = 2 * STAGES + 1
-    produce, consume, meet = producer(tile), consumer(tile), meeting()
+    BARRIERS, FETCHERS = 2 * STAGES + 1, tile.FETCHERS
+    produce, consume = producer(tile), consumer(tile)
+    meet, MEET = meeting(tile.FREE), SPLIT if tile.FREE else 1
 
     @cuda.jit(**registers(32 * (WARPS + FETCHERS), most=255))
     def kernel(x_map, fresh, values, plan, y, dense):
@@ -126,7 +127,7 @@ def tile_kernel(tile: Tile) -> Any:
                 prefetch_tensor_map(x_map)
             begin_ring(bars, 0, STAGES, 1 + 32 * FETCHERS, WARPS)
             mbarrier_init(bars, 2 * STAGES, 1)
-        show_barriers(t, 1)
+        show_barriers(t, MEET)
         warp, row = shfl_idx(uint32(t // 32), 0), int32(top * plan.rows)
         if warp >= WARPS:
             ring = shared, base, bars
@@ -206,7 +207,7 @@ def copying(tile: Tile) -> Any:
     """
     B, ALONG, PIECES, transposed = tile.B, SQUARE // tile.B, tile.B // PIECE, tile.transposed
     LANES, INSIDE = B * PIECES, (1 << INSIDE_BITS) - 1
-    OWN = (tile.RECORD - 4) // FETCHERS
+    OWN = (tile.RECORD - 4) // tile.FETCHERS
     ROUNDS = OWN * LANES // 32
 
     @cuda.jit(device=True)
@@ -234,13 +235,15 @@ def copying(tile: Tile) -> Any:
 def consumer(tile: Tile) -> Any:
     """consume(plan, strip, first, last, row, shared, base, bars, y, dense)."""
     STAGES, STAGE_BYTES, W_START, B = tile.STAGES, tile.STAGE_BYTES, tile.W_START, tile.B
-    SPLIT, WIDTH, OWN = tile.SPLIT, COLUMNS // tile.SPLIT, COUNT // tile.SPLIT
+    SPLIT, COLUMNS, COUNT = tile.SPLIT, tile.COLUMNS, tile.COUNT
+    WIDTH, OWN = COLUMNS // SPLIT, COUNT // SPLIT
     LINE, DEPTH, x_transposed = 2 * SQUARE, tile.DEPTH, tile.x_transposed
     x = Operand(LINE, LINE * (DEPTH if x_transposed else tile.ROWS), x_transposed)
     w = Operand(LINE, LINE * (COLUMNS if tile.transposed else DEPTH), not tile.transposed)
     add, no_sums = wgmma(tile.kind, 1, COLUMNS, DEPTH // 16, x, w), zeros(COUNT)
     OWN_ROWS = LINE * (DEPTH if x_transposed else SQUARE)  # bytes
-    add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT)
+    add_sums = add_parts(SPLIT, SPLIT, 1, SPLIT, COUNT // 4 // SPLIT, tile.FREE)
+    PARTS_AT = tile.PARTS_AT
     store = storer(slice_of(Sums(tile.kind, COLUMNS, 1, 1, APART=64), SPLIT), tile.order)
     repair = repairing_lines(False, tile.kind)
 
@@ -278,7 +281,7 @@ def consumer(tile: Tile) -> Any:
         own_y = y[0], y[1], y[2], min(y[3], row + plan.rows), y[4]
         if SPLIT > 1:  # each block of the cluster stores a part of the columns
             own, part = cuda.local.array(OWN, float32), int32(cuda.blockIdx.x) % SPLIT
-            add_sums(sums, own, warp, base)
+            add_sums(sums, own, warp, base + PARTS_AT)
             finish(own, strip * SPLIT + part, top, own_y, dense)
         else:
             finish(sums, strip, top, own_y, dense)
