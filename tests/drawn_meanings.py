@@ -38,6 +38,15 @@ def relu_grad(x, dy):
     return np.where(x > 0, dy, 0)
 
 
+def stretched_sigmoid(x):
+    return np.clip(1.2 * expit(x) - 0.1, 0, 1)
+
+
+def stretched_sigmoid_grad(x, dy):
+    y = stretched_sigmoid(x)
+    return np.where((y > 0) & (y < 1), dy * 1.2 * expit(x) * expit(-x), 0)
+
+
 def elu_grad(x, dy):
     return dy * elu_slope(x)
 

@@ -234,7 +234,7 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
 ):
     """What is not computed is not written; x and dy that no block needs are not read."""
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
-    monkeypatch.setitem(weight_grad.GATED_FROM, size, batch)
+    monkeypatch.setitem(weight_grad.GATED_FROM[as_dtype(dtype).itemsize], size, batch)
     if rng.random() < 0.5:  # blocks are many, and so are the products of an item of float32
         monkeypatch.setattr(weight_grad, "BLOCKS", dict.fromkeys((32, 64, 128), 0))
     else:
@@ -255,7 +255,7 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
 @pytest.mark.parametrize(("dtype", "size"), [("float16", 32), ("float32", 64)])
 def test_warps_that_find_what_gates_leave_do_not_race(dtype, size, rng, monkeypatch):
-    monkeypatch.setitem(weight_grad.GATED_FROM, size, 0)
+    monkeypatch.setitem(weight_grad.GATED_FROM[as_dtype(dtype).itemsize], size, 0)
     layout = ns.Layout(rng.random((3, 4)) < 0.7)
     gates = ns.to_device(np.float32(rng.random(layout.n_blocks) < 0.5))
     x, dy = (ns.to_device(rng.standard_normal((9, size * n)).astype(dtype)) for n in layout.shape)
@@ -268,7 +268,7 @@ def test_warps_that_find_what_gates_leave_do_not_race(dtype, size, rng, monkeypa
 def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, monkeypatch):
     """float32: of columns that keep the same rows, 64 rows and columns of x.T @ dy are one."""
     monkeypatch.setattr(weight_grad_plan, "FEWER", 0)  # x and dy are not exchanged
-    monkeypatch.setitem(weight_grad.GATED_FROM, 32, 0)
+    monkeypatch.setitem(weight_grad.GATED_FROM[4], 32, 0)
     layout = ns.Layout(np.repeat(rng.random((4, 3)) < 0.8, 2, axis=1))
     assert weight_grad_plan.way_of(layout.index, 32)[1].N == 64
     gates = np.float32(rng.random(layout.n_blocks) < 0.3)

@@ -237,6 +237,7 @@ OF_NO_ARRAYS = {
         "select_gated",
         "in_order",
         "all_blocks",
+        "all_of",
         "logistic_noise",
     ),
 }

@@ -75,7 +75,8 @@ def test_as_many_gates_are_zero_as_expected(rng):
 def test_the_gradient_of_a_gate_is_that_of_its_formula():
     noise = ops.logistic_noise(50, 1, 1, "float64", "cpu")
     stretched = nn.utils.hard_concrete._stretched
-    ns.testing.check_grads(lambda a: stretched((a + noise) / BETA), np.linspace(-2, 2, 50))
+    gates = np.linspace(-2, 2, 50)
+    ns.testing.check_grads(lambda a: stretched((a + noise) / BETA), gates, order=2)
 
 
 def test_gates_of_a_model_in_evaluation_are_not_drawn():

@@ -8,7 +8,7 @@ import pytest
 from numba import cuda, uint32
 
 import numbsparse as ns
-from numbsparse import Layout, device
+from numbsparse import Layout, device, ops
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import (
     plan,
@@ -20,6 +20,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
+from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu as k8_plan_on_gpu
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -34,6 +35,12 @@ PATTERNS = {
     "few": (9, 3, 0.5),
 }
 STAIRS = np.tril(np.ones((12, 12), bool))
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch):
+    """No layout that is gone lends its plans, which other numbers made."""
+    monkeypatch.setattr(ops.made, "_spare", {})
 
 
 def both(name, rng, more=3):
@@ -325,7 +332,11 @@ CASES += [("full", "float32", 64)]
 
 
 @pytest.mark.parametrize(("name", "dtype", "size"), CASES)
-def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, monkeypatch):
+@pytest.mark.parametrize("many", [False, True], ids=["few rounds", "many rounds"])
+def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, rng, monkeypatch):
+    monkeypatch.setattr(weight_grad_on_gpu, "FEW_ROUNDS", 0 if many else 1000)
+    monkeypatch.setattr(weight_grad_on_gpu, "FEW_STEPS", 500)
+    monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
     for module in (weight_grad, plans):
         monkeypatch.setattr(module, "SIMULATED", False)
@@ -343,7 +354,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
         together = numbers[plans.STEP]
         assert together * numbers[plans.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
-        assert (np.diff(whole) <= 0).all()  # longest first
+        assert many or (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
         for first in range(0, len(heads), tile.CLUSTER):
             of = np.s_[first : first + tile.CLUSTER]
@@ -377,6 +388,26 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, rng, m
             assert numbers[0] > 1
 
 
+@pytest.mark.parametrize("few", [0, 160])
+def test_items_that_run_together_meet_few_lines(few, rng):
+    """Of many rounds those of a part of the grid follow each other, longest first in each."""
+    groups, each = 40, 4
+    n, near = groups * each, weight_grad_on_gpu.NEAR
+    counts = np.zeros((n, 2), np.int32)
+    counts[:, 1] = rng.integers(20, 30, n)
+    group, nth = np.divmod(np.arange(n), each)
+    slots = rng.permutation(n)
+    found, numbers = np.stack([slots, group], 1), np.arange(0, n + 1, each)
+    cut, order = np.zeros(5), ns.to_device(np.full(n, -1, np.int32))
+    cut[weight_grad_on_gpu.ITEMS] = n
+    tables = (ns.to_device(a.astype(np.int32)) for a in (counts, found, numbers))
+    last = ns.to_device(cut.astype(np.int32)), order
+    launch(weight_grad_on_gpu.order_kernel(1), n, 32, *tables, few, *last)
+    parts = (2 * (group // near) + (nth >= each // 2)) * (few == 0)
+    right = np.lexsort((np.arange(n), -counts[slots, 1], parts))
+    np.testing.assert_array_equal(order.numpy(), slots[right])
+
+
 def check_panels(out, rows, columns, on_host, parts, in_parts):
     block, part = divmod(out, parts**2) if in_parts else (out, None)
     row, column = on_host.block_rows[block] * parts, on_host.block_columns[block] * parts
@@ -397,8 +428,10 @@ FEW_ROWS = [
 
 
 @pytest.mark.parametrize(("name", "transposed", "size"), FEW_ROWS)
-def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, rng):
+@pytest.mark.parametrize("more", [0, 2, 12], ids=["cut", "some", "whole"])
+def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, more, rng, monkeypatch):
     """Runs of a share's warps, and the parts of lines that shares cut; see `k8_small_batch`."""
+    monkeypatch.setattr(k8_plan_on_gpu, "TOGETHER", more)
     made, on_host = both(name, rng)
     shares, warps = 5, 3
     plan, each, begin, lines, _, tickets = planned(
@@ -411,9 +444,15 @@ def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, rng):
     assert set(empty[:lines]) - {lines} == set(none)
     runs = abs(filled).reshape(shares, warps)
     assert runs.sum() == xs.size
-    assert runs.sum(1).max() <= -(-xs.size // shares)
+    fair, whole = max(-(-xs.size // shares), 1), np.arange(shares + 1) * lines // shares
+    loads = np.diff(indptr[whole])
+    is_whole = loads.max() <= fair + more
+    if is_whole:
+        np.testing.assert_array_equal(runs.sum(1), loads)
+        assert (units[:, 2] >= 0).all()
+    assert runs.sum(1).max() <= fair + (max(more, 0) if is_whole else 0)
     assert (np.diff(runs, axis=1) <= 0).all()
-    assert runs.max() - runs.sum(1).max() // warps <= 1
+    assert (runs.max(1) - runs.sum(1) // warps <= 1).all()
     number, parts = 0, {}
     for run, own in enumerate(filled):
         share = run // warps

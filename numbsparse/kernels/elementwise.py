@@ -33,6 +33,7 @@ GELU_SLOPE = np.float32(3 * 0.044715)
 GELU_FAR = np.float32(16)  # from here on Phi, and (1 + tanh) / 2, are 1 or 0
 SQRT_HALF = np.float32(math.sqrt(0.5))
 NORMAL = np.float32(1 / math.sqrt(2 * math.pi))
+LOWEST, STRETCH = np.float32(-0.1), np.float32(1.2)  # of what is cut to a hard-concrete gate
 
 
 def maximum(a, b):
@@ -45,6 +46,18 @@ def sigmoid(x):
         return ONE / (ONE + math.exp(-x))
     e = math.exp(x)
     return e / (ONE + e)
+
+
+def stretched_sigmoid(x):
+    # As here no function calls another: sigmoid(x) = (1 + tanh(x / 2)) / 2.
+    y = (HALF * math.tanh(HALF * x) + HALF) * STRETCH + LOWEST
+    return ZERO if y <= ZERO else ONE if y >= ONE else y
+
+
+def stretched_sigmoid_grad(x, dy):
+    s = HALF * math.tanh(HALF * x) + HALF
+    y = s * STRETCH + LOWEST
+    return dy * (STRETCH * s * (ONE - s)) if y > ZERO and y <= ONE else ZERO
 
 
 def relu(x):
@@ -113,6 +126,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 for _function in (maximum, sigmoid, softplus, relu, relu_grad, elu, elu_grad):
     FUNCTIONS[_function.__name__] = _function
 for _function in (gelu, gelu_grad, gelu_tanh, gelu_tanh_grad):
+    FUNCTIONS[_function.__name__] = _function
+for _function in (stretched_sigmoid, stretched_sigmoid_grad):
     FUNCTIONS[_function.__name__] = _function
 
 

@@ -20,6 +20,8 @@ from numbsparse.ops.activations import (
     relu_grad,
     sigmoid,
     softplus,
+    stretched_sigmoid,
+    stretched_sigmoid_grad,
     tanh,
 )
 from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums

@@ -20,6 +20,7 @@ from numbsparse.ops.operands import CPU_FLOATS, alike, contiguous
 GELU_SCALE = (2 / pi) ** 0.5
 GELU_CUBE = 0.044715
 GELU_FAR = 16.0  # from here on 1 + tanh is 2, or 0, in float64 too
+LOWEST, STRETCH = -0.1, 1.2  # of what is cut to a hard-concrete gate
 PHI_FAR = 40.0  # from here on Phi is 1, or 0
 
 
@@ -45,6 +46,20 @@ def sigmoid(x: Any) -> Any:
     """1 / (1 + e ** -x)."""
     with np.errstate(over="ignore"):  # 1 / (1 + inf) is the right 0
         return 1 / (np.exp(-x) + 1)
+
+
+@_elementwise
+def stretched_sigmoid(x: Any) -> Any:
+    """1.2 sigmoid(x) - 0.1, cut to 0 and 1: a hard-concrete gate of Louizos and others, 2017."""
+    return np.clip(sigmoid(x) * STRETCH + LOWEST, 0, 1)
+
+
+@_elementwise
+def stretched_sigmoid_grad(x: Any, dy: Any) -> Any:
+    """dy times the derivative of stretched_sigmoid: 0 where that is cut."""
+    s = sigmoid(x)
+    y = s * STRETCH + LOWEST
+    return dy * ((y > 0) & (y <= 1)) * (s * (1 - s) * STRETCH)
 
 
 @_elementwise

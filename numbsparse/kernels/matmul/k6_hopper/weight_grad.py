@@ -86,8 +86,10 @@ BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
 # Rows from which on blocks are left out by gates. Of 64 to 256 rows looking at them took 1.2 to 1.4
-# times as long with all gates one, 1.1 to 1.2 with half of them zero; in blocks of 128 so do 512.
-GATED_FROM = {32: 512, 64: 512, 128: 1024}
+# times as long with all gates one and 1.1 to 1.2 with half of them zero, of 512 and 1,024 rows 1.1
+# to 1.3 and 0.89 to 0.99, as blocks of threads do not stay then; of blocks of 128 1.07 and 0.67, of
+# float32 in blocks of 64 1.05 and 0.85. By bytes of a value and block size.
+GATED_FROM = {2: {32: LONG, 64: LONG, 128: 1024}, 4: {32: LONG, 64: 512, 128: 1024}}
 
 
 @of_any_rows
@@ -101,6 +103,7 @@ def weight_grad(
 ) -> None:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     B, batch = dvalues.shape[1], x.shape[0]
+    gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     stays, processors = gates is None and index.made is None and batch < LONG, multiprocessors()
     if kind is None:
@@ -121,12 +124,11 @@ def weight_grad(
     maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None and index.made is None and batch >= GATED_FROM[B]
+    by_gates = gates is not None
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
     # Of many blocks they would get apart: see LONG.
     alone = blocks <= places and (kind is None or shares.is_deep(tile))
-    by_host = gates is None and index.made is None
-    stays = (tile.STAYS or (alone and by_host)) and not by_gates
+    stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)

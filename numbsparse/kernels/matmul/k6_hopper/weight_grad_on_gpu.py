@@ -4,7 +4,8 @@ A warp goes through the blocks of ROWS neighbouring block rows of B = 32 and clo
 next block does not fit; of a block row of B = 64 or 128, and of a strip of columns of float32, a
 warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads
 load and multiply. The items of a group begin where they would if all before had as many as they
-could have. Then they are numbered without gaps, those with most panels first; of float32 those that
+could have. Then they are numbered without gaps, those with most panels first, or, of many rounds,
+those together that meet the same lines (`order_kernel`); of float32 those that
 do not fill all places once more are cut over the batch; and tables are written as
 `weight_grad_plan.cut_up` leaves them, empty where no item is. With items cut, an H200 took 5 to 9 %
 more time of 16 bits, and 13 to 16 % less of float32 (8,192 rows and features, density 0.1). So of
@@ -27,12 +28,17 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import redux_or
 from numbsparse.layout import Index
 
+# Of many rounds and few steps of 16 bits, groups whose items run together, and words of 32 inputs
+# from which an item has its own: 512 to 1,024 rows of 16,384 and 32,768 features took 0.84 to 0.92
+# of the time, 4,096 rows 0.95 and 1.14 (H200).
+NEAR, WINDOW, FEW_STEPS = 16, 8, 32
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
 FEW, A_STEP = 0.5, 0.25  # blocks for each place, of 16 bits, that are cut; microseconds of a step
@@ -67,7 +73,7 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     )
     groups = -(-(walk.indptr.size - 1) // how.LINES) * how.ACROSS
     most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
-    drafts = Drafts.empty(tile, most)
+    drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and steps <= FEW_STEPS
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
     table = (
         *bits,
@@ -82,12 +88,14 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
         longest = (index.rows if by_columns else index.columns).indptr.size - 1
         launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *table)
     else:
-        launch(items_kernel(tile), groups, 32, *table)
+        launch(items_kernel(tile), groups, 32, WINDOW if is_near else bits[0].shape[1], *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
-    found, order, cut = empty((most,), np.int32), empty((most,), np.int32), empty((5,), np.int32)
+    found, order, cut = empty((most, 2), np.int32), empty((most,), np.int32), empty((5,), np.int32)
     launch(number_kernel, 1, LINES, starts, numbers, places, pieces, how.OUTS, found, cut)
-    launch(order_kernel(tile.CLUSTER), most, 32, drafts.counts, found, cut, order)
+    rounds = FEW_ROUNDS if is_near else most
+    ordering = drafts.counts, found, numbers, rounds * places, cut, order
+    launch(order_kernel(tile.CLUSTER), most, 32, *ordering)
 
     most += places if pieces > 1 else 0
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
@@ -149,23 +157,25 @@ def items_kernel(tile: Tile) -> Any:
     """The items of a group of lines: a warp closes one when the next input does not fit.
 
     Inputs follow each other by the last line that keeps them, so that an item meets few lines: on
-    random layouts of density 0.1 that saves one panel in ten. Two blocks of a line make a product,
-    and so does an odd one.
+    random layouts of density 0.1 that saves one panel in ten. They do so among 32 `window` inputs,
+    so that items of several groups may meet the same ones. Two blocks of a line make a product, and
+    so does an odd one.
     """
     how, finish = Cut.of(tile), finishing(tile)
     N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit
     def kernel(
-        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
+        window, words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
         first = indptr[line] // LEAST + group
         bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
-        for last in range(N):
-            for at in range(words.shape[1]):
+        for step in range(N * ((words.shape[1] + window - 1) // max(window, 1))):
+            last, begin = step % N, step // N * window
+            for at in range(begin, min(begin + window, words.shape[1])):
                 masks, _ = kept_by(words, line, N, at)
                 is_last = uint32(masks >> uint32(last)) == uint32(1)
                 there = redux_or(uint32(uint32(1 if is_last else 0) << uint32(lane)))
@@ -189,12 +199,12 @@ def items_kernel(tile: Tile) -> Any:
 
 @cuda.jit
 def number_kernel(starts, numbers, places, most_pieces, each, found, cut):
-    """found[i] = where the i-th item is; and the numbers of what is cut."""
-    items = sum_up(numbers, found.size)
+    """found[i] = where the i-th item is, and its group; and the numbers of what is cut."""
+    items = sum_up(numbers, found.shape[0])
     cuda.syncthreads()
     for group in range(cuda.threadIdx.x, starts.size, LINES):
         for item in range(numbers[group], numbers[group + 1]):
-            found[item] = starts[group] + item - numbers[group]
+            found[item, 0], found[item, 1] = starts[group] + item - numbers[group], group
     if cuda.threadIdx.x == 0:
         rest = items % places
         pieces = min(places // max(rest, 1), most_pieces)
@@ -206,20 +216,32 @@ def number_kernel(starts, numbers, places, most_pieces, each, found, cut):
 
 @cache
 def order_kernel(CLUSTER: int) -> Any:
-    """The items in order, those for which most panels arrive first."""
+    """The items in order, those for which most panels arrive first.
+
+    Of more than `few` memory is what they wait for: then in each of the parts of the grid, NEAR
+    groups by a half of what each has. So those that run together meet few lines, whose panels are
+    in the L2 cache.
+    """
 
     @cuda.jit(device=True)
-    def panels_of(items, i):
-        counts, found = items
-        return counts[found[i] * CLUSTER, 1]
+    def length_of(items, i):
+        counts, found, numbers, many = items
+        length = counts[found[i, 0] * CLUSTER, 1]
+        if many:
+            group = found[i, 1]
+            before, all_of = i - numbers[group], numbers[group + 1] - numbers[group]
+            part = 2 * (group // NEAR) + (1 if 2 * before >= all_of else 0)
+            length -= part << 16
+        return length
 
-    rank = ranking(panels_of)
+    rank = ranking(length_of)
 
     @cuda.jit
-    def kernel(counts, found, cut, order):
-        item = cuda.blockIdx.x
-        if item < cut[ITEMS]:
-            order[rank(item, cut[ITEMS], (counts, found))] = found[item]
+    def kernel(counts, found, numbers, few, cut, order):
+        item, items = cuda.blockIdx.x, cut[ITEMS]
+        if item < items:
+            many = items > few
+            order[rank(item, items, (counts, found, numbers, many))] = found[item, 0]
 
     return kernel
 

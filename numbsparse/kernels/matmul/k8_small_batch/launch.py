@@ -109,7 +109,8 @@ def along_lines(
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
     work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
-    lines = lines._replace(patient=engine and lines.source.stages == 2 and work[1] <= SHORT)
+    units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
+    lines = lines._replace(patient=engine and lines.source.stages == 2 and units <= SHORT)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     w_view = size, shift_of(size), (size * size // WIDTH).bit_length() - 1, rows

@@ -1,9 +1,11 @@
 """The units of a layout made on a GPU, written there; its blocks are of 32 and more.
 
-All lines end to end are cut wherever a share is full: a thread works out what a place for a unit
-holds, and nothing of it waits for another one. A plan has places for as many blocks as the layout.
-A line that shares first to last hold has the parts first + first to first + last, so that those of
-a line follow each other, and no other line has them.
+A thread works out what a place for a unit holds, and nothing of it waits for another one. Lines
+end to end go to the shares, as many to each; where these become too uneven, they are cut wherever a
+share is full: 4,096 features, 16 rows, density 0.2, took an H200 5.6 us cut, and 3.4 us whole. A
+plan has places for as many blocks as the layout, and for what is uneven. A line that shares first
+to last hold has the parts first + first to first + last, so that those of a line follow each other,
+and no other line has them.
 """
 
 from functools import cache
@@ -18,6 +20,7 @@ from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
 from numbsparse.kernels.parts.plans import on_gpu_of, scratch
+from numbsparse.kernels.parts.shares import TOGETHER
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
@@ -38,14 +41,14 @@ def lines_on_gpu(
     walk, of = walk_of(index, transposed)
     cut, most = size // WIDTH, index.block_rows.size * (size // WIDTH) ** 2  # units
     lines = (walk.indptr.size - 1) * cut
-    fair = -(-most // shares)
-    each = max(-(-fair // warps), 1)
+    each = -(-(-(-most // shares) + TOGETHER) // warps)
     units, parts = shares * warps * each + READ_AHEAD, 2 * shares
     lengths = Lines(shares * warps, 3 * parts, lines + 1)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
     plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
     how = *walk, of, shares, warps, each, sections
-    launch(lines_kernel(size, transposed), blocks(max(units, lines)), THREADS, *how, plan)
+    kernel = lines_kernel(size, transposed, TOGETHER)
+    launch(kernel, blocks(max(units, lines)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
     return plan, each, sections, lines, partials, scratch(parts * tiles, np.int32)
 
@@ -87,17 +90,37 @@ def unit_of(size: int, transposed: bool) -> Any:
 
 
 @cache
-def lines_kernel(size: int, transposed: bool) -> Any:
-    """A thread for each place of a unit, and for each line."""
+def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
+    """A thread for each place of a unit, and for each line.
+
+    MORE : units that a share may have beyond its part of all, so that no line is cut
+    """
     CUT, SQUARES, unit_at = size // WIDTH, (size // WIDTH) ** 2, unit_of(size, transposed)
 
     @cuda.jit(device=True)
-    def run_of(run, warps, total, shares):
-        """(the first unit of a share and its end, the first of a warp's run and how many)."""
+    def start_of(line, indptr):
+        """The first unit of a line."""
+        of, own = line // CUT, line % CUT
+        begin = indptr[of] * SQUARES
+        return begin + own * (indptr[of + 1] - indptr[of]) * CUT if own else begin
+
+    @cuda.jit(device=True)
+    def share_of(share, whole, shares, indptr):
+        """The first unit of a share, and its end."""
+        lines = (indptr.size - 1) * CUT
+        if whole:
+            first, last = share * lines // shares, (share + 1) * lines // shares
+            return start_of(first, indptr), start_of(last, indptr)
+        total = start_of(lines, indptr)
         fair = max((total + shares - 1) // shares, 1)
-        share, warp = run // warps, run % warps
         begin = min(share * fair, total)
-        end = min(begin + fair, total)
+        return begin, min(begin + fair, total)
+
+    @cuda.jit(device=True)
+    def run_of(run, whole, warps, shares, indptr):
+        """(the first unit of a share and its end, the first of a warp's run and how many)."""
+        share, warp = run // warps, run % warps
+        begin, end = share_of(share, whole, shares, indptr)
         few, more = (end - begin) // warps, (end - begin) % warps
         return begin, end, begin + warp * few + min(warp, more), few + (1 if warp < more else 0)
 
@@ -116,6 +139,11 @@ def lines_kernel(size: int, transposed: bool) -> Any:
         filled, cuts, empty_lines = sections
         total = indptr[lines] * SQUARES
         fair, run = max((total + shares - 1) // shares, 1), i // each
+        uneven = int32(0)
+        for share in range(cuda.threadIdx.x, shares, cuda.blockDim.x):
+            begin, end = share_of(share, True, shares, indptr)
+            uneven |= int32(1 if end - begin > fair + MORE else 0)
+        whole = cuda.syncthreads_or(uneven) == 0
         if i < lines * CUT:  # a line that is not there is not written
             line = i // CUT
             plan[empty_lines + i] = i if indptr[line + 1] == indptr[line] else lines * CUT
@@ -123,7 +151,7 @@ def lines_kernel(size: int, transposed: bool) -> Any:
             return
         x = place = name = end_place = count = int32(0)
         if run < shares * warps:
-            begin, end, first, count = run_of(run, warps, total, shares)
+            begin, end, first, count = run_of(run, whole, warps, shares, indptr)
             number, share = first + i % each, run // warps
             if i % each < count:
                 place, x, line, line_begin, line_end = unit_at(number, indptr, others, blocks, of)
