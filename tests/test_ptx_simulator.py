@@ -76,7 +76,7 @@ def misuse_kernel(x, which, out):
     elif which[0] == 7:
         ptx.load_4xu32(x, -4)
     elif which[0] == 8:
-        ptx.cp_async_word(shared, 0, x, 0, 2)
+        ptx.cp_async_word(shared, 0, x, 0, 5)
     elif which[0] == 9:
         ptx.store_4xu32(shared, 0, x[t], x[t], x[t], t)
 
@@ -84,7 +84,7 @@ def misuse_kernel(x, which, out):
 MISUSES = [
     (IndexError, "item 30"), (IndexError, "item 29"), (ValueError, "multiple of 16"),
     (TypeError, "global"), (TypeError, "shared"), (TypeError, "float32 got uint32"),
-    (ValueError, "got 17"), (IndexError, "item -4"), (ValueError, "got 2"),
+    (ValueError, "got 17"), (IndexError, "item -4"), (ValueError, "got 5"),
     (TypeError, "uint32 got int"),
 ]  # fmt: skip
 

@@ -40,10 +40,16 @@ def copies(monkeypatch):
     return shapes
 
 
-def read_whole(a, B):
-    """Whether gapless features of a are read as one piece of memory."""
-    by_engine = B >= WIDTH and a.shape[1] % B == 0 and launch.has_engine()
-    return len(a) <= (2 * WIDTH if by_engine else 16)
+def by_the_engine(B):
+    return B >= WIDTH and launch.has_engine()
+
+
+def read_in_place(a, B, operands=1):
+    """Whether gapless features of a are read as one piece of memory, or word by word."""
+    if by_the_engine(B):
+        return len(a) <= (2 * WIDTH if a.shape[1] % B == 0 else 16)
+    by_words = operands == 1 and (len(a) <= WIDTH or len(a) % 2 == 0)
+    return len(a) <= 16 or a.dtype == np.float32 or by_words
 
 
 def drawn_case(rng, name, B, dtype):
@@ -86,22 +92,26 @@ def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
         batch += 1
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     check(rung, name, x, values, layout, n_out, "feature-major", y_memory, precision)
-    assert copies == ([] if read_whole(x, B) else [x.T.shape])
+    assert copies == ([] if read_in_place(x, B) else [x.T.shape])
 
 
 @pytest.mark.pairs
+@pytest.mark.parametrize("B", [8, 32])
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("batch", [5, 2 * WIDTH + 1])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
-def test_other_memory_is_copied(name, dtype, batch, memory, rng, copies):
+def test_other_memory_is_copied(name, dtype, batch, memory, B, rng, copies):
+    """By the copy engine's kernels, or where values of 16 bits begin inside words."""
     if memory == "feature-major" and batch == 5:
         pytest.skip("is not copied")
-    layout, values, _, _ = drawn_case(rng, name, 8, dtype)
-    n_in, n_out = (24, 32) if name == "forward" else (32, 24)
+    layout, values, _, _ = drawn_case(rng, name, B, dtype)
+    n_in, n_out = (3 * B, 4 * B) if name == "forward" else (4 * B, 3 * B)
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     check(rung, name, x, values, layout, n_out, memory, "feature-major, inside")
-    assert copies == ([] if memory == "batch-major" else [(n_in, batch)])
+    inside = memory == "feature-major, inside" or batch > WIDTH
+    copied = by_the_engine(B) or (dtype != "float32" and inside)
+    assert copies == ([(n_in, batch)] if copied and memory != "batch-major" else [])
 
 
 @pytest.mark.pairs
@@ -123,10 +133,26 @@ def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
     copied = []
     for a, memory in zip(factors, (first, second), strict=True):
         if memory == "feature-major":
-            copied += [] if read_whole(a, B) else [a.T.shape]
+            copied += [] if read_in_place(a, B, 2) else [a.T.shape]
         elif a.shape[1] * a.itemsize % aligned.BYTES:
             copied.append(a.shape)
     assert copies == copied
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("rows", [*ROWS[1:], range(64, 100)], ids=["up to 32", "more", "steps"])
+@pytest.mark.parametrize("second", MEMORIES)
+@pytest.mark.parametrize("first", MEMORIES[2:])
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+@pytest.mark.parametrize("B", [8, 16])
+def test_features_that_begin_anywhere(B, numbers, first, second, rows, rng):
+    """Nothing of what is around them counts, as rows of a sum or of another line."""
+    dtype, precision = numbers
+    layout, values, *widths = drawn_case(rng, "forward", B, dtype)
+    batch = int(rng.choice(rows))
+    x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in widths)
+    check_weight_grad(x, dy, layout, values, (first, second), precision)
+    check(rung, "forward", x, values, layout, widths[1], first, second, precision)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +169,12 @@ def test_a_slab_is_one_step_of_a_sum(numbers, memories, rng):
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
-@pytest.mark.parametrize(("dtype", "B"), [("float32", 32), ("float16", 8)])
-def test_infinity_and_nan_are_of_their_row_and_their_blocks_alone(dtype, B, rng):
-    """Where a float32 is split, sums that are NaN are computed again: those that are there."""
+@pytest.mark.parametrize("rows", [9, 33])
+@pytest.mark.parametrize(("dtype", "B"), [("float32", 32), ("float32", 8), ("float16", 8)])
+def test_infinity_and_nan_are_of_their_row_and_their_blocks_alone(dtype, B, rows, rng):
+    """Where a float32 is split, sums that are NaN are computed again: those that are there. A block
+    that a step lacks has no values of the first line."""
     layout, values, n_in, n_out = drawn_case(rng, "forward", B, dtype)
-    x = rng.standard_normal((9, n_in)).astype(dtype)
-    x[3, n_in - 1], x[7, 0] = np.inf, np.nan
+    x = rng.standard_normal((rows, n_in)).astype(dtype)
+    x[3, n_in - 1], x[7, 0], x[min(rows, 32) - 1, 1] = np.inf, np.nan, np.nan
     check(rung, "forward", x, values, layout, n_out, "feature-major", "feature-major")

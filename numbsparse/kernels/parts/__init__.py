@@ -12,7 +12,8 @@
 - `deal`, `deal_on_gpu`: which multiprocessor computes what, and when; `shares`: lines cut into
   equal shares; `walk_on_gpu`: from one kept block of a line to the next, and how many are before.
 - `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
-- `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say.
+- `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say;
+  `lanes`: what its lanes do, of rows that begin anywhere too.
 - `packed`: w in the order of its steps, as registers of an mma; `stored_blocks`: as it is stored.
 - `gates`: a number for each block, read ahead.
 - `pixels`: rows of images, loaded where the pixels are.

@@ -12,7 +12,7 @@ from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
-BYTES = 16  # of one copy
+BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
 MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
 

@@ -8,7 +8,6 @@ tile is then gathered from the blocks and lines that a record names, in pairs of
 """
 
 from functools import cache
-from math import prod
 from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
@@ -141,59 +140,6 @@ def copying(
     return copy
 
 
-@cache
-def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) -> Any:
-    """The same of features that follow each other without gaps, up to (features, others).
-
-    They stay as they are, `pitch` values apart.
-    """
-    RUN, ITEM, LINES, REQUESTS = form.run, 16 // form.run, shape[0] // depth, prod(shape) // 32
-    place_of, line_of = picking(0, LINES), picking(1, LINES)
-    WHOLE, number_type = reach.whole, int32 if reach.near else int64
-
-    @cuda.jit(device=True)
-    def copy(memory, record, features, pitch, shared, start):
-        lane, pieces = uint32(cuda.threadIdx.x) % 32, uint32(depth // RUN * pitch)  # of a line
-        for n in range(-(-REQUESTS // RUN)):
-            number, k = uint32(lane + 32 * n), uint32(0)
-            for j in range(1, LINES):
-                k += uint32(number >= uint32(j * pieces))
-            if number < uint32(LINES * pieces):
-                line = number_type(line_of(record, k)) * number_type(depth * pitch)
-                at = number_type(line + number_type(number - k * pieces) * RUN)
-                left = number_type(number_type(features * pitch) - at)
-                there = place_of(record, k) >= 0 and left > 0
-                inside = RUN if WHOLE or left > RUN else left
-                nbytes = int32(inside * ITEM) if there else int32(0)
-                place = uint32(start + 4 * number)
-                cp_async_zero_fill(shared, place, memory, int64(at if there else 0), nbytes)
-
-    return copy
-
-
-@cache
-def copying_side(
-    form: Form, features: int, others: int, depth: int, by_feature: bool, slab: int, reach: Reach
-) -> Any:
-    """An operand's part of a stage: a tile, or one for each 32 of the others, or a slab."""
-    TILES, TILE, SLAB = 1 if by_feature else others // WIDTH, WIDTH * form.row, slab > 0
-    copy_tile = copying(form, (features, others // TILES), depth, by_feature, reach)
-    copy_slabs = copying_slabs(form, (features, 8 * slab), depth, reach)
-
-    @cuda.jit(device=True)
-    def copy(memory, record, view, first, shared, start):
-        batch, features, of_batch, of_feature = view
-        if SLAB:
-            copy_slabs(memory, record, features, batch, shared, start)
-        else:
-            stride = of_batch if by_feature else of_feature
-            for u in range(TILES):
-                here, place = first + u * WIDTH, uint32(start + u * TILE)
-                copy_tile(memory, record, features, stride, here, batch, shared, place)
-
-    return copy
-
-
 @cuda.jit(device=True)
 def square_of(place, shift):
     """(column, row) among values in lines of 32 << shift, of the one at 32 * place."""
@@ -237,20 +183,3 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
 def x_words(form: Form, x_side: Operand) -> int:
     """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
     return -(-8 * (x_side.slab or x_side.groups) * form.row // 256) * 256
-
-
-@cache
-def lanes_ask(form: Form, x_side: Operand, transposed: bool, depth: int, reach: Reach) -> Any:
-    """The same by the lanes, of as many blocks as make 32 terms; what is not there is 0."""
-    X_WORDS, how = x_words(form, x_side), (not x_side.across, x_side.slab, reach)
-    copy_x = copying_side(form, WIDTH, 8 * x_side.groups, depth, *how)
-    copy_w = copying(form, (WIDTH, depth), depth, transposed, reach, of_values=True)
-
-    @cuda.jit(device=True)
-    def request(record, operands, top, shared, start, bars, bar):
-        x, x_view, values, w_view, _ = operands
-        copy_x(x, record, x_view, top, shared, start)
-        w_start = uint32(start + X_WORDS)
-        copy_w(values, record, x_view[1], w_view[0], int64(0), depth, shared, w_start)
-
-    return request

@@ -42,7 +42,7 @@ ALIGNMENT = None if SIMULATED else 16  # bytes; Numba's own choice is the size o
 # number in the text or the name of a constant, not an expression.
 cp_async = _here.cp_async  # (shared, i, source, j): 16 bytes, from source[j] to shared[i] onwards
 cp_async_zero_fill = _here.cp_async_zero_fill  # (..., n): n of the 16 bytes, zeros after them
-cp_async_word = _here.cp_async_word  # (..., n): of 4 bytes n, 0 or 4, or zeros
+cp_async_word = _here.cp_async_word  # (..., n): n of 4 bytes, zeros after them
 cp_async_commit = _here.cp_async_commit  # (): the thread's copies since the last one are a group
 cp_async_wait = _here.cp_async_wait  # (n): until all but the newest n groups are there
 

@@ -43,8 +43,8 @@ def cp_async_zero_fill(shared, i, source, j, n):
 
 
 def cp_async_word(shared, i, source, j, n):
-    if n not in (0, 4):
-        raise ValueError(f"cp_async_word takes n of 0 or 4 bytes, got {n}")
+    if not 0 <= n <= 4:
+        raise ValueError(f"cp_async_word takes n from 0 to 4 bytes, got {n}")
     _copy(shared, i, source, j, n, 4)
 
 

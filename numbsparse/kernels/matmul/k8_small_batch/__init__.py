@@ -4,14 +4,15 @@ With few rows of x each value of w is multiplied at most 64 times, so the warps 
 nothing to share. A layout is cut once into equal shares, one per multiprocessor, and each share
 into equal runs, one per warp (`plan`), so that neither long lines nor few blocks leave a part of
 the GPU idle. Each warp has a ring of its own for the tiles that it multiplies next (`requests`,
-`tiles`). On a card with a copy engine and 225 KiB of shared memory the engine fills it; elsewhere,
-for blocks under 32 and where features end inside a block, the lanes of the warp do; they read x
-faster where it is feature-major, so where there is much of it in 16 bits it is transposed first.
-Features of an odd batch begin anywhere, but those of a block, one after another, are a piece of
-memory that begins at a multiple of 16 bytes, a slab. Where that pays (`slab_of`) it is loaded as it
-is, and lanes read their values from there one by one; elsewhere x is copied first. Batches beyond
-64 rows are cut into tiles of as many, which share the multiprocessors and read w once each; in
-`weight_grad` they are sums of more steps, which several warps share where blocks are few.
+`lanes`, `tiles`). On a card with a copy engine and 225 KiB of shared memory the engine fills it;
+elsewhere, for blocks under 32 and where features end inside a block, the lanes of the warp do; they
+read x faster where it is feature-major, so where there is much of it in 16 bits it is transposed
+first. Features of an odd batch begin anywhere, but those of a block, one after another, are a piece
+of memory that begins at a multiple of 16 bytes, a slab. Where that pays (`slab_of`) it is loaded as
+it is, and lanes read their values from there one by one; of few small blocks (`words_pay`) they
+copy x word by word; elsewhere x is copied first. Batches beyond 64 rows are cut into tiles of as
+many, which share the multiprocessors and read w once each; in `weight_grad` they are sums of more
+steps, which several warps share where blocks are few.
 
 A product is one launch: the last warp adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works
@@ -71,7 +72,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):
 def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
         n_blocks, size, _ = values.shape
-        (x,) = in_reach(size, x)
+        (x,) = in_reach(size, n_blocks, x)
         operands = by_feature(x, n_blocks, size), values, y
         more = () if gates is None else (gates,)
         again(index, along_lines, operands, transposed, _form(values, precision), more=more)

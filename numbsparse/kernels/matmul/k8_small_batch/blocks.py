@@ -31,8 +31,9 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.gates import gating
+from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.requests import ALIGNED, copying_side, reading
+from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
@@ -99,7 +100,7 @@ class Blocks(NamedTuple):
 def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> None:
     """dvalues = x.T @ dy at the kept blocks, anything where their gates are 0."""
     n_blocks, size, _ = dvalues.shape
-    near = launch.in_reach(size, x, dy)
+    near = launch.in_reach(size, n_blocks, x, dy)
     x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
     again(index, along_blocks, (x, dy, dvalues), form, more=() if gates is None else (gates,))
 
@@ -112,8 +113,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
     engine = size >= WIDTH and whole and launch.has_engine()
     together = launch.together_of(form, True)
-    x_side = Operand(x_across, depth // 8, slab=slabs[0])
-    dy_side = Operand(dy_across, 4, together, slab=slabs[1])
+    begins = [launch.begins_of(a, size) for a in (x, dy)]
+    x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
+    dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
@@ -329,9 +331,8 @@ def requesting(blocks: Blocks) -> Any:
     TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
     X_START = TILES * TILE
     if not source.engine:
-        (x_rows, x_slab), (dy_rows, dy_slab) = ((a.across, a.slab) for a in (x_side, dy_side))
-        copy_x = copying_side(form, depth, WIDTH, depth, x_rows, x_slab, source.reach)
-        copy_dy = copying_side(form, WIDTH, WIDTH, depth, dy_rows, dy_slab, source.reach)
+        copy_x = copying_side(form, depth, WIDTH, depth, x_side, x_side.across, source.reach)
+        copy_dy = copying_side(form, WIDTH, WIDTH, depth, dy_side, dy_side.across, source.reach)
     X_ACROSS, DY_ACROSS, X_SLAB, DY_SLAB = x_side.across, dy_side.across, x_side.slab, dy_side.slab
     A_ROW = 4 * form.row  # bytes
 

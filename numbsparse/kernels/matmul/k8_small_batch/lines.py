@@ -15,8 +15,9 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
+from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, lanes_ask, reading, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
@@ -90,6 +91,7 @@ def line_kernel(lines: Lines) -> Any:
     fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
     request = filling_wanted(fill, wanted, source.engine)
     put, finish = storing(sums), finishing(lines)
+    straighten = straightening(sums.form, sums.x)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -161,6 +163,7 @@ def line_kernel(lines: Lines) -> Any:
                 start = uint32(base + stage * STAGE)
                 take_gates(record, gates, w_view[2], asked_gates)
                 wait(bars, bar + stage, phase)
+                straighten(shared, start)
                 # Read while the tile was on its way, as those after it are while it is multiplied.
                 next_gates(own_gates, coming_gates)
                 take_gates(coming, gates, w_view[2], coming_gates)
