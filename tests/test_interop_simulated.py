@@ -85,7 +85,7 @@ def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
         y = product()
         assert type(y) is Array
         assert done.pop() is y
-        assert given_back.pop()
+        assert given_back.pop() is not None
         assert [waits.pop(), waits.pop()] == [True, True]  # before JAX reads, and at the end
     np.testing.assert_allclose(y.array.numpy(), RESULT.T, atol=1e-5)
     ns.sddmm(Array(X.T.copy()), Array(RESULT), [[1], [1]])
