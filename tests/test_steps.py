@@ -348,7 +348,7 @@ CEILINGS = {
     "k5_tensor_core": (3, 500),
     "k6_hopper": (4, 905),
     "k7_small_blocks": (4, 962),
-    "k8_small_batch": (5, 899),
+    "k8_small_batch": (5, 937),
     "k9_dense_tiles": (3, 555),
 }
 
