@@ -121,7 +121,7 @@ def weight_grad(
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None and index.made is None and (batch >= GATED_FROM or B < 128)
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
-    # Of many blocks they would get apart: see LONG.
+    # Launches of many blocks that overlap get blocks of threads apart: see LONG.
     alone = blocks <= places and (kind is None or shares.is_deep(tile))
     by_host = gates is None and index.made is None
     stays = (tile.STAYS or (alone and by_host)) and not by_gates
