@@ -126,7 +126,7 @@ def weight_grad(
     orders = swapped, x_transposed, dy_transposed
     by_gates = gates is not None
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
-    # Of many blocks they would get apart: see LONG.
+    # Launches of many blocks that overlap get blocks of threads apart: see LONG.
     alone = blocks <= places and (kind is None or shares.is_deep(tile))
     stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)

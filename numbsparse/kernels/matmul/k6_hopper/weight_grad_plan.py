@@ -26,10 +26,10 @@ TO_START = 4.0  # microseconds until a block of threads multiplies, and while it
 TO_ADD, TO_ADD_FEW = 16.0, 1.0
 PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
 FEWER = 0.8  # times as many items have x and dy exchanged: 1 to 1.37 times as fast (H200)
-POOL = 224 * 1024  # bytes of shared memory of a multiprocessor for these
+POOL = 224 * 1024  # bytes of a multiprocessor's shared memory for images and panels
 STEP_IN_US = 1.4  # of an item, as measured on an H200
 STEP_OF_ONE = 0.65, 0.75  # of an item of a single product, and where two share a multiprocessor
-SUMS_IN_US, SUMS_IN_US_OF_FEW = 3e5, 5e5
+SUMS_IN_US, SUMS_IN_US_OF_FEW = 3e5, 5e5  # to memory and back, of float32
 # Steps of a piece, at least, of items that take all places and of fewer; and how many pieces these
 # are cut into.
 SHORTEST, SHORTEST_OF_FEW = 4, 2

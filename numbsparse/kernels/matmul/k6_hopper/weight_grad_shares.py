@@ -231,8 +231,8 @@ def sizes(index: Index, tile: Tile, places: int) -> list[int]:
 
 PRODUCTS = {32: 2e6, 64: 2.5e6, 128: 4e6}  # multiply-adds of a multiprocessor in one, by block size
 PRODUCTS_OF_FEW = {32: 2e6, 64: 3.6e6, 128: 4e6}  # where items are of few blocks
+SUMS_OF_FEW = 3.5e5  # of these in one, to memory and back
 # Until a step's panels are in one multiprocessor: of each step, and for each row of a panel.
-SUMS_OF_FEW = 3.5e5  # of such items, to memory and back
 COPYING = {32: (0.3, 0.55e-3), 64: (0.25, 0.6e-3), 128: (0.25, 0.6e-3)}
 COPYING_OF_FEW = {32: (0.12, 0.45e-3), 64: (0.16, 0.35e-3), 128: (0.2, 0.45e-3)}
 

@@ -212,7 +212,8 @@ def storer_of_cluster(sums: Sums) -> Any:
 
 
 def total_kernel(sums: Sums) -> Any:
-    """The sums of the regions that were cut over the batch, the last ones; a warp per slot.
+    """The sums of the regions that were cut over the batch, the last ones; a warp per slot,
+    or `ways`, those of a block of threads.
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one for all.
     """
@@ -236,10 +237,8 @@ def _total_kernel(sums: Sums) -> Any:
         way = int32(warp) if ways > 1 else int32(0)
         number = int64(cuda.blockIdx.x) * (1 if ways > 1 else ADDERS) + int32(warp) - way
         which, slot = number // SLOTS, number % SLOTS
-        words, parts = (
-            cuda.shared.array(ALL, uint32, ALIGNMENT),
-            cuda.shared.array(PARTS, float32, ALIGNMENT),
-        )
+        words = cuda.shared.array(ALL, uint32, ALIGNMENT)
+        parts = cuda.shared.array(PARTS, float32, ALIGNMENT)
         if number >= slots:
             return
         if GATED:  # then they are of the kernel before
