@@ -349,7 +349,7 @@ CEILINGS = {
     "k6_hopper": (4, 904),
     "k7_small_blocks": (4, 980),
     "k8_small_batch": (5, 899),
-    "k9_dense_tiles": (3, 554),
+    "k9_dense_tiles": (3, 555),
 }
 
 
