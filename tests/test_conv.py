@@ -499,6 +499,47 @@ def test_taps_that_share_boxes(dtype, product, case, monkeypatch):
 
 
 @needs_cuda
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ConvCase(1, (8, 8), 64, 40, 8, (3, 3), padding=1, density=0.9),  # tiles of 4 x 8
+        ConvCase(1, (4, 16), 72, 72, 8, (3, 3), padding=1),  # two groups of features
+        ConvCase(4, (2, 8), 40, 24, 8, (3, 2), padding=((1, 1), (1, 0))),  # of two images
+        ConvCase(1, (8, 8), 80, 32, 16, (5, 5), padding=2),  # three boxes
+        ConvCase(1, (2, 2, 8), 32, 16, 16, (2, 3, 3), padding=((0, 1), (1, 1), (1, 1))),
+        ConvCase(1, (4, 10), 16, 48, 16, (3, 3), padding=((1, 1), (0, 0))),  # none beyond the sides
+        ConvCase(1, (4, 8), 32, 32, 8, (3, 3), padding=2, dilation=2),
+    ],
+    ids=str,
+)
+def test_taps_share_boxes_in_weight_gradients(case, dtype):
+    skip_unless_served("k6_strips", "weight_grad", case, dtype)
+    of = case.window.whole("weight_grad")
+    tile, boxes = rung("k6_strips").boxes_of_weight_grad(of, case.batch, 2, 96)
+    assert boxes is not None
+    assert np.prod(tile) == 32
+    problem = ConvProblem(case, dtype)
+    got = run("k6_strips", "weight_grad", problem, "cuda").astype(np.float64)
+    error = abs(got - problem.exact("weight_grad"))
+    assert (error <= problem.bound("weight_grad", dtype)).all()
+
+
+def test_taps_share_no_boxes_where_rows_of_a_tile_would_share_banks():
+    """Or at a stride, or of float32, or where a box is no smaller than what its taps see."""
+    found = rung("k6_strips").boxes_of_weight_grad
+    for image, taps, stride, item, shared in (
+        *(((56, 56), 3, 1, 2, True), ((28, 28), 3, 1, 2, False), ((14, 14), 3, 1, 2, False)),
+        *(((56, 56), 3, 2, 2, False), ((56, 56), 3, 1, 4, False), ((56, 56), 1, 1, 2, False)),
+    ):
+        case = ConvCase(1, image, 16, 16, 8, (taps, taps), stride, taps // 2)
+        assert (found(case.window.whole("weight_grad"), 8, item, 64)[1] is not None) == shared
+        assert found(case.window.whole("weight_grad"), 8, item, 512) == (None, None)
+    apart = ConvCase(1, (64, 64), 16, 16, 8, (2, 2), 1, 8, dilation=16)
+    assert found(apart.window.whole("weight_grad"), 8, 2, 64) == (None, None)
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     ("product", "case", "says"),
     [

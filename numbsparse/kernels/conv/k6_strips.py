@@ -20,6 +20,7 @@ import numpy as np
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.conv.boxed_regions import LARGEST, WORTH, boxes_of_weight_grad, ways_of
 from numbsparse.kernels.conv.costs import is_shared
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
@@ -80,8 +81,6 @@ DTYPES = ("float16", "bfloat16", "float32")
 # Pixels that are loaded while a tile's columns are multiplied, for each: by block size. At 56 x 56
 # pixels and 256 features tiles of 8 x 8 took 74 us instead of 78 in blocks of 8 (H200).
 A_COLUMN, MOST_COLUMNS = {8: 0.25, 16: 0.2}, 1024
-# Taps share boxes where this part of the pixels is loaded, at most, and so many at once.
-WORTH, LARGEST = 0.75, 200
 MOST_OF_W = 48 * 1024  # bytes of it in a stage, where taps share boxes
 # Warps: a multiprocessor has two such blocks of images, as a warp that has a scheduler alone waits
 # for itself (H200: 128 to 128 features, 28 x 28 images, blocks of 16: 28 us, not 37).
@@ -148,12 +147,17 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     of, B = window.whole("weight_grad"), dvalues.shape[1]
     features = LINE // x.itemsize
-    how = taps_in_lines, window.taps, "weight_grad", of, features // B
+    widest = max(x.shape[2], dy.shape[2])
+    tile, boxes = boxes_of_weight_grad(of, max(x.shape[0], 1), x.itemsize, widest)
+    how = taps_in_lines, window.taps, "weight_grad", of, features // B, False, boxes
     lines, *_ = planned(index, *how)
-    seen, step = of.seen[0], max(window.stride)
-    x_images = images_of(x, window.big, window.small, seen, features, step)
+    seen = [chunk.origin for chunk in boxes.chunks] if boxes else of.seen[0]
+    x_images = images_of(x, window.big, window.small, seen, features, max(window.stride))
+    if boxes:
+        x_images = sharing(x_images, boxes, tile, features)
     dy_images = images_of(dy, window.small, window.small, [(0, 0, 0)], 1)
-    whole = in_regions(x_images, dy_images, lines, dvalues, precision)
+    ways = ways_of(lines, B, x_images, dy.shape[2], tile)
+    whole = in_regions(x_images, dy_images, lines, dvalues, precision, None, ways)
     if not whole or (precision == "highest" and x.itemsize == 4):
         repair_blocks(x, dy, index, window, dvalues)
 

@@ -15,8 +15,9 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.groups import counted
-from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
+from numbsparse.kernels.parts.pixels import WIDTHS, Four, boxes_of
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.shifted import BOX_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
 from numbsparse.layout import Index
 
@@ -31,9 +32,9 @@ MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there
 # 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
 # small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
 A_REGION, SECOND_PASS = 4.5, 6.0
-# Of small regions, and of each of their pieces; and rows that are not cut so. 4,096 to 16,384 rows
+# Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
-SMALL_PASS, A_PIECE, UNCUT_ROWS = 2.0, 0.05, 1023
+SMALL_PASS, UNCUT_ROWS = 2.0, 1023
 SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 
 
@@ -44,7 +45,9 @@ class Region(NamedTuple):
     over a part of the batch each.
 
     A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
-    batch. There are slots for all blocks of a column that a group of x may have.
+    batch. Where taps share boxes (`pixels.Shared`) it has room for BOX lines, and its features
+    count once for each of SHIFTS lines. There are slots for all blocks of a column that a group of
+    x may have.
     """
 
     WARPS: int
@@ -56,6 +59,8 @@ class Region(NamedTuple):
     ITEM: int = 2
     AT_ONCE: int = 1
     SPLIT: int = 1
+    BOX: int = 0
+    SHIFTS: int = 1
 
     @property
     def FEATURES(self) -> int:
@@ -63,8 +68,13 @@ class Region(NamedTuple):
         return LINE // self.ITEM
 
     @property
+    def LINES(self) -> int:
+        """That a group has room for."""
+        return self.BOX or self.DEPTH
+
+    @property
     def GROUP_BYTES(self) -> int:
-        return LINE * self.DEPTH
+        return LINE * self.LINES
 
     @property
     def STAGE_BYTES(self) -> int:
@@ -77,14 +87,26 @@ class Region(NamedTuple):
 
 class Smaller(NamedTuple):
     """A region smaller than the large one: microseconds beside those of its rows, how many times as
-    long as in proportion a row takes, blocks of a cluster that has one, at most, and places that
-    pieces leave free."""
+    long as in proportion a row takes, blocks of a cluster that has one, at most, places that pieces
+    leave free, and microseconds of each piece, that are added in turn."""
 
     region: Region
     alone: float
     slower: float
     most: int = 8
     spare: int = 0
+    a_piece: float = 0.05
+
+
+class Ways(NamedTuple):
+    """To share boxes of pixels among taps: the outputs of a stage, and for `region_for` regions,
+    and microseconds of a row, and of 128 bytes of one."""
+
+    tile: Four
+    large: Region
+    smaller: tuple[Smaller, ...]
+    a_row: float
+    a_group: float
 
 
 def plan_boxes(
@@ -95,7 +117,8 @@ def plan_boxes(
     sides = -(-widths[0] // B), -(-widths[1] // B)
     groups, *rest = plan_regions(index, B, sides, region)
     if offsets is not None:
-        of_x = boxes_of(groups >> 1, offsets, widths[0] // len(offsets) // region.FEATURES)
+        a_tap = widths[0] // len(offsets) // (region.FEATURES * region.SHIFTS)
+        of_x = boxes_of(groups >> 1, offsets, a_tap)
         of_dy = boxes_of(groups >> 1, ((0, 0, 0, 0),), WIDTHS)
         groups = np.hstack([groups, np.where(groups & 1, of_dy, of_x)])
     return groups, *rest
@@ -106,36 +129,41 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
 
     groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
     codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a
-    stage, in 10 bits each, and NEW_COLUMN where the slot before had another column.
+    stage, in 10 bits each, and NEW_COLUMN where the slot before had another column. Of boxes that
+    taps share in BOX_BITS each, of x by lines of BOX to a group.
     used (regions, WARPS): the slots that are taken, first ones first.
     blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
     """
-    per_slot, of_group = 16 // B, region.FEATURES // B
-    row_groups, column_groups = (-(-n // of_group) for n in sides)
-    height, items, slots, _ = planned(index, regions_of_blocks, per_slot, of_group, sides, region)
-    n, row = slots.size, np.arange(sides[0])
-    lines = tuple(index.columns), row // of_group, row // of_group // height, items
+    of_group = region.FEATURES // B
+    row_groups, column_groups = -(-sides[0] // (of_group * region.SHIFTS)), -(-sides[1] // of_group)
+    height, items, slots, _ = planned(index, regions_of_blocks, B, sides, region)
+    n, group_of = slots.size, np.arange(sides[0]) // (of_group * region.SHIFTS)
+    lines = tuple(index.columns), group_of, group_of // height, items
     xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
     groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
     _line_up(*lines, of_group, xs, dys, groups)
 
-    codes = np.zeros((n, region.WARPS, region.SLOTS), np.uint32)
+    codes = np.zeros((n, region.WARPS, region.SLOTS), np.int64 if region.BOX else np.uint32)
     blocks = np.full((*codes.shape, 2), -1, np.int32)
     used = np.zeros((n, region.WARPS), np.int32)
     taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
-    _deal_slots(*lines, of_group, B, xs, dys, slots, taken, last, run, codes, used, blocks)
+    rows, places = (of_group * many for many in (region.SHIFTS, region.BOX or 1))
+    how = of_group, rows, places, BOX_BITS if region.BOX else PLACE_BITS, B
+    _deal_slots(*lines, *how, xs, dys, slots, taken, last, run, codes, used, blocks)
     return groups, *(a.reshape(-1) for a in (codes, used, blocks))
 
 
 def regions_of_blocks(
-    index: Index, per_slot: int, of_group: int, sides: tuple[int, int], region: Region
+    index: Index, B: int, sides: tuple[int, int], region: Region
 ) -> tuple[int, np.ndarray, np.ndarray, int]:
     """(height, (panels, columns) the region of blocks there, slots of each region, groups of dy).
 
     Panels have the height with the fewest bytes and products of all regions.
     """
-    n_groups, capacity = -(-sides[0] // of_group), region.WARPS * region.SLOTS
-    counts = counted(index.columns, np.arange(sides[1])[None], n_groups, of_group.bit_length() - 1)
+    per_slot, of_group = 16 // B, region.FEATURES // B
+    rows, capacity = of_group * region.SHIFTS, region.WARPS * region.SLOTS
+    n_groups = -(-sides[0] // rows)
+    counts = counted(index.columns, np.arange(sides[1])[None], n_groups, rows.bit_length() - 1)
     before = np.vstack([np.zeros_like(counts[0, :1]), counts[0]]).astype(np.int32)
     for group in range(n_groups):  # the blocks of each column in the groups of block rows before
         before[group + 1] += before[group]
@@ -144,7 +172,8 @@ def regions_of_blocks(
     slots = np.zeros(index.rows.indices.size, np.int64)
     for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
         n, groups = _run(before, height, region.GROUPS - height, *how, items, slots)
-        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * height) * 32
+        high = height * region.LINES / region.DEPTH
+        cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * high) * 32
         if n >= 0 and cost < best:
             best, chosen = cost, height
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
@@ -203,11 +232,12 @@ def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
 
 @compiled()
 def _deal_slots(
-    walk, group_of, panel_of, items, of_group, B, xs, dys, slots, taken, last, run, codes, used,
-    blocks,
+    walk, group_of, panel_of, items, of_group, of_rows, of_places, bits, B, xs, dys, slots, taken,
+    last, run, codes, used, blocks,
 ):  # fmt: skip
     """Equal runs of the slots, but for one, to the warps of each region, column by column.
 
+    of_rows, of_places : blocks of a group of x, and places for them in a stage
     taken, last, run : of each region so far, the slots, its last column, and the blocks of that
     """
     (indptr, rows, stored), per_slot, pieces = walk, 16 // B, B // PIECE
@@ -223,16 +253,16 @@ def _deal_slots(
             nth = taken[item] - 1
             warp = ((nth + 1) * n_warps - 1) // slots[item]
             slot = nth - slots[item] * warp // n_warps
-            x = (xs[item, group] * of_group + row - group * of_group) * pieces
+            x = (xs[item, group] * of_places + row - group * of_rows) * pieces
             dy = (dys[item, own] * of_group + column - own * of_group) * pieces
             blocks[item, warp, slot, half] = stored[k]
             if half:
-                codes[item, warp, slot] &= ~(((1 << PLACE_BITS) - 1) << PLACE_BITS)
-                codes[item, warp, slot] |= x << PLACE_BITS
+                codes[item, warp, slot] &= ~(((1 << bits) - 1) << bits)
+                codes[item, warp, slot] |= x << bits
             else:
-                new = NEW_COLUMN if run[item] == 0 or slot == 0 else 0
+                new = run[item] == 0 or slot == 0
                 second = x + (pieces - 1)
-                codes[item, warp, slot] = x | second << PLACE_BITS | dy << 2 * PLACE_BITS | new
+                codes[item, warp, slot] = x | second << bits | dy << 2 * bits | new << 3 * bits
                 used[item, warp] += 1
 
 
@@ -265,8 +295,8 @@ def region_for(
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
     """(how many regions there are, the height of their panels, their groups of dy in all)."""
-    how = 16 // B, region.FEATURES // B, tuple(-(-n // B) for n in widths), region
-    height, _, slots, groups = planned(index, regions_of_blocks, *how)
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    height, _, slots, groups = planned(index, regions_of_blocks, B, sides, region)
     return slots.size, height, groups
 
 
@@ -280,13 +310,14 @@ def _fastest(
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
     for each, (n, height, groups) in zip(smaller, sizes, strict=True):
-        small, alone, slower, clusters, spare = each
+        small, alone, slower, clusters, spare, a_piece = each
         part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
-        a_row = max(slower * row * part, group * (height + groups / n))
+        high = height * small.LINES / small.DEPTH
+        a_row = max(slower * row * part, group * (high + groups / n))
         cut = clusters > 1 and batch > UNCUT_ROWS
         most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
         for pieces in range(2, most + 1):
-            again = SMALL_PASS + pieces * (A_PIECE + 2 * n * part * sums)
+            again = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
             ways.append((alone + a_row * batch / pieces + again, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
             rounds = ceil(n * blocks / (room * places))

@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE_BITS, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
+    PLACE_BITS,
+    Region,
+)
 from numbsparse.kernels.parts.fragments import adding
+from numbsparse.kernels.parts.shifted import IN_BOXES, loads_in_boxes, place_in_boxes
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight, place_of_byte
 from numbsparse.kernels.ptx import (
@@ -28,7 +32,7 @@ from numbsparse.kernels.ptx import (
 )
 from numbsparse.kernels.ptx.tiles import swizzled
 
-PLACE = (1 << PLACE_BITS) - 1
+PLACE, X_PLACE = (1 << PLACE_BITS) - 1, 0x7FFF
 PIECES = 8  # of 16 bytes in 128
 PARTS = (0.3, 0.55, 0.75, 1)  # of the slots, that gates may leave
 
@@ -57,6 +61,8 @@ def products(sums: Sums) -> tuple[Any, Any]:
         the rows of the stage that begins at byte `start`. The warp has `used` slots; `places` are
         those of `places_tf32` of all warps, its own from slot `first` on.
     """
+    if sums.region.BOX:
+        return place_in_boxes(sums), products_16_bit(sums)
     if sums.region.ITEM == 2:
         return places_16_bit(sums), products_16_bit(sums)
     return as_it_is, products_tf32(sums)
@@ -126,6 +132,26 @@ def loads_16_bit(transposed: bool) -> tuple[Any, Any, Any]:
     return ldmatrix_x4_trans, ldmatrix_x4_trans_if, below_rows
 
 
+@cache
+def loads_of_x(transposed: bool) -> tuple[Any, Any]:
+    """(load, load_below)(shared, stage, code, places): x of a slot, and of 16 rows down."""
+    load_at, _, below = loads_16_bit(transposed)
+
+    @cuda.jit(device=True)
+    def x_at(stage, code):
+        return uint32(stage + (code & uint32(X_PLACE)) * 16)
+
+    @cuda.jit(device=True)
+    def load(shared, stage, code, places):
+        return load_at(shared, x_at(stage, code))
+
+    @cuda.jit(device=True)
+    def load_below(shared, stage, code, places):
+        return load_at(shared, below(x_at(stage, code)))
+
+    return load, load_below
+
+
 def products_16_bit(sums: Sums) -> Any:
     """For all slots, also those that are not used; of gates, for a part of them that is enough.
 
@@ -159,31 +185,30 @@ def products_of_enough(sums: Sums, sizes: tuple[int, ...]) -> Any:
 def products_of_slots(sums: Sums, SLOTS: int) -> Any:
     """Of the first slots. code says where a lane reads."""
     B, DEPTH, add = sums.B, sums.region.DEPTH, adding(sums.arithmetic)
-    X_PLACE, NEW, DY_PLACE = 0x7FFF, 0x8000, 0xFFFF0
-    load_x, _, below_x = loads_16_bit(sums.x_transposed)
+    NEW, DY_PLACE, DY_SHIFT = 0x8000, 0xFFFF0, 12
+    load_x, load_x_below = loads_of_x(sums.x_transposed)
+    if sums.region.BOX:
+        load_x, load_x_below = loads_in_boxes
+        NEW, DY_PLACE, DY_SHIFT = IN_BOXES
     _, load_dy_if, below_dy = loads_16_bit(sums.dy_transposed)
-
-    @cuda.jit(device=True)
-    def x_at(stage, code):
-        return uint32(stage + (code & uint32(X_PLACE)) * 16)
 
     @cuda.jit(device=True)
     def add_products(shared, stage, code, places, first, used, acc):
         b0 = b1 = b2 = b3 = b4 = b5 = b6 = b7 = uint32(0)
-        a = load_x(shared, x_at(stage, code[0]))
+        a = load_x(shared, stage, code[0], places)
         for p in range(SLOTS):
             new = uint32(code[p] & uint32(NEW))
-            at = uint32(stage + (code[p] >> uint32(12) & uint32(DY_PLACE)))
+            at = uint32(stage + (code[p] >> uint32(DY_SHIFT) & uint32(DY_PLACE)))
             b0, b1, b2, b3 = load_dy_if(shared, at, new, b0, b1, b2, b3)
             if B == 16 and DEPTH == 32:
                 b4, b5, b6, b7 = load_dy_if(shared, below_dy(at), new, b4, b5, b6, b7)
             if DEPTH == 32:
-                e = load_x(shared, below_x(x_at(stage, code[p])))
+                e = load_x_below(shared, stage, code[p], places)
             add(a, b0, b1, acc[p, 0])
             if B == 16:
                 add(a, b2, b3, acc[p, 1])
             if p + 1 < SLOTS:
-                a = load_x(shared, x_at(stage, code[p + 1]))
+                a = load_x(shared, stage, code[p + 1], places)
             if DEPTH == 32 and B == 16:
                 add(e, b4, b5, acc[p, 0])
                 add(e, b6, b7, acc[p, 1])

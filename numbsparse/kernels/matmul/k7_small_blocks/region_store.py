@@ -30,6 +30,7 @@ from numbsparse.kernels.ptx import (
 )
 
 ADDERS, AHEAD = 4, 4  # warps of a block that adds up what was cut; pieces read at once
+MANY_AHEAD = {8: 16, 16: 8}  # of regions that are cut into many: where taps share boxes
 
 
 class Into(NamedTuple):
@@ -226,7 +227,8 @@ def total_kernel(sums: Sums) -> Any:
 def _total_kernel(sums: Sums) -> Any:
     SLOTS, ACC = sums.region.WARPS * sums.region.SLOTS, (1, sums.TILES, 4)
     WORDS, put, store = 16 * sums.B * sums.region.ITEM // 4, put_slot(sums), store_slot(sums)
-    ALL, COMING, GATED = ADDERS * WORDS, (AHEAD, *ACC), sums.gated
+    AT_ONCE = MANY_AHEAD[sums.B] if sums.region.BOX else AHEAD
+    ALL, COMING, GATED = ADDERS * WORDS, (AT_ONCE, *ACC), sums.gated
     PARTS = ADDERS * pieces.floats_of(1, sums.TILES)
 
     @cuda.jit
@@ -249,14 +251,14 @@ def _total_kernel(sums: Sums) -> Any:
         wait_for_earlier_kernels()
         first = way
         while first < count:
-            for p in range(AHEAD):
+            for p in range(AT_ONCE):
                 pieces.clear(coming[p])  # the last one is read again
                 piece = which * count + min(first + p * ways, count - 1)
                 pieces.add_saved(into.partials, piece * SLOTS + slot, coming[p])
-            for p in range(AHEAD):
+            for p in range(AT_ONCE):
                 if first + p * ways < count:
                     pieces.add(acc, coming[p])
-            first += ways * AHEAD
+            first += ways * AT_ONCE
         if ways > 1:
             pieces.save(parts, way, acc)
             cuda.syncthreads()

@@ -22,6 +22,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     Cuts,
     Region,
     Smaller,
+    Ways,
     cuts_of,
     plan_boxes,
     region_for,
@@ -52,6 +53,7 @@ from numbsparse.kernels.parts.pixels import (
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
+from numbsparse.kernels.parts.shifted import rows_of_lane
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -134,38 +136,49 @@ A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends o
 
 @of_any_rows
 def in_regions(
-    x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None
-) -> bool:
+    x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None,
+    ways: Ways | None = None,
+) -> bool:  # fmt: skip
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`.
 
     Anything where gates[b] is 0. Of images sums that a split made NaN stay so; returns whether
-    images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN.
+    images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN. Where
+    taps share boxes there are `ways` to do so.
     """
     B, batch, widths = dvalues.shape[1], x.shape[0], (x.shape[1], dy.shape[1])
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
     gates = gates if batch >= LEAVES_FROM[item] else None
-    width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)
-    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
     x_transposed = dy_transposed = False
     if type(x) is not Images:
         x_transposed, dy_transposed = x.batch_is_contiguous, dy.batch_is_contiguous
         lines = x.T if x_transposed else x, dy.T if dy_transposed else dy
         x, dy = aligned_together(*map(of_bits, lines))
-    transposed = x_transposed or dy_transposed
-    places, large = multiprocessors(), region_of(B, item, kept, transposed)
+    of_images, transposed = type(x) is Images, x_transposed or dy_transposed
+    places = multiprocessors()
+    if ways:
+        large, smaller, a_row, a_group = ways[1:]
+    else:
+        width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)
+        kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
+        large, a_group = region_of(B, item, kept, transposed), A_GROUP[transposed]
+        a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
+        first, spare = (1, SPARE) if of_images else (0, 0)  # of images the first is not timed
+        smaller = tuple(
+            each._replace(region=large if SIMULATED else fitted(each.region), spare=spare)
+            for each in SMALLER[item, B][first:]
+        )
     sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
-    times = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), sums_of_one, A_GROUP[transposed]
-    of_images = type(x) is Images
-    spare = SPARE if of_images else 0
-    smaller = tuple(
-        each._replace(region=large if SIMULATED else fitted(each.region), spare=spare)
-        for each in SMALLER[item, B][1 if of_images else 0 :]  # of images the first is not timed
-    )
+    times = a_row, sums_of_one, a_group
     wider = WIDER.get(large)
     region, parts = region_for(index, B, widths, batch, large, smaller, places, *times, wider)
+    within: Any = ()
+    loaded: Any = ()
     rows, tops, offsets, whole_tiles = region.DEPTH, (), None, True
-    if type(x) is Images:
+    if of_images:
         tile, offsets = tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN), x.taps
+        if ways:
+            tile = ways.tile
+            within, loaded = x.within(index, tile, rows), prod(x.seen(tile))
         whole_tiles = is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
@@ -187,7 +200,8 @@ def in_regions(
     dense: Any = ()
     if arithmetic == "highest" and not offsets:  # for sums that a split made NaN
         dense = factors_of(x, dy, orders, index)
-    plan = Plan(cuts, boxes, codes, used, rows, tops, blocks, gates if gated else ())
+    tiles = rows, tops, within, loaded
+    plan = Plan(cuts, boxes, codes, used, *tiles, blocks, gates if gated else ())
     launch(
         region_kernel(sums),
         cuts.whole * region.SPLIT + cuts.left * parts,
@@ -217,6 +231,8 @@ class Plan(NamedTuple):
     used: Any
     rows: int  # of a stage
     tops: Any  # of tiles of images: see `pixels`
+    within: Any  # of boxes that taps share, where each row of a tile begins, and their lines
+    loaded: Any
     blocks: Any
     gates: Any  # of all blocks, if any
 
@@ -350,7 +366,7 @@ def supplier(sums: Sums) -> Any:
     STAGES, STAGE_BYTES, DEPTH = region.STAGES, region.STAGE_BYTES, region.DEPTH
     GROUPS, FETCHERS, GROUP_BYTES = region.GROUPS, region.FETCHERS, region.GROUP_BYTES
     SHARE = -(-GROUPS // (32 * FETCHERS))
-    FEWER, *_ = handed_over(region.WARPS, region.FETCHERS)
+    (FEWER, *_), BOX = handed_over(region.WARPS, region.FETCHERS), region.BOX
     OF_IMAGES, top = sums.of_images, finding(True) if sums.of_images else as_it_is
     EVEN, STEP = has_even_rows(sums.B, region, lie_by_rows(sums)), 1 if OF_IMAGES else DEPTH
     load_x, load_dy = load_box(sums, sums.x_transposed), load_box(sums, sums.dy_transposed)
@@ -368,7 +384,8 @@ def supplier(sums: Sums) -> Any:
             box_codes[k] = boxes[item, GROUPS + min(at, GROUPS - 1)] if OF_IMAGES else 0
         for at in range(own, GROUPS, FETCHERS):
             if boxes[item, at] >= 0:
-                nbytes = uint32(nbytes + plan.rows * LINE)
+                lines = plan.loaded if BOX and boxes[item, at] & 1 == 0 else plan.rows
+                nbytes = uint32(nbytes + lines * LINE)
         if fresh != 0:
             for m in range(2):
                 fence_tensor_map(maps[m])
@@ -426,8 +443,8 @@ def multiplier(sums: Sums) -> Any:
     _, MORE, _ = handed_over(region.WARPS, region.FETCHERS)
     SPLIT, (place, add_products) = region.SPLIT, products(sums)
     store = storer(sums) if SPLIT == 1 else storer_of_cluster(sums)
-    thin, places, GATED = thinning(16 // sums.B, region), places_tf32(sums), sums.gated
-    tf32 = region.ITEM == 4
+    thin, placed, GATED = thinning(16 // sums.B, region), places_tf32(sums), sums.gated
+    tf32, BOX = region.ITEM == 4, region.BOX
 
     @cuda.jit(device=True)
     def multiply(item, warp, plan, own, steps, ring, words, into, dense):
@@ -441,18 +458,22 @@ def multiplier(sums: Sums) -> Any:
         if GATED:
             left, used = thin(plan, warp, own_warp, into.blocks)
             if tf32 and lane < SLOTS:
-                four, at = places(left), 4 * (warp * SLOTS + lane)
+                four, at = placed(left), 4 * (warp * SLOTS + lane)
                 own[at], own[at + 1], own[at + 2], own[at + 3] = four
             sync_warp()
         for p in range(SLOTS):
             slot = shfl_idx(left, uint32(p)) if GATED else codes[own_warp * SLOTS + p]
             code[p] = place(slot, lane)
+        rows = cuda.local.array(2, uint32)
+        if BOX:
+            rows_of_lane(plan.within, lane, rows)
+        places = rows if BOX else own
         clear(acc)
         stage = phase = uint32(0)
         for _ in range(steps):
             mbarrier_wait(bars, stage, phase)
             start = uint32(base + stage * STAGE_BYTES)
-            add_products(shared, start, code, own, warp * SLOTS, used, acc)
+            add_products(shared, start, code, places, warp * SLOTS, used, acc)
             sync_warp()
             if lane == 0:
                 mbarrier_arrive(bars, STAGES + stage)
