@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.conv.window import Boxes, Pass, boxes_of, even_chunks, spread_of
+from numbsparse.kernels.conv.window import Boxes, Pass, boxes_of_chunks, even_chunks, spread_of
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Smaller, Ways
 from numbsparse.kernels.matmul.k7_small_blocks.regions import SPARE, fitted
 from numbsparse.kernels.parts.groups import counted
@@ -54,7 +54,7 @@ def boxes_of_weight_grad(
     rows, pixels = int(np.prod(tile)), tile[0] * int(np.prod(box))
     full = rows == ROWS and tile[3] % ROWS_AT_ONCE == 0
     if full and part * pixels <= WORTH * rows and pixels <= LARGEST:
-        return tile, boxes_of(chunks, box)
+        return tile, boxes_of_chunks(chunks, box)
     return None, None
 
 

@@ -211,13 +211,13 @@ def in_regions(
         cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
         overlap=True,
     )
-    ways, soon = ADDERS if cuts.pieces >= SHARED_FROM else 1, 0
+    adders, soon = ADDERS if cuts.pieces >= SHARED_FROM else 1, 0
     if type(x) is not Images:
         soon = int(x.nbytes + dy.nbytes < pieces.SOON)
-    add = -(-slots * ways // ADDERS), 32 * ADDERS
+    add = -(-slots * adders // ADDERS), 32 * ADDERS
     uncut = cuts.whole * region.WARPS * region.SLOTS
     launch(
-        total_kernel(sums), *add, uncut, slots, cuts.pieces, ways, soon, into, dense, overlap=True
+        total_kernel(sums), *add, uncut, slots, cuts.pieces, adders, soon, into, dense, overlap=True
     )
     return whole_tiles
 
