@@ -46,8 +46,8 @@ class Cuts(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A piece of a strip's sum: where its blocks begin and end, and, of a strip that is cut, its
-    number, that of the strip's first piece, and how many that has."""
+    """A piece of a strip's sum: where its blocks begin and end, and, of a strip that is cut, whose
+    name is -1 - strip, its number, that of the strip's first piece, and how many that has."""
 
     strip: Any
     first: Any
@@ -90,7 +90,14 @@ def plan_strips(
     begins, ends = (first[of] + runs[of] * (number + i) // many[of] * together for i in (0, 1))
     is_cut = many[of] > 1
     own = np.cumsum(is_cut) - 1
-    items = Item(of, begins, np.minimum(ends, end[of]), own, own - number, many[of])
+    items = Item(
+        np.where(is_cut, -1 - of, of),
+        begins,
+        np.minimum(ends, end[of]),
+        own,
+        own - number,
+        many[of],
+    )
     longest = np.argsort(items.first - items.last, kind="stable")
     parts = max(int(is_cut.sum()), 1) * tiles
     return (

@@ -198,8 +198,11 @@ def line_kernel(shape: Shape) -> Any:
         clear(acc)
         block, pieces = uint32(cuda.blockIdx.x), uint32(items.shape[0])
         tile, item = block // pieces, block % pieces
-        top, left = uint32(tile * BM), uint32(items[item, 0] * BN)
-        first, last, many = items[item, 1], items[item, 2], items[item, 5]
+        strip, first, last = items[item, 0], items[item, 1], items[item, 2]
+        is_cut = strip < 0
+        if is_cut:
+            strip = -1 - strip
+        top, left = uint32(tile * BM), uint32(strip * BN)
         steps = int32(uint32(last - first + BLOCKS - 1) // BLOCKS * PARTS)
 
         features = cuda.local.array(BLOCKS, int32)
@@ -226,8 +229,8 @@ def line_kernel(shape: Shape) -> Any:
                         add_products(ring, x_at, w_at, acc)
                 now = uint32(now + STAGE) if now + STAGE < RING else uint32(0)
 
-        if many > 1:
-            tiles = uint32(cuda.gridDim.x) // pieces
+        if is_cut:
+            tiles, many = uint32(cuda.gridDim.x) // pieces, items[item, 5]
             part, origin = items[item, 3] * tiles + tile, items[item, 4] * tiles + tile
             if not join_all(partials, tickets, part, origin, many, tiles, acc):
                 return
