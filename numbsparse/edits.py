@@ -25,7 +25,6 @@ class Edit(NamedTuple):
 
 Note = tuple[Callable[[], Any], str]
 
-
 _edits: dict[int, tuple[Any, Edit]] = {}  # by the id of the owner of the memory, while it lives
 _notes: ContextVar[list[Note] | None] = ContextVar("numbsparse_notes", default=None)
 _settling: ContextVar["Settled | None"] = ContextVar("numbsparse_settling", default=None)

@@ -93,12 +93,17 @@ def _sddmm(
     layout = as_layout(layout)
     size = size_of_blocks(shape, layout.shape, block_size)
     if kept is not None and kept.in_place and kept.places is not None:
-        case = "weight_grad", kernel, size, a, a.shape[1], precision, layout
-        chosen = choose(*case, feature_major=lies_across(a.T))
+        chosen = _chosen(a, size, layout, kernel, precision)
         if takes_places(chosen, "weight_grad", a.dtype):
             kernel, layout, index = chosen, kept.full, kept.index_beside(a)
     values = empty_beside((layout.n_blocks, size, size), a)
     return sddmm_into(values, a, b, layout, kernel, precision, gates, index)
+
+
+def _chosen(a: Any, size: int, layout: Layout, kernel: str, precision: str) -> str:
+    """The rung that takes a product of factors a and b in blocks of so many."""
+    case = "weight_grad", kernel, size, a, a.shape[1], precision, layout
+    return choose(*case, feature_major=lies_across(a.T))
 
 
 def sddmm_into(
@@ -116,8 +121,7 @@ def sddmm_into(
     index : of those blocks that are computed, if not all: others are open too
     """
     (a, b), values = _factors(a, b), operand(values, "values")
-    case = "weight_grad", kernel, values.shape[1], a, a.shape[1], precision, layout
-    chosen = choose(*case, feature_major=lies_across(a.T))
+    chosen = _chosen(a, values.shape[1], layout, kernel, precision)
     dw = BlockSparse(values, layout, shape=(a.shape[0], b.shape[1]))
     compute = function_of(chosen, "weight_grad")
     if gates is not None and takes_gates(chosen, "weight_grad", False):

@@ -12,7 +12,7 @@ from typing import Any
 from numba import cuda, int32, int64, uint32, uint64
 
 from numbsparse.kernels.parts.aligned import BYTES, WORD
-from numbsparse.kernels.parts.requests import Reach, copying, picking, x_words
+from numbsparse.kernels.parts.requests import Reach, copying, counting, picking, x_words
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import cp_async_word, cp_async_zero_fill, sync_warp
 
@@ -57,15 +57,7 @@ def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) 
     RUN, ITEM, ROW, ODD = form.run // 4, 16 // form.run, form.row, int(odd)
     AT_ONCE, LINES, SHIFT = 32 // ROW, features // depth, uint32(ROW.bit_length() - 1)
     place_of, line_of = picking(0, LINES), picking(1, LINES)
-    number_type, at_word = int32 if near else int64, word_of(form)
-
-    @cuda.jit(device=True)
-    def plus(a, b):
-        return number_type(number_type(a) + number_type(b))
-
-    @cuda.jit(device=True)
-    def times(a, b):
-        return number_type(number_type(a) * number_type(b))
+    (number_type, plus, times), at_word = counting(near), word_of(form)
 
     @cuda.jit(device=True)
     def bytes_of(many, j):

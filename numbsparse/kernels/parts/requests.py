@@ -82,6 +82,22 @@ class Reach(NamedTuple):
 
 
 @cache
+def counting(near: bool) -> Any:
+    """(type, plus(a, b), times(a, b)) of places in memory, in 32 bits where all are `near`."""
+    number_type = int32 if near else int64
+
+    @cuda.jit(device=True)
+    def plus(a, b):
+        return number_type(number_type(a) + number_type(b))
+
+    @cuda.jit(device=True)
+    def times(a, b):
+        return number_type(number_type(a) * number_type(b))
+
+    return number_type, plus, times
+
+
+@cache
 def copying(
     form: Form,
     shape: tuple[int, int],
@@ -102,15 +118,7 @@ def copying(
     SHIFT, LAST = uint32(PIECES.bit_length() - 1), uint32(PIECES - 1)
     SHARE, IN_ROW = WIDTH // form.row, form.row // 4  # rows of a line of 128 bytes; pieces of a row
     place_of, line_of = picking(0, FEATURES // depth), picking(1, FEATURES // depth)
-    WHOLE, number_type = reach.whole, int32 if reach.near else int64
-
-    @cuda.jit(device=True)
-    def plus(a, b):
-        return number_type(number_type(a) + number_type(b))
-
-    @cuda.jit(device=True)
-    def times(a, b):
-        return number_type(number_type(a) * number_type(b))
+    WHOLE, (number_type, plus, times) = reach.whole, counting(reach.near)
 
     @cuda.jit(device=True)
     def copy(memory, record, features, stride, first, many, shared, start):
