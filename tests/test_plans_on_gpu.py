@@ -335,7 +335,7 @@ CASES += [("full", "float32", 64)]
 @pytest.mark.parametrize("many", [False, True], ids=["few rounds", "many rounds"])
 def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, rng, monkeypatch):
     monkeypatch.setattr(weight_grad_on_gpu, "FEW_ROUNDS", 0 if many else 1000)
-    monkeypatch.setattr(weight_grad_on_gpu, "FEW_STEPS", 500)
+    monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
     monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
     for module in (weight_grad, plans):
@@ -392,7 +392,7 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, 
 def test_items_that_run_together_meet_few_lines(few, rng):
     """Of many rounds those of a part of the grid follow each other, longest first in each."""
     groups, each = 40, 4
-    n, near = groups * each, weight_grad_on_gpu.NEAR
+    n, near, many = groups * each, weight_grad_on_gpu.NEAR, weight_grad_on_gpu.PARTS
     counts = np.zeros((n, 2), np.int32)
     counts[:, 1] = rng.integers(20, 30, n)
     group, nth = np.divmod(np.arange(n), each)
@@ -403,7 +403,7 @@ def test_items_that_run_together_meet_few_lines(few, rng):
     tables = (ns.to_device(a.astype(np.int32)) for a in (counts, found, numbers))
     last = ns.to_device(cut.astype(np.int32)), order
     launch(weight_grad_on_gpu.order_kernel(1), n, 32, *tables, few, *last)
-    parts = (2 * (group // near) + (nth >= each // 2)) * (few == 0)
+    parts = (many * (group // near) + many * nth // each) * (few == 0)
     right = np.lexsort((np.arange(n), -counts[slots, 1], parts))
     np.testing.assert_array_equal(order.numpy(), slots[right])
 

@@ -4,10 +4,10 @@ A warp goes through the blocks of ROWS neighbouring block rows of B = 32 and clo
 next block does not fit; of a block row of B = 64 or 128, and of a strip of columns of float32, a
 warp takes each piece. `finish`, in `weight_grad_items`, writes what the item's blocks of threads
 load and multiply. The items of a group begin where they would if all before had as many as they
-could have. Then they are numbered without gaps, those with most panels first, or, of many rounds,
-those together that meet the same lines (`order_kernel`); of float32 those that
-do not fill all places once more are cut over the batch; and tables are written as
-`weight_grad_plan.cut_up` leaves them, empty where no item is. With items cut, an H200 took 5 to 9 %
+could have. Then they are numbered without gaps, those with most panels first, or, of large grids,
+those together that meet the same lines (`order_kernel`); of float32 those that do not fill all
+places once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves
+them, empty where no item is. With items cut, an H200 took 5 to 9 %
 more time of 16 bits, and 13 to 16 % less of float32 (8,192 rows and features, density 0.1). So of
 16 bits only few blocks are cut, and none of clusters: 4,096 rows of 512 features take 17 us in
 place of 29 with blocks of 64, and 16 in place of 44 with blocks of 32.
@@ -31,14 +31,16 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, T
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
 from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.kernels.parts.regions import MOST
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import redux_or
 from numbsparse.layout import Index
 
-# Of many rounds and few steps of 16 bits, groups whose items run together, and words of 32 inputs
-# from which an item has its own: 512 to 1,024 rows of 16,384 and 32,768 features took 0.84 to 0.92
-# of the time, 4,096 rows 0.95 and 1.14 (H200).
-NEAR, WINDOW, FEW_STEPS = 16, 8, 32
+# Of grids of several parts groups whose items run together, and among how many parts these are
+# dealt; and words of 32 inputs from which an item has its own. With 32,768 features and density 0.1
+# 4,096 and 1,024 rows took an H200 0.62 and 0.75 of the time of longest first, with density 0.03
+# 4,096 rows 0.75, and with 16,384 features 0.95.
+NEAR, PARTS, WINDOW = 32, 8, 4
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
 FEW, A_STEP = 0.5, 0.25  # blocks for each place, of 16 bits, that are cut; microseconds of a step
@@ -73,20 +75,13 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     )
     groups = -(-(walk.indptr.size - 1) // how.LINES) * how.ACROSS
     most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
-    drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and steps <= FEW_STEPS
+    sides = [side.indptr.size - 1 for side in (index.rows, index.columns)]
+    drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and max(sides) > MOST
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
-    table = (
-        *bits,
-        walk.indptr,
-        walk.blocks,
-        walk.indices,
-        *drafts,
-        starts,
-        numbers,
-    )
+    table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
     if how.LINES == 1:
-        longest = (index.rows if by_columns else index.columns).indptr.size - 1
-        launch(pieces_kernel(tile), (groups, -(-longest // how.MOST)), 32, *table)
+        pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
+        launch(pieces_kernel(tile), (groups, pieces), 32, *table)
     else:
         launch(items_kernel(tile), groups, 32, WINDOW if is_near else bits[0].shape[1], *table)
 
@@ -218,9 +213,9 @@ def number_kernel(starts, numbers, places, most_pieces, each, found, cut):
 def order_kernel(CLUSTER: int) -> Any:
     """The items in order, those for which most panels arrive first.
 
-    Of more than `few` memory is what they wait for: then in each of the parts of the grid, NEAR
-    groups by a half of what each has. So those that run together meet few lines, whose panels are
-    in the L2 cache.
+    Of more than `few` memory is what they wait for: then in each part of the grid, NEAR groups by
+    one of PARTS of what each has. So those that run together meet few lines, whose panels are in
+    the L2 cache.
     """
 
     @cuda.jit(device=True)
@@ -230,7 +225,7 @@ def order_kernel(CLUSTER: int) -> Any:
         if many:
             group = found[i, 1]
             before, all_of = i - numbers[group], numbers[group + 1] - numbers[group]
-            part = 2 * (group // NEAR) + (1 if 2 * before >= all_of else 0)
+            part = PARTS * (group // NEAR) + PARTS * before // all_of
             length -= part << 16
         return length
 
