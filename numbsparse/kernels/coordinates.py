@@ -85,7 +85,7 @@ def _write(index: Index, rows: DeviceArray, columns: DeviceArray) -> None:
     capacity, words = index.block_rows.size, made.rows.words.size + made.columns.words.size
     fill(made.cleared, 0)
     launch(mark, blocks(rows.size), THREADS, rows, columns, tables[0], tables[2], made.found)
-    launch(count_along_lines, sum(a.size - 1 for a in starts), 32, *tables, *starts)
+    launch(count_lines, sum(a.size - 1 for a in starts), 32, *tables, *starts)
     launch(sum_lines, 2, LINES, *starts, capacity, made.found, wrong_here())
     grid = blocks(max(words, capacity))
     launch(write_blocks, grid, THREADS, *tables, *starts, made.found, *arrays)
@@ -163,9 +163,7 @@ def along(words, before, line, starts):
 
 
 @cuda.jit
-def count_along_lines(
-    row_words, row_before, column_words, column_before, row_starts, column_starts
-):  # fmt: skip
+def count_lines(row_words, row_before, column_words, column_before, row_starts, column_starts):
     """before[i] of each word of a line, and the line's own number; a warp for each line."""
     line, rows = cuda.blockIdx.x, row_words.shape[0]
     if line < rows:

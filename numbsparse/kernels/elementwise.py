@@ -20,6 +20,7 @@ from numbsparse.device.launch import launch
 from numbsparse.dtypes import is_bfloat16
 from numbsparse.kernels import several
 from numbsparse.kernels.floats import rounded, widened
+from numbsparse.kernels.rates import GAMMA, ZETA
 from numbsparse.kernels.views import walk
 
 THREADS, FILLED = 32 if SIMULATED else 256, 16  # of a block; values of a thread that fills
@@ -33,7 +34,7 @@ GELU_SLOPE = np.float32(3 * 0.044715)
 GELU_FAR = np.float32(16)  # from here on Phi, and (1 + tanh) / 2, are 1 or 0
 SQRT_HALF = np.float32(math.sqrt(0.5))
 NORMAL = np.float32(1 / math.sqrt(2 * math.pi))
-LOWEST, STRETCH = np.float32(-0.1), np.float32(1.2)  # of what is cut to a hard-concrete gate
+LOWEST, STRETCH = np.float32(GAMMA), np.float32(ZETA - GAMMA)  # of a hard-concrete gate
 
 
 def maximum(a, b):

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse.kernels.rates import GAMMA, ZETA
 from numbsparse.ops.elementwise import apply_on_gpu
 from numbsparse.ops.operands import CPU_FLOATS, alike, contiguous
 
 GELU_SCALE = (2 / pi) ** 0.5
 GELU_CUBE = 0.044715
 GELU_FAR = 16.0  # from here on 1 + tanh is 2, or 0, in float64 too
-LOWEST, STRETCH = -0.1, 1.2  # of what is cut to a hard-concrete gate
 PHI_FAR = 40.0  # from here on Phi is 1, or 0
 
 
@@ -51,15 +51,15 @@ def sigmoid(x: Any) -> Any:
 @_elementwise
 def stretched_sigmoid(x: Any) -> Any:
     """1.2 sigmoid(x) - 0.1, cut to 0 and 1: a hard-concrete gate of Louizos and others, 2017."""
-    return np.clip(sigmoid(x) * STRETCH + LOWEST, 0, 1)
+    return np.clip(sigmoid(x) * (ZETA - GAMMA) + GAMMA, 0, 1)
 
 
 @_elementwise
 def stretched_sigmoid_grad(x: Any, dy: Any) -> Any:
     """dy times the derivative of stretched_sigmoid: 0 where that is cut."""
     s = sigmoid(x)
-    y = s * STRETCH + LOWEST
-    return dy * ((y > 0) & (y <= 1)) * (s * (1 - s) * STRETCH)
+    y = s * (ZETA - GAMMA) + GAMMA
+    return dy * ((y > 0) & (y <= 1)) * (s * (1 - s) * (ZETA - GAMMA))
 
 
 @_elementwise

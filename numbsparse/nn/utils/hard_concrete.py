@@ -9,6 +9,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, fused, no_grad, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import forget_captures
+from numbsparse.kernels.rates import GAMMA, ZETA
 from numbsparse.nn import functional as F
 from numbsparse.nn import kept
 from numbsparse.nn.dropout import Draws
@@ -18,7 +19,7 @@ from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.utils.weights import Changing, weights_of
 from numbsparse.patterns.checks import any_generator, number
 
-BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1  # the paper's temperature and stretch
+BETA = 2 / 3  # the paper's temperature
 FRESH = 2.0  # log alpha at first: a gate of 0.96 in evaluation
 
 
