@@ -414,6 +414,14 @@ class Operand:
         return jax.device_put(self.values, jax.devices(kind)[0])
 
 
+def of_any_bits(rng: np.random.Generator, a: np.ndarray) -> np.ndarray:
+    """The array with NaNs of other bits too, as a GPU computes them: rounding may lose such."""
+    bits, most = a.view(f"u{a.itemsize}"), (1 << 8 * a.itemsize) - 1
+    isnan = np.isnan(a)
+    bits[isnan] = rng.choice(np.array([most, most >> 1, *bits[isnan][:1]], bits.dtype), isnan.sum())
+    return a
+
+
 def as_numpy(result: Any) -> np.ndarray:
     """A result of any library."""
     if hasattr(result, "detach"):
