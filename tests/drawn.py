@@ -40,7 +40,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     ("float64", 4): (8, 64),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
-TRIES = 20  # searches for a case
+TRIES = 60  # searches for a case
 DEAD_ENDS = 8  # of one search
 EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
