@@ -40,7 +40,7 @@ FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the 
     ("float64", 4): (8, 64),
 }
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
-TRIES = 20  # searches for a case
+TRIES = 60  # searches for a case
 DEAD_ENDS = 8  # of one search
 EACH = 8  # cases that a test checks: most are quicker than a test is begun
 
@@ -412,6 +412,14 @@ class Operand:
 
         kind = "gpu" if place == "cuda" else "cpu"
         return jax.device_put(self.values, jax.devices(kind)[0])
+
+
+def of_any_bits(rng: np.random.Generator, a: np.ndarray) -> np.ndarray:
+    """The array with NaNs of other bits too, as a GPU computes them: rounding may lose such."""
+    bits, most = a.view(f"u{a.itemsize}"), (1 << 8 * a.itemsize) - 1
+    isnan = np.isnan(a)
+    bits[isnan] = rng.choice(np.array([most, most >> 1, *bits[isnan][:1]], bits.dtype), isnan.sum())
+    return a
 
 
 def as_numpy(result: Any) -> np.ndarray:

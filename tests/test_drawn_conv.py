@@ -1,5 +1,6 @@
 """Whole convolutions against float64: every two choices of a call meet once, and more are drawn."""
 
+import sys
 from functools import cache, partial
 from importlib import import_module
 from itertools import product as every
@@ -11,6 +12,7 @@ from conftest import HALVES
 from drawn import (
     SEED,
     Operand,
+    Space,
     Suite,
     as_numpy,
     assert_within,
@@ -18,6 +20,7 @@ from drawn import (
     draws,
     has_arrays,
     libraries,
+    of_any_bits,
     type_of_result,
 )
 from drawn_images import (
@@ -234,7 +237,7 @@ def numbers(rng, kind, dtype, shape):
         a *= 2.0 ** rng.integers(-most, most, shape)
     if kind in ("infinite", "NaN") and a.size:
         a.flat[rng.integers(a.size)] = np.nan if kind == "NaN" else rng.choice([-np.inf, np.inf])
-    return a.astype(dtype)
+    return of_any_bits(rng, a.astype(dtype))
 
 
 def check(place, case, seed=0):
@@ -376,6 +379,29 @@ def test_every_two_choices(place, number):
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
     SUITE.check_left_out(place)
+
+
+@pytest.mark.skipif("cuda" not in SUITE.cases, reason="no GPU and no simulator")
+def test_pixels_longer_than_a_line_of_the_cache(monkeypatch):
+    """Where they begin anywhere they are copied, so that each begins at a line: with gaps."""
+    monkeypatch.setattr(sys.modules[__name__], "grid_of", lambda _, size: (-(-80 // size),) * 2)
+    factors = factors_of("cuda") | {
+        "numbers": ["float32", *HALVES],
+        "size": [8, 16, 32],
+        "batch": [2, 1],
+        "space": [(3,), (2, 2)],
+        "kernel_size": ["2"],
+        "layout": ["one block"],
+        "library": ["numbsparse"],
+        "x": ["offset"],
+        "dy": ["C", "offset"],
+        "w": ["C", "C, offset"],
+        "values": ["normal"],
+    }
+    groups = [("kernel", "call", "numbers")]
+    for number, case in enumerate(Space(factors, partial(allowed, "cuda"), groups).covering()):
+        print(number, case)
+        check("cuda", case, number)
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from drawn import (
     has_arrays,
     is_compiled,
     libraries,
+    of_any_bits,
     takes_few,
     type_of_result,
 )
@@ -180,7 +181,7 @@ def numbers(rng, kind, dtype, shape):
         a *= 2.0 ** rng.integers(-most, most, shape)
     if kind in ("infinite", "NaN") and a.size:
         a.flat[rng.integers(a.size)] = np.nan if kind == "NaN" else rng.choice([-np.inf, np.inf])
-    return a.astype(dtype)
+    return of_any_bits(rng, a.astype(dtype))
 
 
 def check(place, case, seed=0):

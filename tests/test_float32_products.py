@@ -92,6 +92,29 @@ def test_infinities_and_nan_pass_and_large_values_stay(rung, size, product, rng)
     np.testing.assert_array_equal(got[np.isinf(got)], expected[np.isinf(got)])
 
 
+NANS = np.uint32([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF]).view(np.float32)
+"""NumPy's, that of an invalid operation on a CPU and on a GPU, and one of all bits."""
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_any_nan_stays_one(rung, size, product, precision, rng):
+    """Rounding to fewer bits may not carry into the exponent."""
+    (x, other), layout, _ = long_sums(rng, product, max(32, size), size)
+    n = np.arange(len(NANS))
+    w = other[0].T if product == "input_grad" else other if product == "weight_grad" else other[0]
+    w[n + 1, n] = NANS
+    if product == "weight_grad":
+        x[n + 4, n] = NANS
+    else:
+        x[n, n + 4] = NANS
+    expected = np.isnan(plain(product, x, other))
+    got = run(rung, product, (x, other), layout, expected.shape, precision)
+    assert 0 < expected.sum() < expected.size
+    np.testing.assert_array_equal(np.isnan(got), expected)
+
+
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
 @pytest.mark.parametrize("rung_and_size", CASES[:1], indirect=True)
 @pytest.mark.parametrize(("product", "feature_major"), [("forward", False), ("input_grad", True)])

@@ -22,7 +22,7 @@ CUT = np.array([[1, 0], [1, 0]], bool)  # a line that two blocks of threads shar
 pytestmark = pytest.mark.usefixtures("cheap_products")
 
 
-def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS):
+def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True):
     """What F.lstm takes, of float64 but representable in `dtype`, and `kept`."""
 
     def numbers(*shape):
@@ -36,27 +36,28 @@ def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS):
     hub = HUB if hidden > 2 * B else CUT
     state, columns = (batch, hidden), 4 * B * len(hub)
     of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(hub)) % 3
-    given = [numbers(steps, batch, inputs), weight(inputs, of_inputs)]
+    given = [numbers(steps, batch, inputs), weight(inputs, of_inputs & meets)]
     given += [weight(hidden, hub), numbers(columns), numbers(*state), numbers(*state)]
     return given, rng.integers(0, 2, (steps, *state)) * 2.0 if drop else None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "inputs", "hidden", "batch", "steps"),
+    ("dtype", "inputs", "hidden", "batch", "steps", "meets"),
     [
-        (HALVES[0], 32, 104, 3, STEPS),
-        ("float32", 64, 104, 2, 2),
-        (HALVES[0], 8, 40, 66, 2),
+        (HALVES[0], 32, 104, 3, STEPS, True),
+        ("float32", 64, 104, 2, 2, True),
+        (HALVES[0], 8, 40, 66, 2, True),
+        (HALVES[0], 32, 40, 2, 2, False),
     ],
-    ids=["16 bits", "float32", "two tiles"],
+    ids=["16 bits", "float32", "two tiles", "no block of inputs"],
 )
-def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, steps):
+def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, steps, meets):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     monkeypatch.setattr(deal, "MOST_ROWS", 192)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
     monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 2.0)
-    exact, kept = draw(rng, dtype, inputs, hidden, batch, True, steps)
+    exact, kept = draw(rng, dtype, inputs, hidden, batch, True, steps, meets)
     to = as_dtype(dtype)
 
     def put(a, to=to):
@@ -69,7 +70,7 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     streams = lstm_streamed.streamed(weight_hh, hs, "high")
     if streams is None:
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
-    assert streams.takes(x, weight_ih) == (inputs % B == 0)
+    assert streams.takes(x, weight_ih) == (meets and inputs % B == 0)
     cells = ops.LSTMCells(weight_hh, bias, weight_ih, kept=kept_, precision="high")
     trace = ops.lstm(x, cells, h, c)
     dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]

@@ -110,6 +110,18 @@ def test_refuses_what_no_rung_serves():
         ns.tune(w, 3)
 
 
+def test_the_first_tile_is_the_rung_itself(w):
+    x = ns.to_device(np.random.default_rng(1).standard_normal((2, 8), np.float32))
+    for name in serving(w):  # some have no other
+        for product in (
+            lambda kernel: ns.matmul(x, w, kernel=kernel),
+            lambda kernel: ns.matmul(w, x.T, kernel=kernel),
+            lambda kernel: ns.sddmm(x.T, x, w, kernel=kernel).values,
+        ):
+            one, other = (product(kernel).numpy() for kernel in (name, f"{name}/0"))
+            np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("tile", ["2", "-1", "x", ""])
 def test_refuses_a_tile_that_is_none(w, tile):
     with pytest.raises(ValueError, match=r"k1_naive has 1 tiles|kernel takes"):

@@ -59,7 +59,7 @@ class Streamed:
         return (
             not weight.is_transposed
             and x.shape[2] % deal.B == 0
-            and values.shape[0] <= self._weight.values.shape[0] * MOST_INPUTS
+            and 0 < values.shape[0] <= self._weight.values.shape[0] * MOST_INPUTS
             and values.address % 16 == 0
             and deal.planned(index, deal.in_fours)[0]
         )

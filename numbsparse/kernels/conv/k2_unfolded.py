@@ -178,10 +178,10 @@ def unfolding(x: DeviceArray, sources: DeviceArray, taps: int, room: int) -> Unf
         rows = empty((rows.shape[0], width), x.dtype)
         fill(rows, 0.0)
         copy_matrix(rows[:, :features], x.reshape(-1, features))
-    rows = aligned(rows)
+    rows = aligned(rows)  # of a copy there are gaps between them
     return Unfolding(
-        DeviceArray(rows.address, (rows.size // per_word,), "uint32", None, rows),
-        rows.shape[1] // per_word,
+        rows.span.view("uint32"),
+        rows.strides[0] // 4,
         *(pixels, min(width, room) // per_word, room // per_word, taps, sources),
     )
 

@@ -128,7 +128,7 @@ def function_of(kernel: str, product: str) -> Callable[..., None]:
     """A product of a rung by name, or of a rung with another of its tiles: "k6_hopper/1"."""
     name, _, tile = kernel.partition("/")
     compute: Callable[..., None] = getattr(rung(name), product)
-    return partial(compute, tile=int(tile)) if tile else compute
+    return partial(compute, tile=int(tile)) if int(tile or 0) else compute  # some have 0 alone
 
 
 def takes_gates(kernel: str, product: str, known: bool) -> bool:

@@ -11,7 +11,7 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.fragments_tf32 import coordinates
-from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.split import round_in_one, split_in_two
 from numbsparse.kernels.ptx import as_float32, bulk_load, store_4xf32
 
 THREADS = 256
@@ -68,7 +68,7 @@ def image_kernel(
     B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = False, alone: bool = False
 ) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
-    HALVES, split = 1 if alone else 2, splitting(not alone, fast=True)
+    HALVES, split = (1, round_in_one) if alone else (2, split_in_two)  # a NaN stays one in hi
     column_of = coordinates(N // 8)
 
     @cuda.jit

@@ -29,6 +29,7 @@ def conv(
         y[n, o, k] = sum of x[n, o * stride - padding + t * dilation, c] * w[t, c, k]
 
     It takes time proportional to the kept blocks; a GPU may unfold x in parts of 256 MB, or a tap.
+    Pixels outside may be left out, or be 0 times w: NaN of an infinity, as in the gradients.
 
     Parameters
     ----------
