@@ -36,10 +36,10 @@ from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
 from numbsparse.kernels.ptx import redux_or
 from numbsparse.layout import Index
 
-# Of grids of several parts groups whose items run together, and among how many parts these are
-# dealt; and words of 32 inputs from which an item has its own. With 32,768 features and density 0.1
-# 4,096 and 1,024 rows took an H200 0.62 and 0.75 of the time of longest first, with density 0.03
-# 4,096 rows 0.75, and with 16,384 features 0.95.
+# Of many items, in several parts of the grid: groups whose items run together, and among how many
+# parts these are dealt; and words of 32 inputs from which an item has its own. With 32,768 features
+# and density 0.1 4,096 and 1,024 rows took an H200 0.62 and 0.75 of the time of longest first, with
+# density 0.03 4,096 rows 0.75, and with 16,384 features 0.95.
 NEAR, PARTS, WINDOW = 32, 8, 4
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
@@ -76,7 +76,8 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     groups = -(-(walk.indptr.size - 1) // how.LINES) * how.ACROSS
     most = index.block_rows.size * how.ACROSS // how.LEAST + groups  # items
     sides = [side.indptr.size - 1 for side in (index.rows, index.columns)]
-    drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and max(sides) > MOST
+    many = index.block_rows.size > 2 * how.PRODUCTS * FEW_ROUNDS * places
+    drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and max(sides) > MOST and many
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
     table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
     if how.LINES == 1:
