@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
+from numbsparse.kernels.matmul.k6_hopper.plan import EDGE, LINE, SCALED, Form
 from numbsparse.kernels.parts.images import load_image
 from numbsparse.kernels.parts.records import counting, walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_boxes_for
@@ -110,23 +110,14 @@ def fetch_block(form: Form) -> Any:
     load = load_block_for(tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def fetch_from(w_map, kept, shared, place, bars, stage):
+    def fetch(maps, kept, shared, place, bars, stage):
+        which = uint32(SCALED_W if in_two and kept & SCALED else W)
+        if ragged and kept & EDGE:
+            which = uint32(which + 1)
+        kept = uint32(kept & uint32(SCALED - 1))
         block, part = int32(kept // PARTS), int32(kept % PARTS * DEPTH)
         for i in range(PANELS):
-            at = place + i * BYTES
-            if transposed:
-                load(shared, at, w_map, part, 0, block, bars, stage)
-            else:
-                load(shared, at, w_map, i * WIDTH, part, block, bars, stage)
-
-    @cuda.jit(device=True)
-    def fetch(maps, kept, shared, place, bars, stage):
-        first = W
-        if in_two and kept & SCALED:
-            first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
-        if ragged and kept >> 31:
-            fetch_from(maps[first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
-        else:
-            fetch_from(maps[first], kept, shared, place, bars, stage)
+            column, row = (part, 0) if transposed else (i * WIDTH, part)
+            load(shared, place + i * BYTES, maps[which], column, row, block, bars, stage)
 
     return fetch
