@@ -346,7 +346,7 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 300),
     "k5_tensor_core": (3, 505),
-    "k6_hopper": (4, 905),
+    "k6_hopper": (4, 901),
     "k7_small_blocks": (4, 962),
     "k8_small_batch": (5, 937),
     "k9_dense_tiles": (3, 555),

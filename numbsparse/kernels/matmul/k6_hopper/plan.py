@@ -274,28 +274,23 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
     """
     walk, others = (index.rows, index.columns) if transposed else (index.columns, index.rows)
     n_inputs, n_strips = len(others.indptr) - 1, (len(walk.indptr) - 1) * tile.ACROSS
-    if tile.COLUMNS == 1:
-        lines = np.arange(n_strips, dtype=np.int32)[:, None]
-    else:  # of whole lines
-        lines = grouped(walk, n_inputs, tile.COLUMNS)
-    most = walk.indices.size * tile.ACROSS * tile.PARTS + len(lines)  # steps, one of a block each
+    strips = np.arange(n_strips, dtype=np.int32)[:, None]
+    if tile.COLUMNS > 1:  # of whole lines
+        strips = grouped(walk, n_inputs, tile.COLUMNS)
+    most = walk.indices.size * tile.ACROSS * tile.PARTS + len(strips)  # steps, one of a block each
     records = np.zeros((most + READ_AHEAD, tile.RECORD), np.uint32)
-    starts, edge = np.empty(len(lines) + 1, np.int64), n_inputs - 1 if ragged else -1
-    line, strips = np.divmod(lines, tile.ACROSS)
-    ends = np.where(lines >= 0, [walk.indptr[line], walk.indptr[line + 1]], 0)
+    starts, edge = np.empty(len(strips) + 1, np.int64), n_inputs - 1 if ragged else -1
     kept = np.empty((tile.SHARES, tile.BLOCKS, 2), np.int64)
     met, own = np.zeros(n_inputs, np.uint64), np.empty((n_inputs, tile.COLUMNS), np.int32)
     sizes = tile.INPUTS, tile.BLOCKS, tile.PARTS, tile.SHARE, tile.ACROSS
-    _write(walk.indices, walk.blocks, *ends, strips, edge, sizes, met, own, kept, records, starts)
-    return records[: starts[-1] + READ_AHEAD].view(np.int32), lines, Lengths(starts)
+    _write(*walk, strips, edge, sizes, met, own, kept, records, starts)
+    return records[: starts[-1] + READ_AHEAD].view(np.int32), strips, Lengths(starts)
 
 
 @compiled()
-def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, records, starts):
+def _write(indptr, inputs, blocks, strips, edge, sizes, met, own, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
-    begins, ends, strips (groups, COLUMNS) : where the lines of the strips of a group begin and end,
-        and which of their lines they are
     met (inputs,), own (inputs, COLUMNS) : bits of the strips of a group that meet an input, and
         what names their blocks there
     kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it
@@ -307,10 +302,11 @@ def _write(inputs, blocks, begins, ends, strips, edge, sizes, met, own, kept, re
         starts[group] = step
         place = taken = 0
         for column in range(strips.shape[1]):
-            for k in range(begins[group, column], ends[group, column]):
+            line, across = divmod(strips[group, column], ACROSS)  # of none before the first
+            for k in range(indptr[line] if line >= 0 else 0, indptr[line + 1]):
                 there[inputs[k] >> 6] |= bit_of(inputs[k] & 63)
                 met[inputs[k]] |= bit_of(column)
-                own[inputs[k], column] = blocks[k] * ACROSS + strips[group, column]
+                own[inputs[k], column] = blocks[k] * ACROSS + across
         for word in range(there.size):
             while there[word]:
                 which, there[word] = lowest_of(there[word])
