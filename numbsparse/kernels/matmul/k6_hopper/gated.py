@@ -13,6 +13,7 @@ from typing import Any
 from numba import cuda, float32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, EDGE, LAST, TO_SCALE, Form, Tile
+from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -20,12 +21,8 @@ from numbsparse.kernels.ptx import (
     load_4xu32,
     mbarrier_arrive,
     mbarrier_wait,
-    pack_bfloat2,
-    pack_half2,
     store_4xu32,
     sync_warp,
-    unpack_bfloat2,
-    unpack_half2,
 )
 
 
@@ -112,15 +109,7 @@ def scaler(form: Form, BARRIER: int) -> Any:
     """
     tile, PIECES = form.tile, form.tile.W_BYTES // 16
     THREADS, SHARES = 128 * (tile.WARPGROUPS // tile.SHARES), tile.SHARES
-    unpack, pack = (
-        (unpack_bfloat2, pack_bfloat2) if form.kind == "bf16" else (unpack_half2, pack_half2)
-    )
-
-    @cuda.jit(device=True)
-    def times(word, gate):
-        """Zeros stay: some are beyond the edge, whatever the gate is."""
-        low, high = unpack(word)
-        return pack(low * gate if low != 0 else low, high * gate if high != 0 else high)
+    times = scaling("bfloat16" if form.kind == "bf16" else "float16", ragged=True)
 
     @cuda.jit(device=True)
     def scale(shared, start, info, at, count, share, warpgroup, bars, turn):

@@ -291,7 +291,6 @@ def steps_of(index: Index, transposed: bool, tile: Tile, ragged: bool) -> tuple[
 def _write(indptr, inputs, blocks, strips, edge, sizes, met, own, kept, records, starts):
     """The records: as many tiles of x as fit into a step, in order.
 
-    strips (groups, COLUMNS) : of a group, ACROSS of each line, -1 for none
     met (inputs,), own (inputs, COLUMNS) : bits of the strips of a group that meet an input, and
         what names their blocks there
     kept (SHARES, BLOCKS, 2) : of each block of a step its share's bit and what names it
@@ -303,8 +302,8 @@ def _write(indptr, inputs, blocks, strips, edge, sizes, met, own, kept, records,
         starts[group] = step
         place = taken = 0
         for column in range(strips.shape[1]):
-            line, across = divmod(strips[group, column], ACROSS)
-            for k in range(indptr[line] if line >= 0 else 0, indptr[line + 1] if line >= 0 else 0):
+            line, across = divmod(strips[group, column], ACROSS)  # of none before the first
+            for k in range(indptr[line] if line >= 0 else 0, indptr[line + 1]):
                 there[inputs[k] >> 6] |= bit_of(inputs[k] & 63)
                 met[inputs[k]] |= bit_of(column)
                 own[inputs[k], column] = blocks[k] * ACROSS + across
