@@ -22,6 +22,7 @@ from numbsparse.layout import Index
 LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
+PLACE = (1 << PLACE_BITS) - 1
 NEW_COLUMN = 1 << 3 * PLACE_BITS
 
 
@@ -75,6 +76,23 @@ class Region(NamedTuple):
     @property
     def SHARED_BYTES(self) -> int:
         return self.STAGES * self.STAGE_BYTES + PERIOD
+
+
+class Sums(NamedTuple):
+    """What a kernel is made for."""
+
+    B: int
+    arithmetic: str  # "float16", "bfloat16", "highest" or "high"
+    region: Region
+    x_transposed: bool  # feature-major
+    dy_transposed: bool
+    of_images: bool = False
+    gated: bool = False  # whether a warp may have far fewer slots than there are
+
+    @property
+    def TILES(self) -> int:
+        """Of 16 x 8 sums in a slot, four to a lane."""
+        return self.B // 8
 
 
 def plan_boxes(

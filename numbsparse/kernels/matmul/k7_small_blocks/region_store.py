@@ -11,7 +11,7 @@ from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Cuts
-from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Sums
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.repair import repair_block

@@ -24,8 +24,9 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
     ways_of,
 )
 from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, plan_boxes
-from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums, places_tf32, products
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Sums, plan_boxes
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import products
+from numbsparse.kernels.matmul.k7_small_blocks.region_products_tf32 import places_tf32
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     Into,
     add_up,
