@@ -9,7 +9,7 @@ bits 1.17 to 2.0 (H200).
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, uint16, uint32, uint64
+from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
@@ -56,14 +56,13 @@ class Sums(NamedTuple):
 
 @cache
 def places(sums: Sums) -> Any:
-    """place(m, n, r, p) = (row of the batch, feature of the line) of acc[m, n, 2 r + p]."""
+    """place(lane, m, n, r, p) = (row of the batch, feature of the line) of acc[m, n, 2 r + p]."""
     first, second = sums.operands
     FIRST, X_FIRST = -(-first.groups // 2), sums.x_first
     line_of, other_of = number_of(first.together), number_of(second.together)
 
     @cuda.jit(device=True)
-    def place(m, n, r, p):
-        lane = uint32(cuda.threadIdx.x) % 32
+    def place(lane, m, n, r, p):
         line = line_of(2 * (m % FIRST) + r, lane // 4)
         other = other_of(m // FIRST * 4 + n, lane % 4 * 2 + p)
         return (line, other) if X_FIRST else (other, line)
@@ -86,15 +85,16 @@ def store_fours(sums: Sums) -> Any:
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc):
         batch, out_features, y_batch, y_feature = y_view
+        lane = uint32(cuda.threadIdx.x) % 32
         for m in range(M):
             for r in range(ROWS):
                 for h in range(N // 2):
                     if FOURS:
-                        b, i = place(m, 0, r, h)
+                        b, i = place(lane, m, 0, r, h)
                         v0, v1 = acc[m, 0, 2 * r + h], acc[m, 1, 2 * r + h]
                         v2, v3 = acc[m, 2, 2 * r + h], acc[m, 3, 2 * r + h]
                     else:
-                        b, i = place(m, 2 * h, r, 0)
+                        b, i = place(lane, m, 2 * h, r, 0)
                         v0, v1 = acc[m, 2 * h, 2 * r], acc[m, 2 * h + 1, 2 * r]
                         v2, v3 = acc[m, 2 * h, 2 * r + 1], acc[m, 2 * h + 1, 2 * r + 1]
                     b, i = b + top, i + first
@@ -107,31 +107,33 @@ def store_fours(sums: Sums) -> Any:
 
 @cache
 def store_each(sums: Sums) -> Any:
-    """One by one; or two 16-bit values at once, where y and what is contiguous count words."""
+    """One by one; or two 16-bit values at once, where y and what is contiguous count words.
+
+    Places are added up, as in `parts.store`, and worked out whether a value is there or not.
+    """
     (M, N), ROWS, X_FIRST, place = sums.shape, sums.rows, sums.x_first, places(sums)
     IS_16_BIT, PAIRS = sums.form.is_16_bit, sums.form.is_16_bit and sums.y != ANY
-    EACH = 1 if PAIRS else 2
+    EACH, OF_B, OF_I = 1 if PAIRS else 2, PAIRS and not X_FIRST, PAIRS and X_FIRST
+    PER_B, PER_I = 1 + int(OF_B), 1 + int(OF_I)  # of them in an item of y
     pack: Any = PACK.get(sums.form.dtype)
 
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc):
-        batch, out_features, y_batch, y_feature = y_view
-        first_word = first >> 1
+        batch, features, y_batch, y_feature = y_view
+        b_step, i_step = 1 if OF_B else y_batch, 1 if OF_I else y_feature
+        b, i = place(uint32(cuda.threadIdx.x) % 32, 0, 0, 0, 0)
+        b, i = int64(top + b), int64(first + i)
+        begin, rows, columns = b // PER_B * b_step + i // PER_I * i_step, batch - b, features - i
         for m in range(M):
             for r in range(ROWS):
                 for n in range(N):
                     for p in range(EACH):
-                        b, i = place(m, n, r, p)
-                        b += top
-                        if b < batch and first + i < out_features:
-                            if PAIRS and X_FIRST:
-                                at = b * y_batch + first_word + i // 2
-                            elif PAIRS:
-                                at = (first + i) * y_feature + b // 2
-                            else:
-                                at = b * y_batch + (first + i) * y_feature
-                            # Numba checks whether a signed index counts from the end.
-                            value, there = acc[m, n, 2 * r + p], uint64(at)
+                        b, i = place(uint32(0), m, n, r, p)  # from this lane's first
+                        b, i = int64(b), int64(i)
+                        # Numba checks whether a signed index counts from the end.
+                        there = uint64(begin + b // PER_B * b_step + i // PER_I * i_step)
+                        value = acc[m, n, 2 * r + p]
+                        if b < rows and i < columns:
                             if PAIRS:
                                 y[there] = pack(value, acc[m, n, 2 * r + 1])
                             elif IS_16_BIT:
@@ -159,9 +161,10 @@ def repairing(sums: Sums) -> Any:
         x_strides = x_view[2], x_view[3]
         dense = x, x_strides, x_view[1], values, w_strides, indptr, indices, blocks, gates
         out = y, y_view[2], y_view[3], y_view[0], y_view[1]
+        lane = uint32(cuda.threadIdx.x) % 32
         for n in range(4 * M * N):
             r = n // 2 % 2
-            b, i = place(n // (4 * N), n // 4 % N, r, n % 2)
+            b, i = place(lane, n // (4 * N), n // 4 % N, r, n % 2)
             if r < ROWS and b + top < y_view[0] and first + i < y_view[1]:
                 repair_one(out, b + top, first + i, size, dense)
 
