@@ -9,7 +9,7 @@ bits 1.17 to 2.0 (H200).
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int64, uint16, uint32, uint64
+from numba import cuda, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
@@ -89,12 +89,11 @@ def store_fours(sums: Sums) -> Any:
         for m in range(M):
             for r in range(ROWS):
                 for h in range(N // 2):
+                    b, i = place(lane, m, 0 if FOURS else 2 * h, r, h if FOURS else 0)
                     if FOURS:
-                        b, i = place(lane, m, 0, r, h)
                         v0, v1 = acc[m, 0, 2 * r + h], acc[m, 1, 2 * r + h]
                         v2, v3 = acc[m, 2, 2 * r + h], acc[m, 3, 2 * r + h]
                     else:
-                        b, i = place(lane, m, 2 * h, r, 0)
                         v0, v1 = acc[m, 2 * h, 2 * r], acc[m, 2 * h + 1, 2 * r]
                         v2, v3 = acc[m, 2 * h, 2 * r + 1], acc[m, 2 * h + 1, 2 * r + 1]
                     b, i = b + top, i + first
@@ -113,25 +112,23 @@ def store_each(sums: Sums) -> Any:
     """
     (M, N), ROWS, X_FIRST, place = sums.shape, sums.rows, sums.x_first, places(sums)
     IS_16_BIT, PAIRS = sums.form.is_16_bit, sums.form.is_16_bit and sums.y != ANY
-    EACH, OF_B, OF_I = 1 if PAIRS else 2, PAIRS and not X_FIRST, PAIRS and X_FIRST
-    PER_B, PER_I = 1 + int(OF_B), 1 + int(OF_I)  # of them in an item of y
+    EACH, PER_B, PER_I = 2 - int(PAIRS), 1 + int(PAIRS and not X_FIRST), 1 + int(PAIRS and X_FIRST)
     pack: Any = PACK.get(sums.form.dtype)
 
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc):
-        batch, features, y_batch, y_feature = y_view
-        b_step, i_step = 1 if OF_B else y_batch, 1 if OF_I else y_feature
+        batch, width, y_batch, y_feature = y_view
+        y_batch, y_feature = 1 if PER_B == 2 else y_batch, 1 if PER_I == 2 else y_feature
         b, i = place(uint32(cuda.threadIdx.x) % 32, 0, 0, 0, 0)
-        b, i = int64(top + b), int64(first + i)
-        begin, rows, columns = b // PER_B * b_step + i // PER_I * i_step, batch - b, features - i
+        b, i = b + top, i + first
+        begin, rows, columns = b // PER_B * y_batch + i // PER_I * y_feature, batch - b, width - i
         for m in range(M):
             for r in range(ROWS):
                 for n in range(N):
                     for p in range(EACH):
-                        b, i = place(uint32(0), m, n, r, p)  # from this lane's first
-                        b, i = int64(b), int64(i)
+                        b, i = place(0, m, n, r, p)  # from this lane's first
                         # Numba checks whether a signed index counts from the end.
-                        there = uint64(begin + b // PER_B * b_step + i // PER_I * i_step)
+                        there = uint64(begin + b // PER_B * y_batch + i // PER_I * y_feature)
                         value = acc[m, n, 2 * r + p]
                         if b < rows and i < columns:
                             if PAIRS:
@@ -161,10 +158,9 @@ def repairing(sums: Sums) -> Any:
         x_strides = x_view[2], x_view[3]
         dense = x, x_strides, x_view[1], values, w_strides, indptr, indices, blocks, gates
         out = y, y_view[2], y_view[3], y_view[0], y_view[1]
-        lane = uint32(cuda.threadIdx.x) % 32
         for n in range(4 * M * N):
             r = n // 2 % 2
-            b, i = place(lane, n // (4 * N), n // 4 % N, r, n % 2)
+            b, i = place(uint32(cuda.threadIdx.x) % 32, n // (4 * N), n // 4 % N, r, n % 2)
             if r < ROWS and b + top < y_view[0] and first + i < y_view[1]:
                 repair_one(out, b + top, first + i, size, dense)
 
