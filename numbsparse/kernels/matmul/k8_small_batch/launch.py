@@ -36,7 +36,7 @@ SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 t
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
-MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w up to 32, times tiles, for a warp; by bytes of a value
+MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
@@ -60,32 +60,35 @@ def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArr
 
     Two are copied by one launch.
     """
-    squares = n_blocks * max(size // WIDTH, 1) ** 2
-    kept = [slab_of(x, size) > 0 or words_pay(x, size, squares, len(operands)) for x in operands]
+    n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
+    kept = [slab_of(x, size) > 0 or words_pay(x, size, n_blocks, len(operands)) for x in operands]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
 
 
-def words_pay(x: DeviceArray, size: int, squares: int, operands: int) -> bool:
+def words_pay(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
     """Whether a copy takes longer than the words that each unit is loaded by, more than pieces.
 
     Of few blocks float32 took 0.64 to 1.02 of the time so, 0.89 at the median, and 16 bits 0.74 to
     0.98, 0.84 (17 to 129 rows, H200). 16 bits that begin inside words took up to three times as
-    long of more than 32 rows, and in weight-gradients.
+    long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more, whose copies the
+    engine loads, 66 to 258 rows of 16 bits took 0.67 to 0.99, 0.77 at the median, of more units
+    1.34 to 1.38; float32 up to 1.6, and 2.6 in weight-gradients.
     """
     rows, begins = x.shape[0], begins_of(x, size)
     inside = begins < WORD and rows >= WIDTH
     if begins == BYTES or (x.itemsize == 2 and (operands > 1 or inside)):
         return False
-    return squares * -(-rows // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
+    return n_blocks * -(-rows // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
 
 
 def begins_of(x: DeviceArray, size: int) -> int:
     """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
     else 16, as all other lines do.
     """
-    if is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
+    by_engine = size >= WIDTH and x.itemsize == 4 and has_engine()
+    if by_engine or is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
         return BYTES
     if slab_of(x, size) or x.address % WORD or x.strides[1] <= 0:
         return BYTES
