@@ -353,7 +353,8 @@ def test_regions_are_put_together_anew_of_what_gates_leave(
     Whole regions, some that are cut over the batch, and clusters.
     """
 
-    def chosen(index, B, widths, batch, large, *times):
+    def chosen(index, B, widths, batch, ways, places):
+        large = ways.large
         region = large._replace(SLOTS=24) if pieces > 1 else large  # as many as on some cards
         return region._replace(SPLIT=split), pieces
 

@@ -18,6 +18,7 @@ from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.parts import groups
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.regions import regions
+from numbsparse.kernels.parts.strip import Strip
 from numbsparse.layout import Layout
 from numbsparse.ops import conv_window
 
@@ -40,7 +41,7 @@ def split(index):
 
 
 def strips(index):
-    strip = strip_plan.Strip(8, 64, 16, 32, 14, 200, 3)
+    strip = Strip(8, 64, 16, 32, 14, 200, 3)
     groups.steps_in_strips(index, 8, True, 512, 32, 2)
     strip_plan.plan_strips(index, True, 8 * (index.columns.indptr.size - 1), strip)
 

@@ -9,12 +9,14 @@ from numbsparse import BlockSparse, device, ops, patterns
 from numbsparse.device import to_device
 from numbsparse.kernels.conv import k6_strips
 from numbsparse.kernels.matmul import PRODUCTS, reach, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan, strips
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, cuts_of, plan_regions
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, Strip, plan_strips
+from numbsparse.kernels.matmul.k7_small_blocks import region_choice, regions, strip_plan, strips
+from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Ways, cuts_of
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE, plan_strips
 from numbsparse.kernels.parts import aligned
 from numbsparse.kernels.parts.deal import cut_into_stages
 from numbsparse.kernels.parts.pixels import Shared
+from numbsparse.kernels.parts.strip import Strip
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, races
 
@@ -372,7 +374,7 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
 def test_sums_of_regions_that_are_cut(dtype, B, pieces, monkeypatch):
     cut_of = []
     monkeypatch.setattr(
-        regions, "region_for", lambda index, B, widths, batch, large, *_: (large, pieces)
+        regions, "region_for", lambda index, B, widths, batch, ways, places: (ways.large, pieces)
     )
     monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
     case = Case(batch=33 * pieces, in_features=40, out_features=60, block_size=B, density=0.3)
@@ -383,8 +385,8 @@ def test_sums_of_regions_that_are_cut(dtype, B, pieces, monkeypatch):
 @pytest.mark.parametrize("slots", [2, 6])
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
-    def shared(index, B, widths, batch, large, *times):
-        return large._replace(SLOTS=slots, SPLIT=4), 1
+    def shared(index, B, widths, batch, ways, places):
+        return ways.large._replace(SLOTS=slots, SPLIT=4), 1
 
     monkeypatch.setattr(regions, "region_for", shared)
     case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
@@ -393,13 +395,14 @@ def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
 
 def test_regions_are_cut_where_that_pays():
     def times(n, batch):
-        return [region_plan.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
+        return [region_choice.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
 
     assert np.argmin(times(50, 64)) == 0
     assert np.argmin(times(50, 2048)) > 0
     assert np.argmin(times(132, 8192)) == 0
     large = Region(12, 18, 38, 32, 3)
-    _, pieces = region_plan._fastest(large, (1, 1, 1), (), (), 40, 132, 5.0, 0.0, 0.0)
+    ways = Ways(None, large, (), 5.0, 0.0)
+    _, pieces = region_choice._fastest(ways, (1, 1, 1), (), 40, 132, 0.0)
     assert pieces == 2  # a stage each
 
 
@@ -413,11 +416,11 @@ def test_regions_are_cut_where_that_pays():
 def test_regions_are_small_where_large_ones_leave_places_free(
     batch, places, which, blocks, monkeypatch
 ):
-    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
-    large, smaller = regions.region_of(8, 2, 0.1, False), regions.SMALLER[2, 8]
-    where = index, 8, (1024, 1024), batch, large, smaller, places
-    region, pieces = region_plan.region_for(*where, 0.04, 0.05, 0.0013)
+    large, smaller = region_choice.region_of(8, 2, 0.1, False), region_choice.SMALLER[2, 8]
+    ways = Ways(None, large, smaller, 0.04, 0.0013)
+    region, pieces = region_choice.region_for(index, 8, (1024, 1024), batch, ways, places)
     assert region == (large, *(each.region for each in smaller))[which]._replace(SPLIT=blocks)
     assert pieces == 1
 
@@ -426,36 +429,34 @@ def test_regions_are_small_where_large_ones_leave_places_free(
 @pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
 def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
     """As many as there are places for, if rows are many; a second pass is worth no few rows."""
-    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
-    large, smaller = regions.region_of(B, item, 0.2, False), regions.SMALLER[item, B]
-    where = index, B, (128, 128), batch, large, smaller, 132
-    region, pieces = region_plan.region_for(*where, 0.1, 0.05, 0.0013)
-    n, *_ = region_plan.size_of(index, B, (128, 128), region)
+    large, smaller = region_choice.region_of(B, item, 0.2, False), region_choice.SMALLER[item, B]
+    ways, where = Ways(None, large, smaller, 0.1, 0.0013), (index, B, (128, 128), batch)
+    region, pieces = region_choice.region_for(*where, ways, 132)
+    n, *_ = region_choice.size_of(index, B, (128, 128), region)
     assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
     assert n * pieces * region.SPLIT <= 132
     assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1023 else (1, True))
     assert batch < 1 << 17 or pieces > 64
     fewer = tuple(each._replace(spare=6) for each in smaller)
-    where = index, B, (128, 128), batch, large, fewer, 132
-    region, pieces = region_plan.region_for(*where, 0.1, 0.05, 0.0013)
-    n, *_ = region_plan.size_of(index, B, (128, 128), region)
+    region, pieces = region_choice.region_for(*where, ways._replace(smaller=fewer), 132)
+    n, *_ = region_choice.size_of(index, B, (128, 128), region)
     assert region.SPLIT > 1 or n * pieces <= 126
 
 
 @pytest.mark.parametrize("places", range(2, 12))
 def test_wider_regions_where_they_save_a_round(places, monkeypatch):
-    monkeypatch.setattr(regions, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(192, 192, 0.1, seed=0)).index
-    large = regions.region_of(8, 2, 0.1, False)
-    wider = regions.WIDER[large]
-    n, m = (region_plan.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
+    large = region_choice.region_of(8, 2, 0.1, False)
+    wider = region_choice.WIDER[large]
+    n, m = (region_choice.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
     fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
     assert m <= fewer <= n
-    where = index, 8, (1536, 1536), 64, large, (), places, 0.04, 0.05, 0.0013
-    assert region_plan.region_for(*where)[0] == large
-    saves = -(-fewer // places) < -(-n // places)
-    assert region_plan.region_for(*where, wider)[0] == (wider if saves else large)
+    ways, saves = Ways(None, large, (), 0.04, 0.0013), -(-fewer // places) < -(-n // places)
+    found, _ = region_choice.region_for(index, 8, (1536, 1536), 64, ways, places)
+    assert found == (wider if saves else large)
 
 
 @pytest.mark.parametrize(("n", "pieces", "left"), [(11, 3, 3), (11, 1, 0), (8, 3, 0), (2, 5, 2)])

@@ -20,7 +20,6 @@ from numbsparse.bench.results import Row
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import WARP_COLUMNS
 from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
     SQUARE,
     depth_of,
@@ -29,6 +28,7 @@ from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
 )
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.strip import WARP_COLUMNS
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Layout
 from numbsparse.pages.committed import CACHE, MEMORY, PIPES, in_section, limits, profiled

@@ -11,8 +11,8 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.conv.window import Boxes, Pass, boxes_of_chunks, even_chunks, spread_of
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Smaller, Ways
-from numbsparse.kernels.matmul.k7_small_blocks.regions import SPARE, fitted
+from numbsparse.kernels.matmul.k7_small_blocks.region_choice import SPARE, Smaller, Ways, fitted
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region
 from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.pixels import UNEVEN, Images, tile_that_fits
 from numbsparse.kernels.parts.plans import planned

@@ -38,12 +38,10 @@ from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     MOST_STEPS,
     ROWS,
-    WARP_COLUMNS,
     WIDE,
     WIDTH,
     Costs,
     Sizes,
-    Strip,
     filled,
     fitted,
     groups_of,
@@ -57,7 +55,6 @@ from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_values, of_bits
 from numbsparse.kernels.parts.deal import scheduled
 from numbsparse.kernels.parts.groups import steps_in_strips
-from numbsparse.kernels.parts.packed import blocks_of_step
 from numbsparse.kernels.parts.pixels import (
     IMAGES,
     Four,
@@ -73,6 +70,7 @@ from numbsparse.kernels.parts.pixels import (
 )
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import PIXELS
+from numbsparse.kernels.parts.strip import WARP_COLUMNS, Strip, blocks_of_step
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 

@@ -7,6 +7,7 @@ from numba import cuda, float32
 
 from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking
+from numbsparse.kernels.parts.strip import Strip
 from numbsparse.kernels.ptx import elect, mbarrier_arrive
 
 
@@ -60,7 +61,7 @@ def filling_wanted(fill: Any, wanted: Any, engine: bool) -> Any:
 
 
 @cache
-def adding_gated(strip: Any, add_step: Any, pass_over: Any) -> Any:
+def adding_gated(strip: Strip, add_step: Any, pass_over: Any) -> Any:
     """add(shared, lines, place, b, gate, x, acc): add_step of b times its gate, or pass_over.
 
     b are words of a block; where a strip's stages have no gates it is as it is.

@@ -17,6 +17,7 @@ from numbsparse.kernels.parts.fragments import MMA, adding, scaling
 from numbsparse.kernels.parts.gates import adding_gated
 from numbsparse.kernels.parts.split import round_in_one, split_in_two
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS, loading, loading_float32
+from numbsparse.kernels.parts.strip import Strip, blocks_of_step
 from numbsparse.kernels.parts.swizzle import PIECE, Rows, rows_of
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
@@ -60,11 +61,6 @@ def pack_kernel(B: int, item: int, transposed: bool) -> Any:
         pack(values, codes, codes.size // BLOCKS, cuda.grid(1) // 32 * RUN, (), out, int64(0))
 
     return kernel
-
-
-def blocks_of_step(B: int, item: int) -> int:
-    """Two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
-    return 16 // B if item == 2 else 1
 
 
 @cache
@@ -179,7 +175,7 @@ def reading_float32(transposed: bool, GATED: bool, scaled: Any) -> Any:
 
 
 @cache
-def adding_16_bit(strip: Any, arithmetic: str, rows: Rows, j: int) -> Any:
+def adding_16_bit(strip: Strip, arithmetic: str, rows: Rows, j: int) -> Any:
     """add(shared, lines, place, b, x, acc): column j of acc += x times a step, of 16 features from
     two pieces.
 
@@ -206,13 +202,13 @@ def adding_16_bit(strip: Any, arithmetic: str, rows: Rows, j: int) -> Any:
     return add_step
 
 
-def held_tf32(strip: Any) -> tuple[int, ...]:
+def held_tf32(strip: Strip) -> tuple[int, ...]:
     """The shape of what a lane holds of x: of 32 rows, of each piece."""
     return -(-strip.ROWS // 32), strip.B // PIECE, 2, 4
 
 
 @cache
-def reading_tf32(strip: Any, rows: Rows) -> Any:
+def reading_tf32(strip: Strip, rows: Rows) -> Any:
     """read(shared, lines, place, pair, x): x[piece, m] = what a lane has of 32 rows of x.
 
     Behind the last step of a stage a place may be anything: then it is some place of the stage.
@@ -235,7 +231,7 @@ def reading_tf32(strip: Any, rows: Rows) -> Any:
 
 
 @cache
-def passing_tf32(strip: Any, rows: Rows) -> Any:
+def passing_tf32(strip: Strip, rows: Rows) -> Any:
     """pass_over(shared, lines, place, x): a step that is left out; x becomes that of the next."""
     PAIRS, read = held_tf32(strip)[0], reading_tf32(strip, rows)
 
@@ -248,7 +244,7 @@ def passing_tf32(strip: Any, rows: Rows) -> Any:
 
 
 @cache
-def adding_tf32(strip: Any, precision: str, rows: Rows, j: int) -> Any:
+def adding_tf32(strip: Strip, precision: str, rows: Rows, j: int) -> Any:
     """add(shared, lines, place, b, x, acc): column j of acc += x times b, what a lane has of w.
 
     The sum of a step begins at zero (`split`). x becomes that of the step which is at `place`.
@@ -305,7 +301,7 @@ def nothing(shared, lines, place, x):
 
 
 @cache
-def products(strip: Any, arithmetic: str, x_transposed: bool, transposed: bool) -> Any:
+def products(strip: Strip, arithmetic: str, x_transposed: bool, transposed: bool) -> Any:
     """acc += x @ w of the stage that begins at byte `stage`, by a warp of its block.
 
     acc holds, column by column and for each 16 rows, 16 x B values: B / 2 in a lane. A warp's word

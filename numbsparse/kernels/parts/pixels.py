@@ -18,6 +18,7 @@ from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import FEATURES, Output
 from numbsparse.kernels.parts.store_pixels import RESIDUE_AT
+from numbsparse.kernels.parts.strip import Strip
 from numbsparse.kernels.parts.swizzle import load_boxes_for
 from numbsparse.kernels.ptx import tma_load_5d
 from numbsparse.layout import Index
@@ -112,15 +113,6 @@ class PixelRows(NamedTuple):
     def output(self) -> Output:
         (rows, width), features = self.shape, self.pixels.shape[1]
         return Output(of_bits(self.pixels.span), features, self.places, rows, width)
-
-
-def beside_of(warps: int, tiles: int, places: int) -> int:
-    """How many blocks of threads with so many warps a multiprocessor has.
-
-    Two of few, as a warp that has a scheduler alone waits for itself (H200: 128 to 128 features,
-    28 x 28 images, blocks of 16: 28 us, not 37). Four of two warps took 1.0 to 1.1 times as long.
-    """
-    return 2 if warps <= 4 and tiles > places else 1
 
 
 def has_room(sizes: Three, features: int, B: int) -> bool:
@@ -245,7 +237,7 @@ def load_pixels(features: int) -> Any:
     return load
 
 
-def loading(strip: Any, x_order: str) -> Any:
+def loading(strip: Strip, x_order: str) -> Any:
     """load(shared, to, x_map, group, top, bars, stage): a group of the rows that begin there."""
     if x_order == IMAGES:
         return load_pixels(strip.WIDTH)

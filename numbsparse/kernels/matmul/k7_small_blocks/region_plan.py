@@ -7,15 +7,13 @@ both only the groups of features that a block of the region needs are loaded. A 
 dy of their column already in registers.
 """
 
-from functools import lru_cache
-from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.groups import counted
-from numbsparse.kernels.parts.pixels import WIDTHS, Four, boxes_of
+from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.shifted import BOX_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
@@ -25,17 +23,6 @@ LINE = 128  # bytes of a group in a row of the batch
 NO_GROUP = -1
 PLACE_BITS = 10
 NEW_COLUMN = 1 << 3 * PLACE_BITS
-MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
-# Microseconds (H200): of a large region and of a second pass, beside those that grow with the
-# batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
-# until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
-# 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
-# small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
-A_REGION, SECOND_PASS = 4.5, 6.0
-# Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
-# of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
-SMALL_PASS, UNCUT_ROWS = 2.0, 1023
-SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 
 
 class Region(NamedTuple):
@@ -77,36 +64,17 @@ class Region(NamedTuple):
         return LINE * self.LINES
 
     @property
+    def CODES(self) -> int:
+        """Of the slots of all warps."""
+        return self.WARPS * self.SLOTS
+
+    @property
     def STAGE_BYTES(self) -> int:
         return self.GROUPS * self.GROUP_BYTES
 
     @property
     def SHARED_BYTES(self) -> int:
         return self.STAGES * self.STAGE_BYTES + PERIOD
-
-
-class Smaller(NamedTuple):
-    """A region smaller than the large one: microseconds beside those of its rows, how many times as
-    long as in proportion a row takes, blocks of a cluster that has one, at most, places that pieces
-    leave free, and microseconds of each piece, that are added in turn."""
-
-    region: Region
-    alone: float
-    slower: float
-    most: int = 8
-    spare: int = 0
-    a_piece: float = 0.05
-
-
-class Ways(NamedTuple):
-    """To share boxes of pixels among taps: the outputs of a stage, and for `region_for` regions,
-    and microseconds of a row, and of 128 bytes of one."""
-
-    tile: Four
-    large: Region
-    smaller: tuple[Smaller, ...]
-    a_row: float
-    a_group: float
 
 
 def plan_boxes(
@@ -264,85 +232,3 @@ def _deal_slots(
                 second = x + (pieces - 1)
                 codes[item, warp, slot] = x | second << bits | dy << 2 * bits | new << 3 * bits
                 used[item, warp] += 1
-
-
-def region_for(
-    index: Index, B: int, widths: tuple[int, int], batch: int, large: Region,
-    smaller: tuple[Smaller, ...], places: int, row: float, sums: float, group: float,
-    wider: Region | None = None,
-) -> tuple[Region, int]:  # fmt: skip
-    """The region that takes least time, and into how many pieces of the batch those are cut that
-    are left when all places have as many.
-
-    That is the large one; or, where that saves a round, the `wider` one, of a few more slots; or,
-    where the large one leaves places free, a smaller one, which reads more of x and dy and has less
-    to add up, maybe of a cluster or in pieces.
-
-    row, sums : microseconds of a row in the large one, and of its sums to be written and read
-        again; a row of another takes as many in proportion, or what x and dy take
-    group : microseconds of a row of 128 bytes of these
-    """
-    size = planned(index, size_of, B, widths, large)
-    n, *rest = size
-    if wider:
-        fewer = ceil(n * (large.WARPS * large.SLOTS) / (wider.WARPS * wider.SLOTS))
-        if ceil(fewer / places) < ceil(n / places):
-            return _fastest(wider, (fewer, *rest), (), (), batch, places, row, sums, group)
-    smaller = smaller if n < places else ()
-    sizes = tuple(planned(index, size_of, B, widths, each.region) for each in smaller)
-    return _fastest(large, size, smaller, sizes, batch, places, row, sums, group)
-
-
-def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> tuple[int, int, int]:
-    """(how many regions there are, the height of their panels, their groups of dy in all)."""
-    sides = -(-widths[0] // B), -(-widths[1] // B)
-    height, _, slots, groups = planned(index, regions_of_blocks, B, sides, region)
-    return slots.size, height, groups
-
-
-@lru_cache
-def _fastest(
-    large: Region, size: tuple[int, int, int], smaller: tuple[Smaller, ...],
-    sizes: tuple[tuple[int, int, int], ...], batch: int, places: int, row: float, sums: float,
-    group: float,
-) -> tuple[Region, int]:  # fmt: skip
-    most = min(MOST_PIECES, -(-batch // large.DEPTH))
-    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
-    ways = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
-    for each, (n, height, groups) in zip(smaller, sizes, strict=True):
-        small, alone, slower, clusters, spare, a_piece = each
-        part = small.WARPS * small.SLOTS / (large.WARPS * large.SLOTS)
-        high = height * small.LINES / small.DEPTH
-        a_row = max(slower * row * part, group * (high + groups / n))
-        cut = clusters > 1 and batch > UNCUT_ROWS
-        most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
-        for pieces in range(2, most + 1):
-            again = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
-            ways.append((alone + a_row * batch / pieces + again, small, pieces))
-        for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
-            rounds = ceil(n * blocks / (room * places))
-            time = rounds * (alone + a_row * batch / blocks + meeting)
-            ways.append((time, small._replace(SPLIT=blocks), 1))
-    return min(ways, key=lambda way: way[0])[1:]
-
-
-def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
-    """Of the regions that are left, cut into pieces, and of adding these up."""
-    rest = n % places
-    again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
-    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
-
-
-class Cuts(NamedTuple):
-    """Regions that are whole, as many as fill all places; those that are left, and into how many
-    pieces of the batch they are cut."""
-
-    whole: int
-    left: int
-    pieces: int
-
-
-def cuts_of(n: int, places: int, pieces: int) -> Cuts:
-    """Of n regions."""
-    left = n % places if pieces > 1 else 0
-    return Cuts(n - left, left, pieces)

@@ -15,33 +15,27 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
-from numbsparse.kernels.card import handed_over, multiprocessors, shared_memory
-from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
-    LINE,
+from numbsparse.kernels.card import handed_over, multiprocessors
+from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
     Cuts,
-    Region,
-    Smaller,
     Ways,
     cuts_of,
-    plan_boxes,
     region_for,
+    ways_of,
 )
+from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, plan_boxes
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import Sums, places_tf32, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
-    ADDERS,
     Into,
+    add_up,
     storer,
     storer_of_cluster,
-    total_kernel,
 )
-from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_together, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.groups import steps_in_strips
-from numbsparse.kernels.parts.packed import blocks_of_step
-from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.pieces import SOON, clear
 from numbsparse.kernels.parts.pixels import (
     UNEVEN,
     Images,
@@ -73,64 +67,11 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
 )
 
-# The part of the blocks that is kept, at most, and the region, found by trial on an H200.
-REGIONS_16_BIT = {
-    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
-    16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
-}
-# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
-WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
-# With AT_ONCE=1 2,048 rows took 1.10 to 1.12 times as long in blocks of 8, 1.06 in blocks of 16.
-REGIONS_FLOAT32 = {
-    8: (
-        (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
-        (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
-        (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
-    ),
-    16: (
-        (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
-        (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
-        (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
-    ),
-}
-# Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
-# large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
-# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200).
-SMALLER = {
-    (2, 8): (
-        Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
-        Smaller(Region(8, 9, 16, 32, 3), 2.2, 1.25),
-        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.64),
-    ),
-    (2, 16): (
-        Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
-        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.25),
-        Smaller(Region(8, 2, 16, 32, 3), 2.2, 1.64),
-    ),
-    (4, 8): (
-        Smaller(Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
-        Smaller(Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25),
-    ),
-    (4, 16): (
-        Smaller(Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
-        Smaller(Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25),
-    ),
-}
-# Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
-# row of a group that is copied, and of a transposed one.
-A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
-A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
 # Rows from which on a weight-gradient leaves out blocks, by bytes of a value. Of 512 rows of 16
 # bits all gates one took 1.06 times as long, every other one zero 0.78, with blocks of 16 0.90; of
 # 1,024 rows of float32 0.99 and 0.66 (H200).
 LEAVES_FROM = {2: 512, 4: 1024}
 FULL = 0 if SIMULATED else 16  # groups of a region, more than which it is no small one
-# Multiprocessors that pieces leave free, of images: of 64, 28 x 28, 128 to 128 features, blocks of
-# 16, 132 pieces took 30.8 us, 126 25.6; of 32 of 56 x 56, 46.4 and 44.4 (H200). Why is not known.
-SPARE = 6
-# Pieces of a slot: so many are added by all warps of a block of threads. 16 to 64 of 8,192 rows and
-# 512 to 1,024 features took 0.74 to 0.93 of the time (H200).
-SHARED_FROM = 8
 A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends on its pixels
 
 
@@ -155,31 +96,16 @@ def in_regions(
         x, dy = aligned_together(*map(of_bits, lines))
     of_images, transposed = type(x) is Images, x_transposed or dy_transposed
     places = multiprocessors()
-    if ways:
-        large, smaller, a_row, a_group = ways[1:]
-    else:
-        width, blocks_a_step = min(512, -(-widths[1] // B) * B), blocks_of_step(B, item)
-        kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_a_step)
-        large, a_group = region_of(B, item, kept, transposed), A_GROUP[transposed]
-        a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
-        first, spare = (1, SPARE) if of_images else (0, 0)  # of images the first is not timed
-        smaller = tuple(
-            each._replace(region=large if SIMULATED else fitted(each.region), spare=spare)
-            for each in SMALLER[item, B][first:]
-        )
-    sums_of_one = large.WARPS * large.SLOTS * 16 * B * A_SUM
-    times = a_row, sums_of_one, a_group
-    wider = WIDER.get(large)
-    region, parts = region_for(index, B, widths, batch, large, smaller, places, *times, wider)
+    ways = ways or ways_of(index, B, widths[1], arithmetic, transposed, of_images)
+    region, parts = region_for(index, B, widths, batch, ways, places)
     within: Any = ()
     loaded: Any = ()
     rows, tops, offsets, whole_tiles = region.DEPTH, (), None, True
     if of_images:
-        tile, offsets = tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN), x.taps
-        if ways:
-            tile = ways.tile
+        tile = ways.tile or tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN)
+        if ways.tile:
             within, loaded = x.within(index, tile, rows), prod(x.seen(tile))
-        whole_tiles = is_whole(tile, x.outputs)
+        offsets, whole_tiles = x.taps, is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)
         batch = tops.shape[0] * region.DEPTH
         maps = tensor_maps(*(a.boxes(tile, region.FEATURES) for a in (x, dy)))
@@ -193,7 +119,7 @@ def in_regions(
     cuts = cuts_of(n, places, parts)
     orders, gated = (x_transposed, dy_transposed), gates is not None
     sums = Sums(B, arithmetic, region, *orders, bool(offsets), gated)
-    slots = region.WARPS * region.SLOTS * cuts.left
+    slots = cuts.left * region.CODES
     partials = empty((max(slots * parts * 16 * B, 1),), "float32")
     out = dvalues.reshape(-1).view("uint32" if dvalues.itemsize == 2 else "float32")
     into = Into(partials, empty(blocks.shape, "int32") if gated else blocks, out)
@@ -211,14 +137,7 @@ def in_regions(
         cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
         overlap=True,
     )
-    adders, soon = ADDERS if cuts.pieces >= SHARED_FROM else 1, 0
-    if type(x) is not Images:
-        soon = int(x.nbytes + dy.nbytes < pieces.SOON)
-    add = -(-slots * adders // ADDERS), 32 * ADDERS
-    uncut = cuts.whole * region.WARPS * region.SLOTS
-    launch(
-        total_kernel(sums), *add, uncut, slots, cuts.pieces, adders, soon, into, dense, overlap=True
-    )
+    add_up(sums, cuts, into, dense, not of_images and x.nbytes + dy.nbytes < SOON)
     return whole_tiles
 
 
@@ -235,44 +154,6 @@ class Plan(NamedTuple):
     loaded: Any
     blocks: Any
     gates: Any  # of all blocks, if any
-
-
-def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
-    """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
-    dy; where few are kept near each other, more features of fewer rows or stages.
-
-    Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
-    """
-    rows = 64 // item if transposed else 0
-    if shared_memory() is None:
-        return _region_in_the_simulator(B, item, kept, transposed)
-    if item == 2:
-        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
-        if rows > region.DEPTH:
-            stages = max(region.STAGES * region.DEPTH // rows, 2)
-            region = region._replace(DEPTH=rows, STAGES=stages)
-    else:
-        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
-        region = next(region for region in found if rows <= region.DEPTH)
-    return fitted(region)
-
-
-def fitted(region: Region) -> Region:
-    """With as many groups as shared memory holds."""
-    limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
-    if region.ITEM == 4:
-        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
-    limit -= 16 * region.WARPS * region.SLOTS  # what gates leave
-    groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
-    return region._replace(GROUPS=groups)
-
-
-def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -> Region:
-    if item == 4:
-        groups, depth = (4, 16) if kept > 0.2 else (8, 8)
-        return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
-    groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
-    return Region(2, 128 // B, groups, depth, 2)
 
 
 def has_even_rows(B: int, region: Region, by_rows: bool) -> bool:

@@ -18,9 +18,10 @@ from numba import cuda, int32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import ALIGNED, MOST_STEPS, Strip
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import MOST_STEPS
 from numbsparse.kernels.parts.packed import COUNT_BITS, RUN, packing
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
+from numbsparse.kernels.parts.strip import ALIGNED, Strip
 from numbsparse.kernels.parts.walk_on_gpu import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 

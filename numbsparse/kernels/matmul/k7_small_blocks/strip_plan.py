@@ -14,19 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.device import SIMULATED
-from numbsparse.kernels.card import handed_over, multiprocessors, registers, shared_memory
+from numbsparse.kernels.card import multiprocessors, shared_memory
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths, cut_into_stages, lines_of_strips
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
-from numbsparse.kernels.parts.packed import COUNT_BITS, blocks_of_step
-from numbsparse.kernels.parts.pieces import part_bytes
+from numbsparse.kernels.parts.packed import COUNT_BITS
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
-from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
+from numbsparse.kernels.parts.strip import ALIGNED, WARP_COLUMNS, Strip, blocks_of_step
+from numbsparse.kernels.parts.swizzle import PIECE
 from numbsparse.layout import Index
 
-SECTOR = 32  # bytes that memory writes at once
-WARP_COLUMNS = 32
 MOST_STEPS = 256  # of a stage
 PLACE_BITS = 16  # of a place in the groups of a stage
 WIDTH = 32  # features that are fetched together
@@ -52,7 +50,6 @@ PACK_FROM = 512  # rows
 # 4,096 rows of 256 to 1,024 features took 0.57 to 0.78 and 0.70 to 0.94 of the time, and the last
 # ones of blocks of 16 0.86 to 1.04 (H200).
 PACK_MUCH = {8: 2**22, 16: 2**21}
-FETCHING = 32  # registers of a thread that fetches, where others have what it lacks
 # Rows of float32: of 64 rows, 8,192 features and a quarter of the blocks of 16, 59 us instead of 83
 # as they are stored; of 512, 325 instead of 358 if packed. Before, packing pays from so many rows
 # times features on: 130 us instead of 158 with 12,288 features and 256 rows; and where less is
@@ -60,7 +57,6 @@ FETCHING = 32  # registers of a thread that fetches, where others have what it l
 PACK_FLOAT32_FROM, PACK_LARGE_FROM = 256, 3 * 2**20
 SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
 FEW = 128  # rows up to which gates are read in the product
-ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
 
 Sizes = tuple[int, int, int]  # batch, features, columns of y
 
@@ -88,144 +84,6 @@ COSTS = {  # by bytes of a value and block size
     (4, 8): Costs(0.06, 0.037, 1.0, 0.0, 0.0625, (1.0, 0.89, 0.0)),
     (4, 16): Costs(0.008, 0.067, 1.31, 0.0, 0.215, (1.0, 0.89, 0.0)),
 }
-
-
-class Strip(NamedTuple):
-    """Block size, rows of y, warps that multiply; features that are fetched together, such groups
-    and steps in a stage; stages of the ring; blocks of threads that share the groups of x, each for
-    columns and warps of its own.
-
-    A stage begins with how many steps each warp has and where they are; gates may follow, then the
-    values of w, then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x
-    that is feature-major boxes of WIDTH lines of 128 bytes along the batch. So what a warp reads
-    ahead of the last step stays as long as the stage does.
-    """
-
-    B: int
-    ROWS: int
-    WARPS: int
-    WIDTH: int
-    GROUPS: int
-    STEPS: int
-    STAGES: int
-    CLUSTER: int = 1
-    FETCHERS: int = 4  # warps, at no cost: as many registers are left with one of them
-    ITEM: int = 2  # bytes of a value
-    SPLIT: int = 1  # blocks of threads of a cluster that have a part of the sum each
-    PACKED: bool = False  # whether w comes in the order of its steps (`parts.packed`)
-    GATED: str = ""  # the dtype of values that are multiplied by gates
-    RAGGED: bool = False  # whether a block of these has features that are not there
-    BOX: int = 0  # pixels of a group that several taps see (`pixels.Shared`); 0: ROWS
-    SHIFTS: int = 1  # of a box, by which its blocks are counted
-    BESIDE: int = 1  # blocks of threads of a multiprocessor
-    FREE: bool = False  # whether parts of a sum that is split meet in stages that are not filled
-
-    @property
-    def COLUMNS(self) -> int:
-        """Block columns of a warp."""
-        return WARP_COLUMNS // self.B
-
-    @property
-    def TOGETHER(self) -> int:
-        """Neighbouring block columns of a warp, which write whole sectors of 32 bytes."""
-        return max(SECTOR // (self.B * self.ITEM), 1)
-
-    @property
-    def BLOCKS_A_STEP(self) -> int:
-        return blocks_of_step(self.B, self.ITEM)
-
-    @property
-    def HEAD(self) -> int:
-        """Words that say how many steps each warp has."""
-        return -(-self.WARPS // ALIGNED) * ALIGNED
-
-    @property
-    def GATES(self) -> bool:
-        """Whether a stage has the gates of its blocks, and who multiplies looks at them.
-
-        Steps of blocks of 8 are too short for that: of 64 rows they took 1.64 times as long as
-        without gates, in float32 1.25, where lanes that scale them take 1.20 and 1.04 (H200).
-        """
-        return self.GATED != "" and not self.PACKED and self.B == 16
-
-    @property
-    def W_START(self) -> int:
-        """Bytes of a stage before the values of w."""
-        return 4 * (self.HEAD + self.STEPS * (2 if self.GATES else 1))
-
-    @property
-    def STEP_BYTES(self) -> int:
-        return self.ITEM * self.BLOCKS_A_STEP * self.B**2
-
-    @property
-    def X_START(self) -> int:
-        return -(-(self.W_START + self.STEPS * self.STEP_BYTES) // PERIOD) * PERIOD
-
-    @property
-    def SPAN(self) -> int:
-        """Features of a group, as blocks of w are counted."""
-        return self.WIDTH * self.SHIFTS
-
-    @property
-    def GROUP_BYTES(self) -> int:
-        return self.ITEM * self.WIDTH * (self.BOX or self.ROWS)
-
-    def BOX_ROWS(self, transposed: bool) -> int:
-        """Rows of the batch in one copy of a group; of feature-major x those of a line."""
-        return 128 // self.ITEM if transposed else self.ROWS
-
-    @property
-    def ZERO_BYTES(self) -> int:
-        """A group of zeros where a step may be half empty; of boxes a line is enough."""
-        if self.BLOCKS_A_STEP == 1:
-            return 0
-        return PERIOD if self.BOX else self.GROUP_BYTES
-
-    @property
-    def STAGE_BYTES(self) -> int:
-        return self.X_START + self.GROUPS * self.GROUP_BYTES + self.ZERO_BYTES
-
-    @property
-    def SLICES(self) -> int:
-        """Blocks that store y of a sum that is split; of float32 a lane has rows of two tiles."""
-        return min(self.SPLIT, 4 if self.ITEM == 2 else 2)
-
-    @property
-    def SLICE(self) -> int:
-        """Rows that such a block stores."""
-        return 16 * -(-self.ROWS // 16 // self.SLICES)
-
-    @property
-    def BEHIND(self) -> int:
-        """Bytes besides the stages: where they begin, and of boxes what is read ahead of a step."""
-        return PERIOD + (self.GROUP_BYTES if self.BOX and self.ITEM == 4 else 0)
-
-    @property
-    def PART_BYTES(self) -> int:
-        """Of the parts of a slice of a sum that is split."""
-        return part_bytes(self.WARPS, self.SPLIT * self.SLICE) if self.SPLIT > 1 else 0
-
-    @property
-    def PARTS_AT(self) -> int:
-        """Where in the ring these are: in its last stages, or where it was."""
-        behind = self.STAGES - -(-self.PART_BYTES // self.STAGE_BYTES)
-        return behind * self.STAGE_BYTES if self.FREE else 0
-
-    @property
-    def SHARED_BYTES(self) -> int:
-        return max(self.STAGES * self.STAGE_BYTES, self.PART_BYTES) + self.BEHIND
-
-    @property
-    def bare(self) -> "Strip":
-        """What `plan_strips` asks for: sums that are split, or gated, have the same plan."""
-        return self._replace(SPLIT=1, GATED="", RAGGED=False)
-
-
-def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
-    """As `handed_over`: of four fours of warps some are."""
-    if strip.WARPS != 12:
-        return 0, 0, registers(32 * (strip.WARPS + strip.FETCHERS) * strip.BESIDE, most=255)
-    return handed_over(strip.WARPS, strip.FETCHERS, FETCHING)
 
 
 def strip_of(

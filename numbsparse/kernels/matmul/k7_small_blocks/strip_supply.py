@@ -14,10 +14,10 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import Strip, registers_of
 from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
+from numbsparse.kernels.parts.strip import Strip, registers_of
 from numbsparse.kernels.ptx import (
     bulk_load,
     elect,

@@ -18,13 +18,7 @@ from numba import cuda, float32, int32, uint8, uint32, uint64
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
-    Strip,
-    freed,
-    plan_strips,
-    registers_of,
-    strip_of,
-)
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import freed, plan_strips, strip_of
 from numbsparse.kernels.matmul.k7_small_blocks.strip_supply import producer
 from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits
 from numbsparse.kernels.parts.calls import unannounced
@@ -38,6 +32,7 @@ from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
 from numbsparse.kernels.parts.store_pixels import looking
+from numbsparse.kernels.parts.strip import Strip, registers_of
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
 from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (

@@ -25,6 +25,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
+from numbsparse.kernels.matmul.k8_small_batch.block_products import holding, multiplying
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
@@ -35,10 +36,8 @@ from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.split import splitting
-from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
-    as_float32,
     bulk_load,
     bulk_wait_read,
     elect,
@@ -210,7 +209,7 @@ def block_kernel(blocks: Blocks) -> Any:
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
     request, wait = requesting(blocks), waiting(source)
-    hold, multiply = holding(blocks), multiplying(blocks)
+    hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
     EACH, (take_gates, next_gates, wanted) = WIDTH // depth, gating(WIDTH // depth, GATED)
 
@@ -369,77 +368,3 @@ def requesting(blocks: Blocks) -> Any:
             copy_x(x, (int32(0), record[LINE]), x_view, top, shared, to)
 
     return by_the_engine if source.engine else by_the_lanes
-
-
-def apart_of(form: Form, operand: Operand) -> tuple[int, int]:
-    """(words, steps) from a tile of 32 rows of the batch to the next one; a slab is one tile."""
-    return (0, form.steps) if operand.slab else (WIDTH * form.row, 0)
-
-
-@cache
-def holding(blocks: Blocks) -> Any:
-    """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
-    TILES, (TILE, NEXT) = blocks.tiles, apart_of(blocks.form, blocks.x)
-    STEPS, apart = blocks.form.steps, TILES == 1 or not blocks.form.split
-    take, SLAB = fragment(blocks.form, blocks.x, apart), blocks.x.slab > 0
-
-    @cuda.jit(device=True)
-    def hold(tile, start, pitch, hi, lo):
-        for u in range(TILES):
-            for s in range(STEPS):
-                at, n = uint32(start + u * TILE), u * STEPS + s
-                how = pitch if SLAB else uint32(0)
-                take(tile, at, uint32(s + u * NEXT), how, (), hi[n], lo[n])
-
-    return hold
-
-
-@cache
-def multiplying(blocks: Blocks) -> Any:
-    """acc += the products of what is held of x and tiles of dy; acc as in `tiles.products`.
-
-    Those of split float32 start from zero at each step and are added in float32: sums are short
-    here, and tensor cores cut off what they add.
-    """
-    form, SLAB = blocks.form, blocks.dy.slab > 0
-    STEPS, SPLIT, M = form.steps, form.split, -(-blocks.x.groups // 2)
-    TILES, (TILE, NEXT) = blocks.tiles, apart_of(form, blocks.dy)
-    FRAGMENT, SUMS, HELD = (4, 2), (M, 4, 4), (2 * M, 2)
-    take, add = fragment(form, blocks.dy), products(form, M, 4)
-    split = splitting(True)
-
-    @cuda.jit(device=True)
-    def step(tile, start, s, pitch, x_hi, x_lo, acc):
-        hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
-        take(tile, start, s, pitch if SLAB else uint32(0), (), hi, lo)
-        if SPLIT:
-            sums = cuda.local.array(SUMS, float32)
-            pieces.clear(sums)
-            # The smallest first; lo times lo is less than what a float32 holds.
-            add(x_lo, hi, sums)
-            add(x_hi, lo, sums)
-            add(x_hi, hi, sums)
-            pieces.add(acc, sums)
-        else:
-            add(x_hi, hi, acc)
-
-    @cuda.jit(device=True)
-    def split_step(tile, start, s, pitch, x, acc):
-        hi, lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
-        for j in range(2 * M):
-            for e in range(2):
-                hi[j, e], lo[j, e] = split(as_float32(x[j, e]))
-        step(tile, start, s, pitch, hi, lo, acc)
-
-    @cuda.jit(device=True)
-    def multiply(tile, start, pitch, x_hi, x_lo, acc):
-        for u in range(TILES):
-            for s in range(STEPS):
-                at, n = uint32(start + u * TILE), u * STEPS + s
-                number = uint32(s + u * NEXT)
-                if SPLIT and TILES > 1:
-                    split_step(tile, at, number, pitch, x_hi[n], acc)
-                else:
-                    step(tile, at, number, pitch, x_hi[n], x_lo[n], acc)
-
-    return multiply

@@ -20,6 +20,7 @@ from numbsparse.kernels.parts.aligned import (
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
@@ -72,9 +73,8 @@ def words_pay(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
 
     Of few blocks float32 took 0.64 to 1.02 of the time so, 0.89 at the median, and 16 bits 0.74 to
     0.98, 0.84 (17 to 129 rows, H200). 16 bits that begin inside words took up to three times as
-    long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more, whose copies the
-    engine loads, 66 to 258 rows of 16 bits took 0.67 to 0.99, 0.77 at the median, of more units
-    1.34 to 1.38; float32 up to 1.6, and 2.6 in weight-gradients.
+    long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more 66 to 258 rows took
+    16 bits 0.67 to 0.99, 0.86 at the median, of more units 1.38; float32 up to 2.6.
     """
     rows, begins = x.shape[0], begins_of(x, size)
     inside = begins < WORD and rows >= WIDTH
@@ -153,8 +153,8 @@ def along_lines(
         x_tiles = x.T if x_across else x, x_box
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
-    walk = (index.rows if transposed else index.columns) if form.split else ()
-    after = (gates, walk, *work, *_output(y, lines.sums))
+    dense = dense_of(x, values, index, transposed, gates) if form.split else ()
+    after = (gates, dense, *work, *_output(y, lines.sums))
     start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first)
 
 
@@ -176,11 +176,9 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
-    second = 8 * groups == SECOND_ROWS
-    together = 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, begins=begins_of(x, size))
-    if slab := slab_of(x, size):
-        x_side = Operand(True, groups, 4, slab=slab)
+    second, slab = 8 * groups == SECOND_ROWS, slab_of(x, size)
+    together = 4 if slab else 1 if second else together_of(form, x_across)
+    x_side = Operand(x_across, groups, together, slab=slab, begins=begins_of(x, size))
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
@@ -248,18 +246,15 @@ def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
     if engine:
         return Source(engine, 0, overlap)
     near = all(x.span.size < NEAR for x in operands)
-    whole = all(_in_pieces(x, 1) and _in_whole_pieces(x, size) for x in operands)
+    whole = all(_in_whole_pieces(x, size) for x in operands)
     return Source(engine, 0, overlap, Reach(near, whole))
 
 
 def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
-    """Whether what lanes copy of the batch is there or not, none in part."""
-    by_words = begins_of(x, size) < BYTES  # which see to that
-    return by_words or is_aligned(x) or slab_of(x, size) > 0 or _in_pieces(x, 0)
-
-
-def _in_pieces(x: DeviceArray, axis: int) -> bool:
-    return x.shape[axis] * x.itemsize % BYTES == 0
+    """Whether what lanes copy is there or not, none in part; of the batch, words see to that."""
+    rows, features = (n * x.itemsize % BYTES == 0 for n in x.shape)
+    by_words = begins_of(x, size) < BYTES
+    return features and (rows or by_words or is_aligned(x) or slab_of(x, size) > 0)
 
 
 def with_stages(kernel: Any, most: int) -> Any:

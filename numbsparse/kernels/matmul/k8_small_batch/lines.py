@@ -77,7 +77,7 @@ def line_kernel(lines: Lines) -> Any:
     `maps` are those of x and w, where the copy engine loads them. Where they are `fresh`, they are
     announced. `w_view` as in `requests.engine_asks`, the plan as in `plan.plan_lines`.
     gates : of each block, where `sums.w` is gated
-    walk : over the lines of w, where float32 is split
+    dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
     sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
@@ -88,33 +88,30 @@ def line_kernel(lines: Lines) -> Any:
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted = gating(TOGETHER, GATED)
-    fill, wait, consume = requesting(lines), waiting(source), consuming(sums)
-    request = filling_wanted(fill, wanted, source.engine)
+    wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
+    by_lanes = x, not w.across, depth, source.reach
+    fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
+    request = filling_wanted(fill, wanted, ENGINE)
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
-        x, x_view, values, w_view, maps, fresh, gates, walk, plan, each, sections, empty_lines,
+        x, x_view, values, w_view, maps, fresh, gates, dense, plan, each, sections, empty_lines,
         partials, tickets, y, y_view,
     ):  # fmt: skip
         operands, parts_of = (x, x_view, values, w_view, maps), (plan, sections, partials, tickets)
         shared = cuda.shared.array(0, uint32)
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
         first_slot = int64(0)
-        top = parts = int64(0)  # the first row of the batch, and of the parts of cut lines
-        block = int64(cuda.blockIdx.x)
-        if TILED:
-            top = int64(cuda.blockIdx.y) * (w_view[3] if ENGINE else ROWS)
-            parts = cuda.blockIdx.y * (tickets.size // cuda.gridDim.y)
-            block += int64(cuda.blockIdx.y) * cuda.gridDim.x
+        tile = int64(cuda.blockIdx.y if TILED else 0)
+        top = tile * (w_view[3] if ENGINE else ROWS)  # of the rows of the batch
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
             own_view = min(y_view[0], top + w_view[3]), y_view[1], y_view[2], y_view[3]
-        x_top, pitch = uint32(0), uint32(0)
-        if SLAB:
-            x_top, pitch = uint32(top), uint32(x_view[0])
+        x_top, pitch = uint32(top if SLAB else 0), uint32(x_view[0] if SLAB else 0)
         if FAR:
+            block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
@@ -192,7 +189,7 @@ def line_kernel(lines: Lines) -> Any:
                     while start_of < end:  # what later warps have of this line
                         pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
-                    finish(operands, top, gates, walk, parts_of, parts, name, y, own_view, acc)
+                    finish(dense, w_view[0], top, parts_of, name, y, own_view, acc)
                 if not more:
                     break
                 pieces.clear(acc)
@@ -200,15 +197,6 @@ def line_kernel(lines: Lines) -> Any:
             name, end = coming[NAME], coming[END]
 
     return kernel
-
-
-@cache
-def requesting(lines: Lines) -> Any:
-    """Fill a stage with what a unit's record names."""
-    (form, x, w, _), depth, source, *_ = lines
-    if source.engine:
-        return engine_asks(form, x)
-    return lanes_ask(form, x, not w.across, depth, source.reach)
 
 
 @cache
@@ -220,35 +208,25 @@ def consuming(sums: Sums) -> Any:
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
     # starts from zero, because tensor cores cut off what they add.
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
-    (M, N), TILES = part.shape, x.groups // part.x.groups
-    SUMS = M, N, 4
+    (M, N), TILES, FROM_ZERO = part.shape, x.groups // part.x.groups, not form.is_16_bit
+    SUMS, IN_WORD = (M, N, 4), WIDTH // form.row
     product = multiply(form, *part.operands)
 
     @cuda.jit(device=True)
-    def multiplied(shared, x_start, pitch, w_start, gates, acc):
-        a, b = (x_start, w_start) if X_FIRST else (w_start, x_start)
-        product(shared, a, b, pitch, gates, acc)
+    def consume(shared, start, top, pitch, gates, acc):
+        w_start = uint32(start + W_START)
+        for u in range(TILES):
+            x_start = uint32(start + top // IN_WORD + u * NEXT)
+            a, b = (x_start, w_start) if X_FIRST else (w_start, x_start)
+            if FROM_ZERO:
+                unit = cuda.local.array(SUMS, float32)
+                pieces.clear(unit)
+                product(shared, a, b, pitch, gates, unit)
+                pieces.add(acc[M * u :], unit)
+            else:
+                product(shared, a, b, pitch, gates, acc)
 
-    @cuda.jit(device=True)
-    def of_a_tile(shared, x_start, pitch, w_start, gates, acc):
-        unit = cuda.local.array(SUMS, float32)
-        pieces.clear(unit)
-        multiplied(shared, x_start, pitch, w_start, gates, unit)
-        pieces.add(acc, unit)
-
-    @cuda.jit(device=True)
-    def of_float32(shared, start, top, pitch, gates, acc):
-        x_start, w_start = uint32(start + top), uint32(start + W_START)
-        of_a_tile(shared, x_start, pitch, w_start, gates, acc)
-        if TILES == 2:
-            of_a_tile(shared, uint32(x_start + NEXT), pitch, w_start, gates, acc[M:])
-
-    @cuda.jit(device=True)
-    def of_16_bit(shared, start, top, pitch, gates, acc):
-        x_start = uint32(start + top // 2)
-        multiplied(shared, x_start, pitch, uint32(start + W_START), gates, acc)
-
-    return of_16_bit if form.is_16_bit else of_float32
+    return consume
 
 
 @cache
@@ -259,19 +237,24 @@ def finishing(lines: Lines) -> Any:
     """
     sums, depth, *_ = lines
     put, repair, SPLIT = storing(sums), repairing(sums), sums.form.split
+    TILED = lines.tiled
 
     @cuda.jit(device=True)
-    def finish(operands, top, gates, walk, parts_of, parts, name, y, y_view, acc):
+    def finish(dense, size, top, parts_of, name, y, y_view, acc):
         plan, sections, partials, tickets = parts_of
         line, complete = int64(name), True
         if name < 0:
             cut = sections.cuts - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
-            part, first = parts - 1 - int64(name), parts + first
-            complete = pieces.join(partials, tickets, part, first, many, 1, acc)
+            tile, tiles = (cuda.blockIdx.y, cuda.gridDim.y) if TILED else (0, 1)
+            part, first = (
+                (-1 - int64(name)) * tiles + tile,
+                first * tiles + tile,
+            )  # these take turns
+            complete = pieces.join(partials, tickets, part, first, many, tiles, acc)
         if complete:
             put(y, top, line * depth, y_view, acc)
             if SPLIT and nan_in_sums(acc):
-                repair(operands, top, gates, walk, line * depth, y, y_view)
+                repair(dense, size, top, line * depth, y, y_view)
 
     return finish

@@ -55,17 +55,12 @@ def plan_lines(
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
     name_blocks(units, work.units, indptr, xs, places)
     empty = np.flatnonzero(counts == 0)
-    plan, begin = joined(units, Lines(work.filled, work.cuts, np.append(empty, 0)))
+    arrays = [np.ravel(part) for part in (units, work.filled, work.cuts, np.append(empty, 0))]
+    begin = Lines(*np.cumsum([part.size for part in arrays])[:-1].tolist())
+    plan = np.concatenate(arrays, dtype=np.int32, casting="unsafe")
     parts = max(len(work.cuts), 1) * tiles
     partials, tickets = scratch((parts + slots) * part, np.float32), scratch(parts, np.int32)
     return plan, work.each, begin, empty.size, partials, tickets
-
-
-def joined(units: np.ndarray, sections: Lines) -> tuple[np.ndarray, Lines]:
-    """One array of int32 of all that a plan says, and where the parts behind the units start."""
-    arrays = [np.ravel(part) for part in (units, *sections)]
-    begin = np.cumsum([part.size for part in arrays])[:-1]
-    return np.concatenate(arrays, dtype=np.int32, casting="unsafe"), Lines(*map(int, begin))
 
 
 @compiled()

@@ -1,0 +1,245 @@
+"""Which region is the fastest, and into how many pieces of the batch it is cut.
+
+As many blocks as the registers hold read least of x and dy. Where such regions are too few for all
+multiprocessors there are smaller ones, of clusters or in pieces; or the last ones are cut.
+"""
+
+from functools import lru_cache
+from math import ceil
+from typing import NamedTuple
+
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import shared_memory
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, regions_of_blocks
+from numbsparse.kernels.parts.groups import steps_in_strips
+from numbsparse.kernels.parts.pixels import Four
+from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.strip import blocks_of_step
+from numbsparse.kernels.parts.swizzle import PERIOD
+from numbsparse.layout import Index
+
+MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
+# Microseconds (H200): of a large region and of a second pass, beside those that grow with the
+# batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
+# until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
+# 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
+# small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
+A_REGION, SECOND_PASS = 4.5, 6.0
+# Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
+# of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
+SMALL_PASS, UNCUT_ROWS = 2.0, 1023
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+
+Size = tuple[int, int, int]  # see `size_of`
+
+
+class Smaller(NamedTuple):
+    """A region smaller than the large one: microseconds beside those of its rows, how many times as
+    long as in proportion a row takes, blocks of a cluster that has one, at most, places that pieces
+    leave free, and microseconds of each piece, that are added in turn."""
+
+    region: Region
+    alone: float
+    slower: float
+    most: int = 8
+    spare: int = 0
+    a_piece: float = 0.05
+
+
+class Ways(NamedTuple):
+    """What `region_for` chooses from: where taps share boxes of pixels the outputs of a stage;
+    regions; microseconds of a row in the large one, and of a row of 128 bytes of x and dy.
+
+    A row of another takes as many in proportion, or what x and dy take.
+    """
+
+    tile: Four | None
+    large: Region
+    smaller: tuple[Smaller, ...]
+    a_row: float
+    a_group: float
+
+
+# The part of the blocks that is kept, at most, and the region, found by trial on an H200.
+REGIONS_16_BIT = {
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
+    16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
+}
+# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
+WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
+# With AT_ONCE=1 2,048 rows took 1.10 to 1.12 times as long in blocks of 8, 1.06 in blocks of 16.
+REGIONS_FLOAT32 = {
+    8: (
+        (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
+    ),
+    16: (
+        (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
+        (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
+    ),
+}
+# Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
+# large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
+# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200).
+SMALLER = {
+    (2, 8): (
+        Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
+        Smaller(Region(8, 9, 16, 32, 3), 2.2, 1.25),
+        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.64),
+    ),
+    (2, 16): (
+        Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
+        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.25),
+        Smaller(Region(8, 2, 16, 32, 3), 2.2, 1.64),
+    ),
+    (4, 8): (
+        Smaller(Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
+        Smaller(Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25),
+    ),
+    (4, 16): (
+        Smaller(Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
+        Smaller(Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25),
+    ),
+}
+# Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
+# row of a group that is copied, and of a transposed one.
+A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
+A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
+# Multiprocessors that pieces leave free, of images: of 64, 28 x 28, 128 to 128 features, blocks of
+# 16, 132 pieces took 30.8 us, 126 25.6; of 32 of 56 x 56, 46.4 and 44.4 (H200). Why is not known.
+SPARE = 6
+
+
+def ways_of(
+    index: Index, B: int, columns: int, arithmetic: str, transposed: bool, of_images: bool
+) -> Ways:
+    """To compute a weight-gradient of so many columns of dy."""
+    item = 4 if (arithmetic, B) in A_ROW else 2
+    width = min(512, -(-columns // B) * B)
+    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_of_step(B, item))
+    large = region_of(B, item, kept, transposed)
+    first, spare = (1, SPARE) if of_images else (0, 0)  # of images the first is not timed
+    smaller = tuple(
+        each._replace(region=large if SIMULATED else fitted(each.region), spare=spare)
+        for each in SMALLER[item, B][first:]
+    )
+    a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
+    return Ways(None, large, smaller, a_row, A_GROUP[transposed])
+
+
+def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
+    """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
+    dy; where few are kept near each other, more features of fewer rows or stages.
+
+    Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
+    """
+    rows = 64 // item if transposed else 0
+    if shared_memory() is None:
+        return _region_in_the_simulator(B, item, kept, transposed)
+    if item == 2:
+        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
+        if rows > region.DEPTH:
+            stages = max(region.STAGES * region.DEPTH // rows, 2)
+            region = region._replace(DEPTH=rows, STAGES=stages)
+    else:
+        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
+        region = next(region for region in found if rows <= region.DEPTH)
+    return fitted(region)
+
+
+def fitted(region: Region) -> Region:
+    """With as many groups as shared memory holds."""
+    limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
+    if region.ITEM == 4:
+        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
+    limit -= 16 * region.WARPS * region.SLOTS  # what gates leave
+    groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
+    return region._replace(GROUPS=groups)
+
+
+def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -> Region:
+    if item == 4:
+        groups, depth = (4, 16) if kept > 0.2 else (8, 8)
+        return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
+    groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
+    return Region(2, 128 // B, groups, depth, 2)
+
+
+def region_for(
+    index: Index, B: int, widths: tuple[int, int], batch: int, ways: Ways, places: int
+) -> tuple[Region, int]:
+    """The region that takes least time, and into how many pieces of the batch those are cut that
+    are left when all places have as many.
+
+    That is the large one; or, where that saves a round, the wider one, of a few more slots; or,
+    where the large one leaves places free, a smaller one, which reads more of x and dy and has less
+    to add up, maybe of a cluster or in pieces.
+    """
+    large, sums = ways.large, ways.large.CODES * 16 * B * A_SUM
+    size = planned(index, size_of, B, widths, large)
+    n, *rest = size
+    if wider := WIDER.get(large):
+        fewer = ceil(n * large.CODES / wider.CODES)
+        if ceil(fewer / places) < ceil(n / places):
+            alone = ways._replace(large=wider, smaller=())
+            return _fastest(alone, (fewer, *rest), (), batch, places, sums)
+    ways = ways if n < places else ways._replace(smaller=())
+    sizes = tuple(planned(index, size_of, B, widths, each.region) for each in ways.smaller)
+    return _fastest(ways, size, sizes, batch, places, sums)
+
+
+def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Size:
+    """(how many regions there are, the height of their panels, their groups of dy in all)."""
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    height, _, slots, groups = planned(index, regions_of_blocks, B, sides, region)
+    return slots.size, height, groups
+
+
+@lru_cache
+def _fastest(
+    ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float
+) -> tuple[Region, int]:
+    """sums : microseconds in which those of a large region are written and read again."""
+    _, large, smaller, row, group = ways
+    most = min(MOST_PIECES, -(-batch // large.DEPTH))
+    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
+    found = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
+    for each, (n, height, groups) in zip(smaller, sizes, strict=True):
+        small, alone, slower, clusters, spare, a_piece = each
+        part = small.CODES / large.CODES
+        high = height * small.LINES / small.DEPTH
+        a_row = max(slower * row * part, group * (high + groups / n))
+        cut = clusters > 1 and batch > UNCUT_ROWS
+        most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
+        for pieces in range(2, most + 1):
+            again = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
+            found.append((alone + a_row * batch / pieces + again, small, pieces))
+        for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
+            rounds = ceil(n * blocks / (room * places))
+            time = rounds * (alone + a_row * batch / blocks + meeting)
+            found.append((time, small._replace(SPLIT=blocks), 1))
+    return min(found, key=lambda way: way[0])[1:]
+
+
+def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
+    """Of the regions that are left, cut into pieces, and of adding these up."""
+    rest = n % places
+    again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
+    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
+
+
+class Cuts(NamedTuple):
+    """Regions that are whole, as many as fill all places; those that are left, and into how many
+    pieces of the batch they are cut."""
+
+    whole: int
+    left: int
+    pieces: int
+
+
+def cuts_of(n: int, places: int, pieces: int) -> Cuts:
+    """Of n regions."""
+    left = n % places if pieces > 1 else 0
+    return Cuts(n - left, left, pieces)
