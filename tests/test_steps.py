@@ -348,7 +348,7 @@ CEILINGS = {
     "k5_tensor_core": (3, 505),
     "k6_hopper": (4, 892),
     "k7_small_blocks": (4, 815),
-    "k8_small_batch": (5, 899),
+    "k8_small_batch": (5, 906),
     "k9_dense_tiles": (3, 555),
 }
 

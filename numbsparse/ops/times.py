@@ -57,6 +57,7 @@ BYTES = 16  # from multiples of which on rows are aligned
 LAUNCH, ADDED = 1.5, 1.5  # microseconds: of a launch; of k8's, which adds parts of a line up
 COPIED = {"forward": 2.0, "input_grad": 2.0, "weight_grad": 2.9}  # what is not aligned, and more
 A_MEGABYTE = 0.45  # of both
+ONE_BY_ONE = 0.8  # what k8 takes more than k6 where it stores values of 16 bits one by one
 READ, FEW = {2: 0.7, 4: 0.85}, 1.3  # times as long: k8's of small blocks; of 64 rows, not aligned
 
 
@@ -155,6 +156,8 @@ def _add_order(
     for name in found:
         if name == "k8_small_batch" and batch > ROWS and block_size < 32:
             found[name] *= READ[itemsize]
+        elif name == "k8_small_batch" and batch > ROWS and batch * itemsize % 4:
+            found[name] += ONE_BY_ONE
         if name == "k8_small_batch" and batch <= ROWS:  # reads them where they are
             found[name] *= 1 if aligned else FEW
         else:
