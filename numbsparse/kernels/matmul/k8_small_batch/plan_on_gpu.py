@@ -161,20 +161,11 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
         return start_of(line, indptr) - before
 
     @cuda.jit(device=True)
-    def share_of(share, whole, shares, indptr, order):
-        """The first unit of a share, and its end."""
-        if whole:
-            return 0, units_of(share, shares, indptr, order)
-        total = start_of((indptr.size - 1) * CUT, indptr)
-        fair = max((total + shares - 1) // shares, 1)
-        begin = min(share * fair, total)
-        return begin, min(begin + fair, total)
-
-    @cuda.jit(device=True)
-    def run_of(run, whole, warps, shares, indptr, order):
+    def run_of(run, whole, fair, total, warps, shares, indptr, order):
         """(the first unit of a share and its end, the first of a warp's run and how many)."""
         share, warp = run // warps, run % warps
-        begin, end = share_of(share, whole, shares, indptr, order)
+        begin = 0 if whole else min(share * fair, total)
+        end = units_of(share, shares, indptr, order) if whole else min(begin + fair, total)
         few, more = (end - begin) // warps, (end - begin) % warps
         return begin, end, begin + warp * few + min(warp, more), few + (1 if warp < more else 0)
 
@@ -205,7 +196,8 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
             return
         x = place = name = end_place = count = int32(0)
         if run < shares * warps:
-            begin, end, first, count = run_of(run, whole, warps, shares, indptr, order)
+            of_run = run, whole, fair, total, warps, shares, indptr, order
+            begin, end, first, count = run_of(*of_run)
             number, share, apart = first + i % each, run // warps, 0
             if i % each < count:
                 if whole:
