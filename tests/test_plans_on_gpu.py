@@ -444,8 +444,13 @@ def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, more, rn
     assert set(empty[:lines]) - {lines} == set(none)
     runs = abs(filled).reshape(shares, warps)
     assert runs.sum() == xs.size
-    fair, whole = max(-(-xs.size // shares), 1), np.arange(shares + 1) * lines // shares
-    loads = np.diff(indptr[whole])
+    fair, lengths = max(-(-xs.size // shares), 1), np.diff(indptr)
+    longest = np.argsort(-lengths, kind="stable")
+    dealt = np.full((-(-lines // shares), shares), -1)
+    dealt.flat[:lines] = longest
+    dealt[1::2] = dealt[1::2, ::-1]
+    of_shares = [own[own >= 0] for own in dealt.T]
+    loads = np.array([lengths[own].sum() for own in of_shares])
     is_whole = loads.max() <= fair + more
     if is_whole:
         np.testing.assert_array_equal(runs.sum(1), loads)
@@ -453,28 +458,32 @@ def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, more, rn
     assert runs.sum(1).max() <= fair + (max(more, 0) if is_whole else 0)
     assert (np.diff(runs, axis=1) <= 0).all()
     assert (runs.max(1) - runs.sum(1) // warps <= 1).all()
-    number, parts = 0, {}
+    numbers = np.arange(xs.size)  # in the order in which they are taken
+    if is_whole:
+        of_lines = [numbers[indptr[line] : indptr[line + 1]] for own in of_shares for line in own]
+        numbers = np.concatenate(of_lines, dtype=np.int64)
+    ends, nth, parts = np.cumsum(runs.sum(1)), 0, {}
     for run, own in enumerate(filled):
         share = run // warps
         for k in range(abs(own)):
-            at = run * each + k
+            at, number = run * each + k, numbers[nth]
             line = int(np.searchsorted(indptr, number, "right")) - 1
-            first = max(indptr[line], runs[:share].sum())
-            last = min(indptr[line + 1], runs[: share + 1].sum())
+            first = max(nth - (number - indptr[line]), ends[share] - runs[share].sum())
+            last = min(nth + (indptr[line + 1] - number), ends[share])
             assert tuple(units[at, :2]) == (places[number], xs[number])
             assert units[at, 3] >= at + 1
-            assert k or (own < 0) == (first < number)
+            assert k or (own < 0) == (first < nth)
             name_of = units[at, 2]
-            assert (name_of < 0) == (last - first < indptr[line + 1] - indptr[line])
+            assert (name_of < 0) == (last - first < lengths[line])
             if name_of < 0:
                 part = -1 - name_of
                 assert cuts[3 * part] == line
                 parts.setdefault((line, *cuts[3 * part + 1 : 3 * part + 3]), set()).add(part)
             else:
                 assert name_of == line
-            if number + 1 == last:
+            if nth + 1 == last:
                 assert np.count_nonzero(units[:, 3] == at + 1) == last - first
-            number += 1
+            nth += 1
     for (_, first, many), found in parts.items():
         assert found == set(range(first, first + many))
         assert tickets.size >= 2 * (first + many)

@@ -34,7 +34,8 @@ class Cut(NamedTuple):
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
     @classmethod
-    def of(cls, tile: Tile) -> Cut:
+    def of(cls, tile: Tile, products: int = 0) -> Cut:
+        """`products` : fewer than there is room for, of B = 32"""
         all_outs = tile.GROUPS * tile.OUTS
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
@@ -43,7 +44,7 @@ class Cut(NamedTuple):
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
-            most, products = min(32, tile.SLOTS - ROWS), tile.GROUPS * tile.UNITS
+            most, products = min(32, tile.SLOTS - ROWS), products or tile.GROUPS * tile.UNITS
             # Too much was an input that all lines keep, after which all have an odd number.
             least = max(1, min(2 * (products + 1 - ROWS), most))
             return cls(ROWS, 1, most, least, products, all_outs)

@@ -1,11 +1,11 @@
 """The units of a layout made on a GPU, written there; its blocks are of 32 and more.
 
-A thread works out what a place for a unit holds, and nothing of it waits for another one. Lines
-end to end go to the shares, as many to each; where these become too uneven, they are cut wherever a
-share is full: 4,096 features, 16 rows, density 0.2, took an H200 5.6 us cut, and 3.4 us whole. A
-plan has places for as many blocks as the layout, and for what is uneven. A line that shares first
-to last hold has the parts first + first to first + last, so that those of a line follow each other,
-and no other line has them.
+A thread works out what a place for a unit holds, and nothing of it waits for another one. Whole
+lines go to the shares in turn, longest first, every other round backwards; where shares become too
+uneven so, lines end to end are cut wherever a share is full: 4,096 features, 16 rows, density 0.2,
+took an H200 5.6 us cut, and 3.4 us whole. A plan has places for as many blocks as the layout, and
+for what is uneven. A line that shares first to last hold has the parts first + first to first +
+last, so that those of a line follow each other, and no other line has them.
 """
 
 from functools import cache
@@ -19,6 +19,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
+from numbsparse.kernels.parts.deal_on_gpu import other_way, ranking
 from numbsparse.kernels.parts.plans import on_gpu_of, scratch
 from numbsparse.kernels.parts.shares import TOGETHER
 from numbsparse.kernels.parts.tiles import WIDTH
@@ -46,7 +47,9 @@ def lines_on_gpu(
     lengths = Lines(shares * warps, 3 * parts, lines + 1)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
     plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
-    how = *walk, of, shares, warps, each, sections
+    order = empty((max(lines, 1),), np.int32)
+    launch(order_kernel(size), max(lines, 1), 32, walk.indptr, order)
+    how = *walk, of, order, shares, warps, each, sections
     kernel = lines_kernel(size, transposed, TOGETHER)
     launch(kernel, blocks(max(units, lines)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
@@ -90,12 +93,39 @@ def unit_of(size: int, transposed: bool) -> Any:
 
 
 @cache
+def length_of(size: int) -> Any:
+    """length(indptr, line): units of a line."""
+    CUT = size // WIDTH
+
+    @cuda.jit(device=True)
+    def length(indptr, line):
+        return (indptr[line // CUT + 1] - indptr[line // CUT]) * CUT
+
+    return length
+
+
+@cache
+def order_kernel(size: int) -> Any:
+    """The lines, longest first; a warp for each."""
+    rank = ranking(length_of(size))
+
+    @cuda.jit
+    def kernel(indptr, order):
+        line = cuda.blockIdx.x
+        order[rank(line, order.size, indptr)] = line
+
+    return kernel
+
+
+@cache
 def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
     """A thread for each place of a unit, and for each line.
 
+    Units are numbered from line to line; where lines are whole, anew in each share.
     MORE : units that a share may have beyond its part of all, so that no line is cut
     """
     CUT, SQUARES, unit_at = size // WIDTH, (size // WIDTH) ** 2, unit_of(size, transposed)
+    length = length_of(size)
 
     @cuda.jit(device=True)
     def start_of(line, indptr):
@@ -105,22 +135,37 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
         return begin + own * (indptr[of + 1] - indptr[of]) * CUT if own else begin
 
     @cuda.jit(device=True)
-    def share_of(share, whole, shares, indptr):
-        """The first unit of a share, and its end."""
-        lines = (indptr.size - 1) * CUT
-        if whole:
-            first, last = share * lines // shares, (share + 1) * lines // shares
-            return start_of(first, indptr), start_of(last, indptr)
-        total = start_of(lines, indptr)
-        fair = max((total + shares - 1) // shares, 1)
-        begin = min(share * fair, total)
-        return begin, min(begin + fair, total)
+    def line_of(share, turn, shares, order):
+        """The line that a share takes in a round, or -1."""
+        at = turn * shares + other_way(turn, share, shares)
+        return order[at] if at < order.size else int32(-1)
 
     @cuda.jit(device=True)
-    def run_of(run, whole, warps, shares, indptr):
+    def units_of(share, shares, indptr, order):
+        """How many units the lines of a share have."""
+        total = int32(0)
+        for turn in range((order.size + shares - 1) // shares):
+            line = line_of(share, turn, shares, order)
+            total += length(indptr, line) if line >= 0 else 0
+        return total
+
+    @cuda.jit(device=True)
+    def apart_of(at, share, shares, indptr, order):
+        """How far the number of a unit among all is from that in its share."""
+        turn = before = 0
+        line = line_of(share, turn, shares, order)
+        while at >= before + length(indptr, line):
+            before += length(indptr, line)
+            turn += 1
+            line = line_of(share, turn, shares, order)
+        return start_of(line, indptr) - before
+
+    @cuda.jit(device=True)
+    def run_of(run, whole, fair, total, warps, shares, indptr, order):
         """(the first unit of a share and its end, the first of a warp's run and how many)."""
         share, warp = run // warps, run % warps
-        begin, end = share_of(share, whole, shares, indptr)
+        begin = 0 if whole else min(share * fair, total)
+        end = units_of(share, shares, indptr, order) if whole else min(begin + fair, total)
         few, more = (end - begin) // warps, (end - begin) % warps
         return begin, end, begin + warp * few + min(warp, more), few + (1 if warp < more else 0)
 
@@ -134,15 +179,15 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
         return (share * warps + more + (at - longer) // few) * each + (at - longer) % few
 
     @cuda.jit
-    def kernel(indptr, others, blocks, of, shares, warps, each, sections, plan):
+    def kernel(indptr, others, blocks, of, order, shares, warps, each, sections, plan):
         i, lines = cuda.grid(1), indptr.size - 1
         filled, cuts, empty_lines = sections
         total = indptr[lines] * SQUARES
         fair, run = max((total + shares - 1) // shares, 1), i // each
         uneven = int32(0)
         for share in range(cuda.threadIdx.x, shares, cuda.blockDim.x):
-            begin, end = share_of(share, True, shares, indptr)
-            uneven |= int32(1 if end - begin > fair + MORE else 0)
+            units = units_of(share, shares, indptr, order)
+            uneven |= int32(1 if units > fair + MORE else 0)
         whole = cuda.syncthreads_or(uneven) == 0
         if i < lines * CUT:  # a line that is not there is not written
             line = i // CUT
@@ -151,10 +196,15 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
             return
         x = place = name = end_place = count = int32(0)
         if run < shares * warps:
-            begin, end, first, count = run_of(run, whole, warps, shares, indptr)
-            number, share = first + i % each, run // warps
+            of_run = run, whole, fair, total, warps, shares, indptr, order
+            begin, end, first, count = run_of(*of_run)
+            number, share, apart = first + i % each, run // warps, 0
             if i % each < count:
-                place, x, line, line_begin, line_end = unit_at(number, indptr, others, blocks, of)
+                if whole:
+                    apart = apart_of(number, share, shares, indptr, order)
+                unit = unit_at(number + apart, indptr, others, blocks, of)
+                place, x, line, line_begin, line_end = unit
+                line_begin, line_end = line_begin - apart, line_end - apart
                 piece, name = max(begin, line_begin), line
                 end_place = place_of(min(line_end, end) - 1, begin, end, share, warps, each) + 1
                 if line_begin < begin or line_end > end:
