@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_570,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_745,
+    "numbsparse/kernels/matmul": 10_755,
     "numbsparse/kernels/parts": 5_840,
     "numbsparse/kernels/ptx": 2_440,
     "numbsparse/machine_code": 350,

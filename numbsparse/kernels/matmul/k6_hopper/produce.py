@@ -12,7 +12,7 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.plan import EDGE, LINE, SCALED, Form
+from numbsparse.kernels.matmul.k6_hopper.plan import LINE, SCALED, Form
 from numbsparse.kernels.parts.images import load_image
 from numbsparse.kernels.parts.records import counting, walking
 from numbsparse.kernels.parts.swizzle import load_block_for, load_boxes_for
@@ -89,8 +89,7 @@ def requesting(form: Form) -> Any:
 
 
 def x_box(form: Form, rows: int = 0) -> tuple[int, int]:
-    """The box of x that one copy loads, of even tiles so many rows; of x.T where x is
-    feature-major."""
+    """The box of x that one copy loads, of even tiles `rows`; of x.T where x is feature-major."""
     depth, item, rows = form.tile.DEPTH, form.tile.ITEM, rows or min(form.tile.ROWS, 256)
     return (depth, LINE // item) if form.x_transposed else (rows, depth)
 
@@ -110,14 +109,23 @@ def fetch_block(form: Form) -> Any:
     load = load_block_for(tile.CLUSTER)
 
     @cuda.jit(device=True)
-    def fetch(maps, kept, shared, place, bars, stage):
-        which = uint32(SCALED_W if in_two and kept & SCALED else W)
-        if ragged and kept & EDGE:
-            which = uint32(which + 1)
-        kept = uint32(kept & uint32(SCALED - 1))
+    def fetch_from(w_map, kept, shared, place, bars, stage):
         block, part = int32(kept // PARTS), int32(kept % PARTS * DEPTH)
         for i in range(PANELS):
-            column, row = (part, 0) if transposed else (i * WIDTH, part)
-            load(shared, place + i * BYTES, maps[which], column, row, block, bars, stage)
+            at = place + i * BYTES
+            if transposed:
+                load(shared, at, w_map, part, 0, block, bars, stage)
+            else:
+                load(shared, at, w_map, i * WIDTH, part, block, bars, stage)
+
+    @cuda.jit(device=True)
+    def fetch(maps, kept, shared, place, bars, stage):
+        first = W
+        if in_two and kept & SCALED:
+            first, kept = SCALED_W, uint32(kept ^ uint32(SCALED))
+        if ragged and kept >> 31:
+            fetch_from(maps[first + 1], kept & 0x7FFFFFFF, shared, place, bars, stage)
+        else:
+            fetch_from(maps[first], kept, shared, place, bars, stage)
 
     return fetch
