@@ -20,7 +20,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_615,
     "numbsparse/kernels/matmul": 10_755,
     "numbsparse/kernels/parts": 5_840,
-    "numbsparse/kernels/ptx": 2_440,
+    "numbsparse/kernels/ptx": 2_445,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_810,
     "numbsparse/ops": 5_400,

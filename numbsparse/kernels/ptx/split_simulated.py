@@ -43,10 +43,12 @@ def wgmma_split(
             items = items[: (1 + exact) * 32 * n * k_steps]
             read(shared, places[: items.size])
             b = [_terms(part, n, k_steps) for part in np.split(items, 1 + exact)]
+        # In float64: the bits of a column do not depend on how many others there are.
+        a, b = ([part.astype(np.float64) for part in parts] for parts in (a, b))
         product = a[0] @ b[0]
         if exact:
             product = a[1] @ b[0] + a[0] @ b[1] + product
-        return product[row, column]
+        return product[row, column].astype(np.float32)
 
     def multiply(acc, hi, lo, shared, *places):
         parts = (a.reshape(units, -1) for a in (acc, hi, lo))
