@@ -348,8 +348,8 @@ CEILINGS = {
     "k5_tensor_core": (3, 505),
     "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 815),
-    "k8_small_batch": (5, 906),
-    "k9_dense_tiles": (3, 555),
+    "k8_small_batch": (5, 904),
+    "k9_dense_tiles": (3, 554),
 }
 
 

@@ -122,6 +122,11 @@ def part_bytes(warps: int, count: int) -> int:
     return warps * 32 * 4 * count
 
 
+def parts_at(stages: int, stage_bytes: int, bytes_of_parts: int) -> int:
+    """The first byte of the last stages of a ring that have room for so much."""
+    return (stages - -(-bytes_of_parts // stage_bytes)) * stage_bytes
+
+
 @cache
 def add_parts(
     BLOCKS: int, SLICES: int, LINES: int, TILES: int, FOURS: int, FREE: bool = False

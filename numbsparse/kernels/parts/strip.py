@@ -6,7 +6,7 @@
 from typing import Any, NamedTuple
 
 from numbsparse.kernels.card import handed_over, registers
-from numbsparse.kernels.parts.pieces import part_bytes
+from numbsparse.kernels.parts.pieces import part_bytes, parts_at
 from numbsparse.kernels.parts.swizzle import PERIOD
 
 SECTOR = 32  # bytes that memory writes at once
@@ -133,8 +133,7 @@ class Strip(NamedTuple):
     @property
     def PARTS_AT(self) -> int:
         """Where in the ring these are: in its last stages, or where it was."""
-        behind = self.STAGES - -(-self.PART_BYTES // self.STAGE_BYTES)
-        return behind * self.STAGE_BYTES if self.FREE else 0
+        return parts_at(self.STAGES, self.STAGE_BYTES, self.PART_BYTES) if self.FREE else 0
 
     @property
     def SHARED_BYTES(self) -> int:

@@ -247,10 +247,8 @@ def finishing(lines: Lines) -> Any:
             cut = sections.cuts - 3 * (int64(name) + 1)
             line, first, many = int64(plan[cut]), int64(plan[cut + 1]), int64(plan[cut + 2])
             tile, tiles = (cuda.blockIdx.y, cuda.gridDim.y) if TILED else (0, 1)
-            part, first = (
-                (-1 - int64(name)) * tiles + tile,
-                first * tiles + tile,
-            )  # these take turns
+            # Parts of the tiles take turns.
+            part, first = (-1 - int64(name)) * tiles + tile, first * tiles + tile
             complete = pieces.join(partials, tickets, part, first, many, tiles, acc)
         if complete:
             put(y, top, line * depth, y_view, acc)

@@ -12,7 +12,7 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
-from numbsparse.kernels.parts.pieces import part_bytes
+from numbsparse.kernels.parts.pieces import part_bytes, parts_at
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD
@@ -96,8 +96,7 @@ class Tile(NamedTuple):
     @property
     def PARTS_AT(self) -> int:
         """Where in the ring these are: in its last stages, or where it was."""
-        behind = self.STAGES - -(-self.PART_BYTES // self.STAGE_BYTES)
-        return behind * self.STAGE_BYTES if self.FREE else 0
+        return parts_at(self.STAGES, self.STAGE_BYTES, self.PART_BYTES) if self.FREE else 0
 
     @property
     def SHARED_BYTES(self) -> int:
