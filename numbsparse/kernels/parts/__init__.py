@@ -23,5 +23,5 @@
 - `pieces`, `pieces_of_blocks`: sums in registers, and pieces of a sum, added in their order.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
 - `store`, `store_boxes`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any
-  rows of y.
+  rows of y; `store_lines`: those of a warp that has a line of y.
 """
