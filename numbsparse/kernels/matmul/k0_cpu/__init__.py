@@ -62,7 +62,7 @@ def input_grad(dy, values, index, dx, precision="highest"):
 
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    in_floats(_sum_rows, x, dy, dvalues, index)
+    in_floats(lambda a, b, out: sum_of(len(a), out, index)(a, b, out), x, dy, dvalues)
 
 
 def again(product, batch, values, index):
@@ -81,7 +81,3 @@ def again(product, batch, values, index):
 def _product(x, values, y, index, transposed):
     """y[:, line] = sum over the line's blocks of x[:, other line] @ block, or its transpose."""
     product_of(len(x), values, index, transposed)(x, np.ascontiguousarray(values), y)
-
-
-def _sum_rows(x, dy, dvalues, index):
-    sum_of(len(x), dvalues, index)(x, dy, dvalues)
