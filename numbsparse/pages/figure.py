@@ -130,9 +130,9 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
                 if min(here) < 1:
                     panel.plot(b, a, "x", color="black", markersize=3, markeredgewidth=0.7)
         image = panel.imshow(cells, origin="lower", aspect="auto", **colours)
-        some = slice(None, None, 1 + len(plane.batches) // 10)
-        ticks = range(len(plane.batches))[some], plane.batches[some]
-        panel.set_xticks(*ticks, rotation=90, fontsize=8)
+        each = 1 + len(plane.batches) // 10  # as many as have room
+        named = range(len(plane.batches))[::each], plane.batches[::each]
+        panel.set_xticks(*named, rotation=90, fontsize=8)
         panel.set_yticks(range(len(plane.densities)), [f"{d:g}" for d in plane.densities])
         precise = {"highest": "", "high": ", tf32"}[kind[1]]
         panel.set_title(f"{kind[0]}{precise}, B = {size}", fontsize=9)
