@@ -9,13 +9,13 @@ import pytest
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.parts import pieces_of_blocks
 from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 
 hopper = rung("k6_hopper")
 weight_grad = sys.modules[f"{hopper.__name__}.weight_grad"]
-weight_grad_add = sys.modules[f"{hopper.__name__}.weight_grad_add"]
 weight_grad_plan = sys.modules[f"{hopper.__name__}.weight_grad_plan"]
 HALVES = ["float16", "bfloat16"] if find_spec("ml_dtypes") else ["float16"]
 
@@ -78,16 +78,16 @@ def test_pieces_of_the_batch_are_added(case, dtype, few, monkeypatch):
 @pytest.mark.parametrize(("pieces", "ways"), [(3, 1), (7, 2), (11, 4), (17, 8)])
 def test_threads_share_the_pieces_of_a_number(pieces, ways, dtype, B, monkeypatch):
     """Each reads several at once, and the last ones have fewer."""
-    blocks, launch = [], weight_grad_add.launch
+    blocks, launch = [], pieces_of_blocks.launch
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
     monkeypatch.setattr(
-        weight_grad_add, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
+        pieces_of_blocks, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
     )
     rows = 64 if dtype == "float16" else 32  # of a step
     sizes = {"in_features": 70, "out_features": 33, "block_size": B}
     case = Case(batch=rows * pieces - 5, density=1, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
-    assert blocks == [(weight_grad_add.THREADS // ways, ways)]
+    assert blocks == [(pieces_of_blocks.THREADS // ways, ways)]
 
 
 def test_mixed_strides(rng):

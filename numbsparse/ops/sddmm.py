@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
+from numbsparse.block_sparse import BlockSparse, unchecked
+from numbsparse.blocks import checked_shape
 from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across

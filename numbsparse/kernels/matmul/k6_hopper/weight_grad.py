@@ -28,7 +28,6 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_add import add_pieces
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
@@ -38,6 +37,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, show_own_barriers
@@ -82,6 +82,7 @@ OF_FEW_BLOCKS = {
 # Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
 # which blocks of threads that get apart read again.
 BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
+SOME = 8  # pieces, where the GPU alone knows how many
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
@@ -149,9 +150,10 @@ def weight_grad(
         overlap=short,
     )
     if n_sums:
-        how = tile, kind, exact, tuple(map(int, orders)), index.made is not None
-        soon = x.nbytes + dy.nbytes < pieces.SOON
-        add_pieces(how, sums, cut, numbers, n_sums, out, dense, more, soon)
+        made, soon = index.made is not None, x.nbytes + dy.nbytes < pieces.SOON
+        added = Added(B, tile.PART, kind, exact, by_gates, made)
+        many, whole = (cut.size, SOME if made else n_sums // cut.size), tuple(map(int, orders))
+        add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
 
 
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, stays: bool) -> Tile:

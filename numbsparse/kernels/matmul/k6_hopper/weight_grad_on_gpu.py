@@ -28,9 +28,10 @@ from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
+from numbsparse.kernels.parts.pieces_of_blocks import PIECES, STEP
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import MOST
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept

@@ -36,7 +36,6 @@ SHORTEST, SHORTEST_OF_FEW = 4, 2
 PIECES_OF_MANY = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])
 PIECES_OF_FEW = np.append(np.arange(1, 13), [14, 16, 18, 22, 26, 33, 44, 66, 88, 132])
 
-PIECES, STEP = range(2)  # of the numbers of a cut: pieces, and how many sums one of them leaves
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
