@@ -17,7 +17,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import sharing_rows
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
-ROWS = 8  # block rows of B = 32 whose blocks are computed together
+ROWS = 8  # block rows of B = 32 whose blocks are computed together, at most
 
 put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
@@ -44,10 +44,11 @@ class Cut(NamedTuple):
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
-            most, products = min(32, tile.SLOTS - ROWS), products or tile.GROUPS * tile.UNITS
+            rows, products = min(ROWS, tile.SLOTS // 2), products or tile.GROUPS * tile.UNITS
+            most = min(32, tile.SLOTS - rows)
             # Too much was an input that all lines keep, after which all have an odd number.
-            least = max(1, min(2 * (products + 1 - ROWS), most))
-            return cls(ROWS, 1, most, least, products, all_outs)
+            least = max(1, min(2 * (products + 1 - rows), most))
+            return cls(rows, 1, most, least, products, all_outs)
         outs = tile.OUTS if tile.B == 128 else all_outs
         most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
         return cls(1, 1, most, most, 0, outs)
@@ -89,9 +90,9 @@ def finishing_rows(tile: Tile) -> Any:
 
 @cache
 def finishing_regions(tile: Tile) -> Any:
-    """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
+    """Of up to ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
     of a row, dealt evenly to the warpgroups."""
-    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
+    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, Cut.of(tile).LINES
     STEP = tile.STEP
 
     @cuda.jit(device=True)

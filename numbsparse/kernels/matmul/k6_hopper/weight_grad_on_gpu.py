@@ -58,7 +58,7 @@ def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
 
 @on_gpu_of(shares.plan)
 def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    few = tile.CLUSTER == 1 and index.block_rows.size <= FEW * places
+    few = tile.CLUSTER == 1 and index.block_rows.size <= FEW * places or shares.is_deep(tile)
     worth = few and steps * A_STEP > WORTH * plans.TO_ADD_FEW
     return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
 
@@ -300,7 +300,7 @@ def tables_kernel(tile: Tile) -> Any:
             group, at = i // OUTS, i % OUTS
             block = drawn_outs[source, group, at] if there else -1
             if piece >= 0 and there:
-                slot = nth * EACH + i
+                slot = nth * EACH + i % EACH
                 if piece == 0:
                     kept[slot] = block
                 if block >= 0:
