@@ -12,7 +12,7 @@ from typing import Any
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, where
 from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
@@ -42,7 +42,8 @@ def fill(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     makers: dict[str, Callable[[], str]] = {
-        make.__name__: make for make in (ladder, gpu, feature_major, conv, changing, edits, cpu)
+        make.__name__: make
+        for make in (ladder, gpu, feature_major, conv, changing, new_layouts, edits, cpu)
     }
     makers |= lessons.PARTS
     names = [name for name in makers if f"<!-- {name} -->" in text]
@@ -150,22 +151,37 @@ def changing() -> str:
     lines: dict[tuple[Any, ...], list[str]] = {}
     for row in section["rows"]:
         name, (base, *others) = row["layout"], row["seconds"].values()
-        shape = f"{row['features']}, {row['batch']}"
-        shape += "" if round(row["density"], 2) == 0.1 else f" at density {row['density']:.2f}"
-        key = row["dtype"], shape, str(row["block_size"]), PASSES[row["product"]]
-        cells = lines.setdefault(key, ["-"] * 6)
+        of = f"{row['features']}, {row['batch']}", str(row["block_size"])
+        key = row["dtype"], *of, PASSES[row["product"]]
         if name == "gates:":
-            cells[:4] = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
+            cells = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
+            lines[key] = [*cells, "-"]
         elif name == "made on the GPU:":
-            cells[4] = f"{others[0] / base:.2f}"
-        else:
-            cells[5] = f"{1e3 * others[0]:.1f}"
+            lines[key][4] = f"{others[0] / base:.2f}"
     head = ["dtype", "features, batch", "B", "pass", "no gates, us", "all one", "half zero"]
-    head += ["half zero, known", "made on the GPU", "first product, ms"]
+    head += ["half zero, known", "made on the GPU"]
     return (
         "Density 0.1, random blocks. Gates and layouts made on the GPU: times as long as without. "
         f"{section['machine']}; `{section['command']}`.\n\n"
         + _markdown(head, [[*key, *cells] for key, cells in lines.items()])
+    )
+
+
+def new_layouts() -> str:
+    """The longest first products of layouts that are new, by how many blocks they have."""
+    section, lines = on_changing()["changing"], []
+    rows = [row for row in section["rows"] if row["layout"] == "a new layout:"]
+    for blocks, dtype in dict.fromkeys((row["n_blocks"], row["dtype"]) for row in rows):
+        cells: dict[str, dict[str, float]] = {product: {} for product in PRODUCTS}
+        for row in where(rows, n_blocks=blocks, dtype=dtype):
+            of_rungs, ms = cells[row["product"]], 1e3 * row["seconds"]["not used before"]
+            of_rungs[row["auto"]] = max(of_rungs.get(row["auto"], 0.0), ms)
+        said = ("; ".join(f"{name} {ms:.1f}" for name, ms in of.items()) for of in cells.values())
+        lines.append([f"{blocks:,}", dtype, *said])
+    return (
+        "Milliseconds, the longest of 1 to 8,192 rows that `auto` takes a kernel for; a million "
+        f"blocks at 64 rows. {section['machine']}; `{section['command']}`.\n\n"
+        + _markdown(["blocks", "dtype", *HEADS], lines)
     )
 
 

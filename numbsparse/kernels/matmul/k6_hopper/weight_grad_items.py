@@ -12,7 +12,7 @@ from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import sharing_rows
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
@@ -40,11 +40,12 @@ class Cut(NamedTuple):
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
-            stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
+            stages = min((tile.POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
-            rows, products = min(ROWS, tile.SLOTS // 2), products or tile.GROUPS * tile.UNITS
+            all_products = tile.GROUPS * tile.UNITS  # one for each line, at least
+            rows, products = min(ROWS, tile.SLOTS // 2, all_products), products or all_products
             most = min(32, tile.SLOTS - rows)
             # Too much was an input that all lines keep, after which all have an odd number.
             least = max(1, min(2 * (products + 1 - rows), most))
@@ -59,13 +60,13 @@ def width_of(tile: Tile) -> int:
     return tile.SLOTS if tile.ITEM == 2 else tile.X_PANELS + tile.N // tile.PANEL
 
 
-def finishing(tile: Tile) -> Any:
+def finishing(tile: Tile, swapped: bool = False) -> Any:
     """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
     if tile.ITEM == 4:
-        return finishing_strips(tile)
+        return finishing_strips(tile, swapped)
     return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
 
 
@@ -90,8 +91,8 @@ def finishing_rows(tile: Tile) -> Any:
 
 @cache
 def finishing_regions(tile: Tile) -> Any:
-    """Of up to ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
-    of a row, dealt evenly to the warpgroups."""
+    """Of up to ROWS block rows of B = 32: their panels of x, then those of dy; products are of two
+    blocks of a row, dealt evenly to the warpgroups."""
     GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, Cut.of(tile).LINES
     STEP = tile.STEP
 
@@ -149,8 +150,11 @@ def finishing_regions(tile: Tile) -> Any:
 
 
 @cache
-def finishing_strips(tile: Tile) -> Any:
-    """Of float32: two panels of x for each product, then the panels of the strip."""
+def finishing_strips(tile: Tile, swapped: bool) -> Any:
+    """Of float32: two panels of x for each product, then the panels of the strip.
+
+    swapped : whether x and dy are exchanged, and lines are block rows
+    """
     PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
     GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
 
@@ -174,8 +178,10 @@ def finishing_strips(tile: Tile) -> Any:
                 put(loads, item, at, own * PARTS + p, at, 0, ALONE)
                 for c in range(ACROSS):
                     to = at * ACROSS + c
-                    part = (block * PARTS + p) * PARTS + across * ACROSS + c
-                    outs[item, to // EACH, to % EACH] = part
+                    row, column = p, across * ACROSS + c
+                    if swapped:
+                        row, column = column, row
+                    outs[item, to // EACH, to % EACH] = (block * PARTS + row) * PARTS + column
         if lane < ACROSS:
             panel = (line * (PARTS // ACROSS) + across) * ACROSS + lane
             put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, ALONE)

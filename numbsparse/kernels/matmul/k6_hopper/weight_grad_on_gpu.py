@@ -16,7 +16,7 @@ place of 29 with blocks of 64, and 16 in place of 44 with blocks of 32.
 from __future__ import annotations
 
 from functools import cache
-from math import ceil
+from math import ceil, exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,13 +53,34 @@ REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 @on_gpu_of(plans.way_of)
 def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
-    return False, plans.tile_of_columns(B, min(B, 64))
+    tile = plans.tile_of_columns(B, min(B, 64))
+    items = [about(index, tile, swapped) for swapped in (False, True)]
+    return items[1] <= plans.FEWER * items[0], tile
+
+
+@on_gpu_of(plans.smaller)
+def smaller_on_gpu(
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
+) -> tuple[Tile]:
+    one = plans.single(tile)
+    if Cut.of(one).MOST == 0:  # which has no room for a block
+        return (tile,)
+    items = [(about(index, each, swapped), each) for each in (tile, one)]
+    return (plans.sooner(items, steps, processors),)
+
+
+def about(index: Index, tile: Tile, swapped: bool) -> int:
+    """How many items of float32 there are, were blocks where chance puts them."""
+    how, lines = Cut.of(tile), (index.rows if swapped else index.columns).indptr.size - 1
+    each = index.block_rows.size / max(lines, 1)  # blocks of a line
+    there = 1 - exp(-each)  # of the lines those that have any
+    return ceil(lines * how.ACROSS * max(there, each / how.MOST + there / 2))
 
 
 @on_gpu_of(shares.plan)
 def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    few = tile.CLUSTER == 1 and index.block_rows.size <= FEW * places or shares.is_deep(tile)
-    worth = few and steps * A_STEP > WORTH * plans.TO_ADD_FEW
+    few = index.block_rows.size <= FEW * places or shares.is_deep(tile)
+    worth = few and tile.CLUSTER == 1 and steps * A_STEP > WORTH * plans.TO_ADD_FEW
     return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
 
 
@@ -68,13 +89,15 @@ def plan_of_float32(
     index: Index, tile: Tile, swapped: bool, steps: int, places: int
 ) -> tuple[Any, ...]:
     worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places, worth)
+    return tables_of(index, tile, steps, places * tile.RESIDENT, worth, swapped)
 
 
-def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) -> tuple[Any, ...]:
+def tables_of(
+    index: Index, tile: Tile, steps: int, places: int, worth: bool, swapped: bool = False
+) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
-    by_columns, products = tile.ITEM == 4, products_of(index.block_rows.size, tile, places)
-    how = Cut.of(tile, products)
+    is_float32, products = tile.ITEM == 4, products_of(index.block_rows.size, tile, places)
+    how, by_columns = Cut.of(tile, products), is_float32 and not swapped
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
@@ -87,7 +110,7 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
     if how.LINES == 1:
         pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
-        launch(pieces_kernel(tile), (groups, pieces), 32, *table)
+        launch(pieces_kernel(tile, swapped), (groups, pieces), 32, *table)
     else:
         window = WINDOW if is_near else bits[0].shape[1]
         launch(items_kernel(tile), groups, 32, window, products, how.LEAST, *table)
@@ -101,7 +124,7 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
 
     most += places if pieces > 1 else 0
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
-    heads = empty((threads, 9 if by_columns else 5), np.int32)
+    heads = empty((threads, 9 if is_float32 else 5), np.int32)
     kept = empty((places * how.OUTS if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
     return heads, *final[1:], kept, cut, kept.size if pieces > 1 else 0
@@ -138,9 +161,9 @@ class Drafts(NamedTuple):
 
 
 @cache
-def pieces_kernel(tile: Tile) -> Any:
+def pieces_kernel(tile: Tile, swapped: bool) -> Any:
     """The items of a line: even pieces of it, a warp for each."""
-    how, finish = Cut.of(tile), finishing(tile)
+    how, finish = Cut.of(tile), finishing(tile, swapped)
     ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
 
     @cuda.jit
