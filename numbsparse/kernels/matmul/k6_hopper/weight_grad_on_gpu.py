@@ -9,8 +9,7 @@ those together that meet the same lines (`order_kernel`); of float32 those that 
 places once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves
 them, empty where no item is. With items cut, an H200 took 5 to 9 %
 more time of 16 bits, and 13 to 16 % less of float32 (8,192 rows and features, density 0.1). So of
-16 bits only few blocks are cut, and none of clusters: 4,096 rows of 512 features take 17 us in
-place of 29 with blocks of 64, and 16 in place of 44 with blocks of 32.
+16 bits only few blocks are cut.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ NEAR, PARTS, WINDOW = 32, 8, 4
 EVEN, ODD, FEWEST = 1.05, 4.7, 10
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
-FEW, A_STEP = 0.5, 0.25  # blocks for each place, of 16 bits, that are cut; microseconds of a step
+A_STEP = 0.25  # microseconds of a step of 16 bits
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
@@ -79,8 +78,7 @@ def about(index: Index, tile: Tile, swapped: bool) -> int:
 
 @on_gpu_of(shares.plan)
 def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    few = index.block_rows.size <= FEW * places or shares.is_deep(tile)
-    worth = few and tile.CLUSTER == 1 and steps * A_STEP > WORTH * plans.TO_ADD_FEW
+    worth = shares.is_deep(tile) and steps * A_STEP > WORTH * plans.TO_ADD_FEW
     return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
 
 
