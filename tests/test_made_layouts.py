@@ -198,9 +198,9 @@ def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
         import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
         for name in ("weight_grad_on_gpu", "weight_grad")
     )
-    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 3)
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 4)
     monkeypatch.setattr(on_gpu, "empty", lambda *of: device.to_device(np.zeros(*of)))
-    pattern = np.ones((int(rng.integers(3, 5)), 4), bool)  # an item a column, of which one is cut
+    pattern = np.ones((int(rng.integers(3, 5)), 5), bool)  # an item a column, of which one is cut
     layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
     x, dy = (rng.standard_normal((260, 32 * n), np.float32) for n in pattern.shape)
     dw = ns.sddmm(ns.to_device(x).T, ns.to_device(dy), layout, kernel="k6_hopper")

@@ -51,9 +51,10 @@ LINES: dict[tuple[str, int], tuple[dict[int, float], int]] = {
     ("k7_small_blocks", 2): ({8: 0.035, 16: 0.046}, 320),
     ("k7_small_blocks", 4): ({8: 0.035, 16: 0.06}, 128),
 }
-# How many times as long these rungs are taken to take where only the GPU knows the longest line:
-# k8, which cuts lines, takes little more than k6 at best, and k6 up to 4 times as long at worst.
-UNKNOWN = 1.25
+# Of a layout made on a GPU any line may be the longest, and have all blocks that it can: then so
+# many times as long at most, for k8, which cuts lines, takes little more where they are even, and
+# where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
+UNKNOWN = 1.2
 MULTIPROCESSORS, WIDTH = 132, 32  # of the card; features of what a warp of k8 multiplies at once
 WARPS = {2: 16, 4: 8}  # of k8's blocks of threads, by bytes of a value; 8 in large blocks of w too
 BYTES = 16  # from multiples of which on rows are aligned
@@ -127,12 +128,14 @@ def _add_lines(
     late, longest = lateness(product, batch, layout), layout.longest[product == "forward"]
     for name in found:
         found[name] *= late if name in WHOLE else 1.0
-        found[name] *= UNKNOWN if longest == 0 and name != "k8_small_batch" else 1.0
         of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
         if block_size in of_blocks:
             wide = min(layout.shape[product == "forward"] * block_size / WIDE, 1.0)
-            alone = of_blocks[block_size] * longest * max(wide * batch / rows, 1.0)
-            found[name] = max(found[name], LAUNCH + alone)
+            most = longest or layout.shape[product == "input_grad"]
+            alone = LAUNCH + of_blocks[block_size] * most * max(wide * batch / rows, 1.0)
+            if not longest:
+                alone = min(alone, found[name] * (UNKNOWN if batch <= rows else 1.0))
+            found[name] = max(found[name], alone)
     if "k8_small_batch" in found:
         share = share_of(layout.n_blocks, block_size, itemsize, batch)
         if usual(product, layout) < share:  # lines of a random layout would not be cut

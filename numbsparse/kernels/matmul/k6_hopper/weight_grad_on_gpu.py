@@ -120,12 +120,13 @@ def tables_of(
     ordering = drafts.counts, found, numbers, rounds * places, cut, order
     launch(order_kernel(tile.CLUSTER), most, 32, *ordering)
 
+    some = min(places // 2, most) * how.OUTS  # of what is cut, at most
     most += places if pieces > 1 else 0
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
     heads = empty((threads, 9 if is_float32 else 5), np.int32)
-    kept = empty((places * how.OUTS if pieces > 1 else 1,), np.int32)
+    kept = empty((some if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
-    return heads, *final[1:], kept, cut, kept.size if pieces > 1 else 0
+    return heads, *final[1:], kept, cut, places * how.OUTS if pieces > 1 else 0
 
 
 def products_of(blocks: int, tile: Tile, places: int) -> int:
