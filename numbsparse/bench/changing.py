@@ -32,15 +32,9 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (32768, 32, 4096, "float16"),
 )
 NEW = 3  # layouts that are planned
-MANY = (32768, 8, 64, "float16", 0.06)  # features, block size, batch: a million blocks
-PLANNED = (  # alike; 6,560 and 105,000 blocks, by each rung that such batches are for
-    *(
-        (8192, size, batch, dtype, 0.1)
-        for size, dtype, batch in every(
-            (32, 8), ("float16", "float32"), (1, 16, 64, 256, 1024, 8192)
-        )
-    ),
-    MANY,
+PLANNED = (  # alike, with a density: 6,560, 105,000 and a million blocks, for all rungs
+    *every((8192,), (32, 8), (1, 16, 64, 256, 1024, 8192), ("float16", "float32"), (0.1,)),
+    (32768, 8, 64, "float16", 0.06),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
-from numbsparse.kernels.matmul import clears_rest, function_of, rung, takes_gates, takes_places
+from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
 from numbsparse.ops.create import empty_beside
@@ -128,7 +128,7 @@ def sddmm_into(
         compute = partial(compute, gates=gates)
     index = index_beside(layout, a) if index is None else index
     compute(a.T, b, index, taken(layout, values), precision)
-    if not clears_rest(chosen):
+    if not getattr(rung(chosen.partition("/")[0]), "CLEARS_REST", False):
         clear_rest(layout, values)
     return dw
 

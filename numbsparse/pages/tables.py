@@ -42,8 +42,7 @@ def fill(path: Path) -> None:
     """
     text = path.read_text(encoding="utf-8")
     makers: dict[str, Callable[[], str]] = {
-        make.__name__: make
-        for make in (ladder, gpu, feature_major, conv, changing, new_layouts, edits, cpu)
+        make.__name__: make for make in (ladder, gpu, feature_major, conv, changing, edits, cpu)
     }
     makers |= lessons.PARTS
     names = [name for name in makers if f"<!-- {name} -->" in text]
@@ -167,35 +166,26 @@ def changing() -> str:
     )
 
 
-def new_layouts() -> str:
-    """The longest first product of layouts that are new, by how many blocks they have."""
-    section, lines = on_changing()["changing"], []
-    took = lambda row: row["seconds"]["not used before"]  # noqa: E731
-    rows = where(section["rows"], layout="a new layout:")
-    for blocks in dict.fromkeys(row["n_blocks"] for row in rows):
-        of = (where(rows, n_blocks=blocks, product=product) for product in PRODUCTS)
-        longest = [max(own, key=took) for own in of]
-        said = (f"{1e3 * took(row):.1f} ({row['dtype']}, {row['batch']} rows)" for row in longest)
-        lines.append([f"{blocks:,}", *said])
-    return (
-        "Milliseconds, the longest of 1 to 8,192 rows in float16 and float32; a million blocks at "
-        f"64 rows. {section['machine']}; `{section['command']}`.\n\n"
-        + _markdown(["blocks", *HEADS], lines)
-    )
-
-
 def edits() -> str:
-    """A line per edit, and for a layer that was pruned."""
-    section = on_changing().get("edits")
-    if section is None:
+    """A line per edit, for a layer that was pruned, and for layouts that are new."""
+    results, found = on_changing(), dict[str, dict[str, float]]()
+    if "edits" not in results:
         return ""
+    for row in results["edits"]["rows"]:
+        found[row["host"]] = row["seconds"]
+    for row in where(results["changing"]["rows"], layout="a new layout:"):
+        own = found.setdefault(f"the first product of {row['n_blocks']:,} blocks, at most", {})
+        name, took = PASSES[row["product"]], row["seconds"]["not used before"]
+        own[name] = max(own.get(name, 0.0), took)
     lines = [
-        [row["host"], "; ".join(f"{name} {1e3 * s:.3g}" for name, s in row["seconds"].items())]
-        for row in section["rows"]
+        [what, "; ".join(f"{name} {1e3 * s:.3g}" for name, s in seconds.items())]
+        for what, seconds in found.items()
     ]
+    section = results["edits"]
     return (
-        "Milliseconds, medians, in float32; blocks of 32, and of 8 on the CPU. "
-        f"{section['machine']}; `{section['command']}`.\n\n{_markdown(['what', 'ms'], lines)}"
+        "Milliseconds, medians, in float32; blocks of 32, and of 8 on the CPU. First products, in "
+        f"both dtypes, of 1 to 8,192 rows. {section['machine']}; `{section['command']}`.\n\n"
+        f"{_markdown(['what', 'ms'], lines)}"
     )
 
 

@@ -156,11 +156,6 @@ def scales_slowly(kernel: str, size: int, work: int) -> bool:
     return work <= most.get(size, 0)
 
 
-def clears_rest(kernel: str) -> bool:
-    """Whether the weight_grad of a rung leaves zeros in places of a made layout that none has."""
-    return getattr(rung(kernel.partition("/")[0]), "CLEARS_REST", False)
-
-
 def n_tiles(name: str, *case: Any) -> int:
     """How many tiles a rung has to choose from in a case that it serves."""
     module = rung(name)

@@ -7,9 +7,8 @@ load and multiply. The items of a group begin where they would if all before had
 could have. Then they are numbered without gaps, those with most panels first, or, of large grids,
 those together that meet the same lines (`order_kernel`); of float32 those that do not fill all
 places once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves
-them, empty where no item is. With items cut, an H200 took 5 to 9 %
-more time of 16 bits, and 13 to 16 % less of float32 (8,192 rows and features, density 0.1). So of
-16 bits only few blocks are cut.
+them, empty where no item is. With items cut, an H200 took 5 to 9 % more time of 16 bits, and 13 to
+16 % less of float32 (8,192 rows and features, density 0.1). So of 16 bits only few blocks are cut.
 """
 
 from __future__ import annotations
