@@ -34,8 +34,7 @@ class Cut(NamedTuple):
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
     @classmethod
-    def of(cls, tile: Tile, products: int = 0) -> Cut:
-        """`products` : fewer than there is room for, of B = 32"""
+    def of(cls, tile: Tile) -> Cut:
         all_outs = tile.GROUPS * tile.OUTS
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
@@ -44,8 +43,8 @@ class Cut(NamedTuple):
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
-            all_products = tile.GROUPS * tile.UNITS  # one for each line, at least
-            rows, products = min(ROWS, tile.SLOTS // 2, all_products), products or all_products
+            products = tile.GROUPS * tile.UNITS
+            rows = min(ROWS, tile.SLOTS // 2, products)
             most = min(32, tile.SLOTS - rows)
             # Too much was an input that all lines keep, after which all have an odd number.
             least = max(1, min(2 * (products + 1 - rows), most))

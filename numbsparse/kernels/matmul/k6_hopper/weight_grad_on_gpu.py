@@ -40,9 +40,6 @@ from numbsparse.layout import Index
 # and density 0.1 4,096 and 1,024 rows took an H200 0.62 and 0.75 of the time of longest first, with
 # density 0.03 4,096 rows 0.75, and with 16,384 features 0.95.
 NEAR, PARTS, WINDOW = 32, 8, 4
-# Blocks for each place of an item that is to fill it, those of its lines that have no partner in a
-# product, and products of an item, at least.
-EVEN, ODD, FEWEST = 1.05, 4.7, 10
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
 A_STEP = 0.25  # microseconds of a step of 16 bits
@@ -93,8 +90,8 @@ def tables_of(
     index: Index, tile: Tile, steps: int, places: int, worth: bool, swapped: bool = False
 ) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
-    is_float32, products = tile.ITEM == 4, products_of(index.block_rows.size, tile, places)
-    how, by_columns = Cut.of(tile, products), is_float32 and not swapped
+    how, is_float32 = Cut.of(tile), tile.ITEM == 4
+    by_columns = is_float32 and not swapped
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
@@ -110,7 +107,7 @@ def tables_of(
         launch(pieces_kernel(tile, swapped), (groups, pieces), 32, *table)
     else:
         window = WINDOW if is_near else bits[0].shape[1]
-        launch(items_kernel(tile), groups, 32, window, products, how.LEAST, *table)
+        launch(items_kernel(tile), groups, 32, window, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most, 2), np.int32), empty((most,), np.int32), empty((5,), np.int32)
@@ -126,16 +123,6 @@ def tables_of(
     kept = empty((some if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
     return heads, *final[1:], kept, cut, places * how.OUTS if pieces > 1 else 0
-
-
-def products_of(blocks: int, tile: Tile, places: int) -> int:
-    """Of an item of B = 32: the most, or so many that items fill all places once.
-
-    Of fewer than FEWEST there would be many more tables that no item fills.
-    """
-    most = tile.GROUPS * tile.UNITS
-    even = ceil((EVEN * blocks / places + ODD) / 2)
-    return min(max(even, FEWEST), most)
 
 
 class Drafts(NamedTuple):
@@ -195,16 +182,16 @@ def items_kernel(tile: Tile) -> Any:
     so does an odd one.
     """
     how, finish = Cut.of(tile), finishing(tile)
-    N, MOST = how.LINES, how.MOST
+    N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit
     def kernel(
-        window, products, least,
+        window,
         words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
-        first = indptr[line] // least + group
+        first = indptr[line] // LEAST + group
         bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for step in range(N * ((words.shape[1] + window - 1) // max(window, 1))):
@@ -216,7 +203,7 @@ def items_kernel(tile: Tile) -> Any:
                 while there != 0:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
-                    if count == MOST or total + int32(cuda.popc(odd)) > 2 * products:
+                    if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
                         finish(item, count, line, across, own, kept, bits, tables)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
