@@ -149,6 +149,31 @@ def test_a_multiprocessor_is_left_with_the_longest_line(written, product, name, 
     assert of_row["k8_small_batch"] == of_column["k8_small_batch"] == 1.0
 
 
+@pytest.mark.parametrize(("rows", "late"), [(64, times.UNKNOWN), (1025, 1.0)])
+@pytest.mark.parametrize("product", ["forward", "input_grad"])
+def test_where_nobody_knows_the_longest_line_it_may_be_a_full_one(written, product, rows, late):
+    """Of rows that do not share it out; and it takes no more than k8 does where lines are even."""
+    flat = {"k6_hopper": [1.0] * 12, "k8_small_batch": [1.0] * 12}
+    written({f"{product} float16 B=32": flat})
+    made = Layout(np.eye(8, dtype=bool))
+    vars(made)["longest"] = 0, 0
+    found = times.expected(product, 32, as_dtype("float16"), rows, "highest", made)
+    assert found == {"k6_hopper": pytest.approx(late), "k8_small_batch": 1.0}
+
+
+@pytest.mark.parametrize(("rows", "nth"), [(128, 0), (129, 1)])
+def test_weight_gradients_that_a_gpu_plans_take_longer_by_k6(written, rows, nth):
+    written({"weight_grad float16 B=32": {"k6_hopper": [1.0] * 12, "k8_small_batch": [1.0] * 12}})
+    of_host, made = (Layout(np.eye(8, dtype=bool)) for _ in range(2))
+    vars(made)["longest"] = 0, 0
+    one, two = (
+        times.expected("weight_grad", 32, as_dtype("float16"), rows, "highest", each)
+        for each in (of_host, made)
+    )
+    assert one == {"k6_hopper": 1.0, "k8_small_batch": 1.0}
+    assert two == one | {"k6_hopper": pytest.approx(times.PLANNED_THERE[nth])}
+
+
 @pytest.mark.parametrize(
     ("batch", "k6", "k8"),
     [(64, 1, 1), (33, 1 + 2.0, 1.3), (96, 1, 0.7), (97, 1 + 2.0, 0.7 + 2.0)],

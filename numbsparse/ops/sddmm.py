@@ -129,7 +129,8 @@ def sddmm_into(
         compute = partial(compute, gates=gates)
     index = index_beside(layout, a) if index is None else index
     compute(a.T, b, index, taken(layout, values), precision)
-    clear_rest(layout, values)
+    if not getattr(rung(chosen.partition("/")[0]), "CLEARS_REST", False):
+        clear_rest(layout, values)
     return dw
 
 

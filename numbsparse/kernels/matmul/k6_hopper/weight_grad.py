@@ -106,14 +106,12 @@ def weight_grad(
     B, batch = dvalues.shape[1], x.shape[0]
     gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
-    stays, processors = gates is None and index.made is None and batch < LONG, multiprocessors()
+    stays, processors = gates is None and batch < LONG, multiprocessors()
     if kind is None:
         swapped, tile = planned(index, plans.way_of, B)
-        if index.made is None:
-            (tile,) = planned(
-                index, plans.smaller, tile, swapped, -(-batch // tile.DEPTH), processors
-            )
-        tile = tile._replace(STAYS=stays)
+        of = tile, swapped, -(-batch // tile.DEPTH), processors
+        (tile,) = planned(index, plans.smaller, *of)
+        tile = tile._replace(STAYS=stays and index.made is None)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
@@ -158,22 +156,25 @@ def weight_grad(
 
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, stays: bool) -> Tile:
     """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
-    tile = OF_LINES if B == 32 and transposed[1] else TILES[B]
-    if B == 128 and index.made is None and batch <= FEW and not any(transposed):
+    made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
+    tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
+    if B == 128 and batch <= FEW and not any(transposed) and not (made and few):
         tile = OF_FEW
-    elif index.made is None and index.block_rows.size <= most_blocks(B, index, batch):
+    elif few:
         tile = OF_FEW_BLOCKS[B]
-    if B == 64 and (index.made is not None or batch <= BRIEF):
-        tile = SHORT if index.made is None else OF_ROWS
+    if B == 64 and batch <= BRIEF:
+        tile = SHORT
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
-    return tile._replace(STAYS=stays or B == 128)
+    dealt = made and (few or B == 32)  # whoever is free takes an item, as nobody knows how many
+    return tile._replace(STAYS=(stays or B == 128) and not dealt)
 
 
 def most_blocks(B: int, index: Index, batch: int) -> int:
     """Blocks that are few."""
     features = B * (index.rows.indptr.size + index.columns.indptr.size - 2)
-    each = LARGE_BLOCKS if 2 * batch * features > LARGE else BLOCKS
+    large = 2 * batch * features > LARGE and index.made is None
+    each = LARGE_BLOCKS if large else BLOCKS
     return each[B] * multiprocessors()
 
 

@@ -281,11 +281,17 @@ def smaller(index: Index, tile: Tile, swapped: bool, steps: int, processors: int
     multiplied, whether they are there or not.
     """
     counts, one = panels_kept(index, tile.B, tile.N, swapped), single(tile)
-    items, ones = (items_of(counts, each)[0] for each in (tile, one))
+    items = [(items_of(counts, each)[0], each) for each in (tile, one)]
+    return (sooner(items, steps, processors),)
+
+
+def sooner(items: list[tuple[int, Tile]], steps: int, processors: int) -> Tile:
+    """Of a tile and one of single products, with so many items each: the one that ends first."""
+    (_, tile), (ones, one) = items
     if ones > processors * one.RESIDENT:
-        return (tile,)
-    ends = [cut_of(*of, steps, processors)[0] for of in ((items, tile), (ones, one))]
-    return (one if ends[1] < ends[0] else tile,)
+        return tile
+    ends = [cut_of(*of, steps, processors)[0] for of in items]
+    return one if ends[1] < ends[0] else tile
 
 
 def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:
