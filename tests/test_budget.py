@@ -18,8 +18,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_661,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_497,
-    "numbsparse/kernels/parts": 6_006,
+    "numbsparse/kernels/matmul": 10_492,
+    "numbsparse/kernels/parts": 6_001,
     "numbsparse/kernels/ptx": 2_445,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_811,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_936,
+    "numbsparse/torch": 1_930,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
