@@ -91,6 +91,23 @@ def test_products_of_smaller_tiles(size, number, product, feature_major):
 
 @on_hopper
 @pytest.mark.pairs
+@pytest.mark.parametrize("y_memory", MEMORIES[1:])
+@pytest.mark.parametrize("batch", [17, 65, 131])
+@pytest.mark.parametrize("B", TILES)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+def test_features_of_y_that_begin_anywhere(product, dtype, B, batch, y_memory, rng):
+    """They end inside a block, and a column has no block."""
+    pattern = rng.random((3, 3)) < 0.6
+    pattern[1, 2], pattern[:, 0] = True, False
+    layout, n_in, n_out = Layout(pattern), 3 * B - 8, 3 * B - int(rng.integers(1, 20))
+    values = rng.standard_normal((layout.n_blocks, B, B)).astype(as_dtype(dtype))
+    x = rng.standard_normal((batch, n_in)).astype(values.dtype)
+    check(rung("k6_hopper"), product, x, values, layout, n_out, "batch-major", y_memory)
+
+
+@on_hopper
+@pytest.mark.pairs
 @pytest.mark.parametrize("y_memory", MEMORIES)
 @pytest.mark.parametrize("x_memory", MEMORIES[:2])
 @pytest.mark.parametrize("B", TILES)

@@ -225,7 +225,7 @@ def test_batches_of_several_tiles(
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
     monkeypatch.setattr(cutting, "TOGETHER", -1)
-    monkeypatch.setattr(launches, "LINES", -(2**30) if way == "x transposed" else 2**30)
+    monkeypatch.setattr(launches, "READ", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
     monkeypatch.setattr(launches, "MANY", many)
     monkeypatch.setattr(launches, "LONG_LINES", many - 1)

@@ -125,7 +125,7 @@ def test_float32_of_many_small_blocks_is_copied_by_feature(product, monkeypatch)
         copied.append(x.shape)
         return transposed_copy(x)
 
-    monkeypatch.setattr(launches, "LINES", -(2**40))
+    monkeypatch.setattr(launches, "READ", -(2**40))
     monkeypatch.setattr(launches, "transposed_copy", copy)
     for batch in (16, 20, 40):
         case = Case(batch, in_features=36, out_features=44, block_size=8, density=0.6)

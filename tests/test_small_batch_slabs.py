@@ -104,7 +104,7 @@ def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
 def test_other_memory_is_copied(name, dtype, batch, memory, B, rng, copies):
-    """By the copy engine's kernels in float32, or where values of 16 bits begin inside words."""
+    """Where values of 16 bits begin inside words."""
     if memory == "feature-major" and batch == 5:
         pytest.skip("is not copied")
     layout, values, _, _ = drawn_case(rng, name, B, dtype)
@@ -112,7 +112,7 @@ def test_other_memory_is_copied(name, dtype, batch, memory, B, rng, copies):
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     check(rung, name, x, values, layout, n_out, memory, "feature-major, inside")
     inside = memory == "feature-major, inside" or batch > WIDTH
-    copied = by_the_engine(B) if dtype == "float32" else inside
+    copied = dtype != "float32" and inside
     assert copies == ([(n_in, batch)] if copied and memory != "batch-major" else [])
 
 
@@ -155,6 +155,28 @@ def test_features_that_begin_anywhere(B, numbers, first, second, rows, rng):
     x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in widths)
     check_weight_grad(x, dy, layout, values, (first, second), precision)
     check(rung, "forward", x, values, layout, widths[1], first, second, precision)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("many", [False, True], ids=["few units", "many units"])
+@pytest.mark.parametrize("batch", [65, 66, 127, 131])
+@pytest.mark.parametrize("x_memory", MEMORIES[1:3])
+@pytest.mark.parametrize("y_memory", MEMORIES)
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("B", [32, 64])
+@pytest.mark.parametrize("name", ["forward", "input_grad"])
+def test_lanes_carry_float32_of_few_units(
+    name, B, precision, y_memory, x_memory, batch, many, rng, copies, monkeypatch
+):
+    """And the copy engine w: of tiles whose last rows are not there, and of lines in parts."""
+    layout, values, _, _ = drawn_case(rng, name, B, "float32")
+    n_in, n_out = (3 * B, 4 * B) if name == "forward" else (4 * B, 3 * B)
+    x = rng.standard_normal((batch, n_in)).astype(values.dtype)
+    monkeypatch.setattr(launch, "CARRIED", 0 if many else 99)
+    check(rung, name, x, values, layout, n_out, x_memory, y_memory, precision)
+    line = (batch if x_memory == "feature-major" else batch + 2) * x.itemsize
+    copied = many and by_the_engine(B) and line % aligned.BYTES > 0
+    assert copies == ([x.T.shape] if copied else [])
 
 
 @pytest.mark.parametrize(

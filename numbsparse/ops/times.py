@@ -65,7 +65,7 @@ BYTES = 16  # from multiples of which on rows are aligned
 LAUNCH, ADDED = 1.5, 1.5  # microseconds: of a launch; of k8's, which adds parts of a line up
 COPIED = {"forward": 2.0, "input_grad": 2.0, "weight_grad": 2.9}  # what is not aligned, and more
 A_MEGABYTE = 0.45  # of both
-ONE_BY_ONE = 0.8  # what k8 takes more than k6 where it stores values of 16 bits one by one
+ONE_BY_ONE = 0.6  # what k8 takes more than k6 where lines of y in 16 bits begin anywhere
 READ, FEW = {2: 0.7, 4: 0.85}, 1.3  # times as long: k8's of small blocks; of 64 rows, not aligned
 
 

@@ -5,8 +5,8 @@ columns 2 q and 2 q + 1 of rows g, the upper half, and g + 8. They are rounded a
 of 16 bytes, straight from the registers of lanes that exchange them. A product of blocks of 8 and
 16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
 
-`store_boxes` has the copy engine store them; `store_float32` is the same of float32, and
-`store_pixels` of images.
+`store_boxes` has the copy engine store them, or lanes where features begin anywhere;
+`store_float32` is the same of float32, and `store_pixels` of images.
 """
 
 from functools import cache
@@ -26,6 +26,7 @@ from numbsparse.kernels.ptx import (
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
+LINES = "lines"  # feature-major, but its lines begin anywhere
 PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
@@ -40,6 +41,12 @@ def order_of(y: DeviceArray, piece: int = BYTES) -> str:
         if contiguous and all(place % piece == 0 for place in places):
             return order
     return ANY
+
+
+def order_or_lines(y: DeviceArray, piece: int = BYTES) -> str:
+    """The same, or LINES."""
+    order = order_of(y, piece)
+    return LINES if order == ANY and y.batch_is_contiguous else order
 
 
 class Output(NamedTuple):

@@ -7,10 +7,10 @@ them.
 from functools import cache
 from typing import Any
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.pieces import joining, slice_of
-from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, Sums, packed, storer
+from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, Sums, packed, storer
 from numbsparse.kernels.ptx import (
     bulk_commit,
     bulk_wait_read,
@@ -21,6 +21,8 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     tma_store_2d,
 )
+
+AT_ONCE = 8  # lines that a lane has a value of while it writes them
 
 
 @cache
@@ -33,7 +35,8 @@ def finishing(of: Sums, order: str, ENDS: bool, SPLIT: int) -> Any:
     """
     own = slice_of(of, SPLIT)
     store_boxes, store_items = box_storer(own, order, ENDS), storer(own, ANY)
-    join, boxes = joining(SPLIT, of), order != ANY
+    join, boxes, lines = joining(SPLIT, of), order not in (ANY, LINES), order == LINES
+    store_lines = line_storer(own)
 
     @cuda.jit(device=True)
     def finish(sums, columns, row, end, base, shared, buffer, y, y_map):
@@ -43,7 +46,12 @@ def finishing(of: Sums, order: str, ENDS: bool, SPLIT: int) -> Any:
             store_boxes(sums, columns, row, end, shared, buffer, y_map)
         elif ENDS:
             inside = y[0], y[1], y[2], min(y[3], end), y[4]
-            store_items(sums, columns, row, inside)
+            if lines:
+                store_lines(sums, columns, row, shared, buffer, inside)
+            else:
+                store_items(sums, columns, row, inside)
+        elif lines:
+            store_lines(sums, columns, row, shared, buffer, y)
         else:
             store_items(sums, columns, row, y)
 
@@ -120,5 +128,45 @@ def box_storer(of: Sums, order: str, ENDS: bool = False) -> Any:
                         else:
                             tma_store_2d(shared, buffer, y_map, k, n)
                         bulk_commit()
+
+    return store
+
+
+@cache
+def line_storer(of: Sums) -> Any:
+    """store(sums, columns, row, shared, buffer, y): in the order of `LINES`, by the lanes.
+
+    A warp has a panel as for the copy engine, and writes 16 neighbours of two features at once:
+    straight from its sums it is 8 of four.
+    """
+    TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
+    PANELS, STRIPS, write = B // WIDTH, WIDTH // 8, panel_writer(of, FEATURES)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, shared, buffer, y):
+        panel, some = cuda.shared.array(0, uint16), cuda.local.array(AT_ONCE, uint16)
+        values, _, stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        first, own = int64(lane // 16), lane % 16
+        for m in range(TILES):
+            n = int64(row + APART * m + own)
+            for c in range(COLUMNS):
+                for p in range(PANELS):
+                    sync_warp()
+                    write(sums, m, (c * PANELS + p) * STRIPS, shared, buffer)
+                    sync_warp()
+                    k = int64(columns[c]) * B + p * WIDTH
+                    left = features - k if columns[c] >= 0 and n < batch else int64(0)
+                    at, place = (k + first) * stride + n, uint64(uint32(buffer // 2 + 16 * first))
+                    for i in range(0, WIDTH if left > 0 else 0, 2 * AT_ONCE):
+                        for e in range(AT_ONCE):
+                            some[e] = panel[
+                                place + uint64(32 * e) + uint64(own ^ uint32(e // 2 % 2 * 8))
+                            ]
+                        for e in range(AT_ONCE):
+                            if i + 2 * e + first < left:
+                                values[uint64(at)] = some[e]
+                            at += 2 * stride
+                        place += uint64(32 * AT_ONCE)
 
     return store

@@ -9,15 +9,17 @@ bits 1.17 to 2.0 (H200).
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32, uint64
+from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.repair import conversions, repairing_lines
-from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, LINES
 from numbsparse.kernels.parts.tiles import Form, Operand
-from numbsparse.kernels.ptx import store_4xf32
+from numbsparse.kernels.ptx import store_4xf32, sync_warp
 
+AT_ONCE = 8  # lines that a lane has a value of while it writes them
+PITCH = 36  # words from a line of what waits to be written to the next one
 # Of a tile whose x is the second operand: an mma takes 16 lines of the first, and 8 of the second.
 SECOND_ROWS = 24
 
@@ -79,15 +81,17 @@ def storing(sums: Sums) -> Any:
     63 feature-major rows, of which y takes values one by one, took an H200 0.71 to 1.00 of the
     time, 0.90 at the median.
     """
+    if sums.y == LINES:
+        return storing_lines(sums)
     (M, N), ROWS, X_FIRST, place = sums.shape, sums.rows, sums.x_first, places(sums)
-    store, ALONG, ACROSS, AT_ONCE = storing_some(sums)
-    RUNS, PAIRS = 2 * N // AT_ONCE, AT_ONCE == 2  # of 16 bits, of which y counts words
+    store, ALONG, ACROSS, MANY = storing_some(sums)
+    RUNS, PAIRS = 2 * N // MANY, MANY == 2  # of 16 bits, of which y counts words
     OF_B, OF_I = int(PAIRS and not X_FIRST), int(PAIRS and X_FIRST)
 
     @cuda.jit(device=True)
-    def put(y, top, first, y_view, acc):
+    def put(y, top, first, y_view, acc, room):
         batch, out_features, y_batch, y_feature = y_view
-        if AT_ONCE > 1:  # what is contiguous
+        if MANY > 1:  # what is contiguous
             y_batch, y_feature = (y_batch, 1) if X_FIRST else (1, y_feature)
         b, i = place(uint32(cuda.threadIdx.x) % 32, 0, 0, 0, 0)
         b, i = b + top, i + first
@@ -101,6 +105,56 @@ def storing(sums: Sums) -> Any:
                     at = begin + (b >> OF_B) * y_batch + (i >> OF_I) * y_feature
                     if b < rows and i < features:
                         store(y, at, acc[m], n, 2 * r + p)
+
+    return put
+
+
+@cache
+def storing_lines(sums: Sums) -> Any:
+    """put(...) as `storing` has it, and (..., shared, room): by way of shared memory.
+
+    A warp writes what follows in memory together, and in a loop: one by one straight from the sums,
+    that is 1,900 instructions, which the multiprocessor has to fetch for each line anew.
+    """
+    (M, N), RUNS, place = sums.shape, sums.rows, places(sums)
+    pack: Any = PACK.get(sums.form.dtype)
+    IN_WORD, TILES = 2 if pack else 1, -(-8 * sums.x.groups // 32)
+    APART, FEATURES_OF = IN_WORD * PITCH, 8 * sums.w.groups
+    VALUE, OWN = uint16 if pack else float32, (AT_ONCE, TILES)
+
+    @cuda.jit(device=True)
+    def put(y, top, first, y_view, acc, room):
+        shared, own = cuda.shared.array(0, VALUE), cuda.local.array(OWN, VALUE)
+        batch, out_features, _, y_feature = y_view
+        lane = uint32(cuda.threadIdx.x) % 32
+        b, i = place(lane, 0, 0, 0, 0)
+        begin = uint64(uint32(room * IN_WORD + i * APART + b))
+        for m in range(M):
+            for r in range(RUNS):
+                for n in range(N):
+                    for p in range(2):
+                        b, i = place(uint32(0), m, n, r, p)
+                        value = acc[m, n, 2 * r + p]
+                        if IN_WORD == 2:
+                            shared[begin + uint64(i * APART + b)] = uint16(
+                                pack(value, value) & uint32(0xFFFF)
+                            )
+                        else:
+                            shared[begin + uint64(i * APART + b)] = value
+        sync_warp()
+        at, here = first * y_feature + top + lane, uint64(uint32(room * IN_WORD + lane))
+        rows, left = batch - top - lane, min(out_features - first, int64(FEATURES_OF))
+        while left > 0:
+            for k in range(AT_ONCE):
+                for u in range(TILES):
+                    own[k, u] = shared[here + uint64(k * APART + 32 * u)]
+            for k in range(AT_ONCE):
+                for u in range(TILES):
+                    if 32 * u < rows and k < left:
+                        y[uint64(at + 32 * u)] = own[k, u]
+                at += y_feature
+            left, here = left - AT_ONCE, here + uint64(AT_ONCE * APART)
+        sync_warp()
 
     return put
 

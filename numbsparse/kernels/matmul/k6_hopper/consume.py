@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint32
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LAST, MOST, TO_SCALE, Form
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.store import ANY, Sums
+from numbsparse.kernels.parts.store import Sums
 from numbsparse.kernels.parts.store_boxes import finishing
 from numbsparse.kernels.parts.store_float32 import finishing_strips
 from numbsparse.kernels.ptx import (
@@ -48,7 +48,7 @@ def consumer(form: Form) -> Any:
     CLUSTER, MASKS, CUT = tile.CLUSTER, STAGES * tile.SHARES, tile.SPLIT > 1
     COUNTED = CUT and not form.gated  # gates leave fewer steps, the last of which says so
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
-    by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.order != ANY, tile.ITEM == 4, form.even
+    by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.by_boxes, tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
     BY_LANE, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2

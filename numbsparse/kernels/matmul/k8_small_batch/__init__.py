@@ -10,7 +10,8 @@ read x faster where it is feature-major, so where there is much of it in 16 bits
 first. Features of an odd batch begin anywhere, but those of a block, one after another, are a piece
 of memory that begins at a multiple of 16 bytes, a slab. Where that pays (`slab_of`) it is loaded as
 it is, and lanes read their values from there one by one; of few blocks (`words_pay`) they
-copy x word by word; elsewhere x is copied first. Batches beyond 64 rows are cut into tiles of as
+copy x word by word, and of few units of large blocks they carry float32 to the tiles while the
+engine loads w; elsewhere x is copied first. Batches beyond 64 rows are cut into tiles of as
 many, which share the multiprocessors and read w once each; in `weight_grad` they are sums of more
 steps, which several warps share where blocks are few.
 

@@ -22,7 +22,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
-from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
@@ -38,9 +38,10 @@ MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
+CARRIED = 1  # units for a warp, up to which lanes carry x
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
-LINES = 3500  # of 128 bytes, one a clock: what a multiprocessor reads while x is transposed
+READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
 
 
 def has_engine() -> bool:
@@ -49,10 +50,10 @@ def has_engine() -> bool:
 
 
 def serves(x: DeviceArray, values: DeviceArray) -> bool:
-    """Whether the copy engine can load whole tiles of x and w."""
+    """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    return whole and begins_of(x, size) == BYTES and has_engine()
+    return whole and (begins_of(x, size) == BYTES or carried(x, size)) and has_engine()
 
 
 def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
@@ -74,9 +75,13 @@ def words_pay(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
     Of few blocks float32 took 0.64 to 1.02 of the time so, 0.89 at the median, and 16 bits 0.74 to
     0.98, 0.84 (17 to 129 rows, H200). 16 bits that begin inside words took up to three times as
     long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more 66 to 258 rows took
-    16 bits 0.67 to 0.99, 0.86 at the median, of more units 1.38; float32 up to 2.6.
+    16 bits 0.67 to 0.99, 0.86 at the median, of more units 1.38; float32 up to 2.6, but for the
+    few that are `carried`.
     """
     rows, begins = x.shape[0], begins_of(x, size)
+    if carried(x, size):
+        units = n_blocks // 2 * -(-rows // WIDTH)
+        return operands == 1 and units <= CARRIED * WARPS * n_shares()
     inside = begins < WORD and rows >= WIDTH
     if begins == BYTES or (x.itemsize == 2 and (operands > 1 or inside)):
         return False
@@ -87,12 +92,24 @@ def begins_of(x: DeviceArray, size: int) -> int:
     """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
     else 16, as all other lines do.
     """
-    by_engine = size >= WIDTH and x.itemsize == 4 and has_engine()
-    if by_engine or is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
+    if is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
         return BYTES
-    if slab_of(x, size) or x.address % WORD or x.strides[1] <= 0:
+    by_engine = size >= WIDTH and x.itemsize == 4 and has_engine() and x.shape[1] % size
+    if by_engine or slab_of(x, size) or x.address % WORD or x.strides[1] <= 0:
         return BYTES
     return 2 if x.strides[1] % WORD else WORD
+
+
+def carried(x: DeviceArray, size: int) -> bool:
+    """Whether lanes may carry x, float32, to its tiles while the copy engine loads w.
+
+    An H200 took 0.68 to 1.11 of the time that it takes with a copy so, 0.85 at the median, where
+    warps have a unit or less; 0.76 to 1.06 of two or three, and 1.03 to 1.34 of more. With values
+    of 16 bits, two in a word, it took 0.75 to 1.69, 1.25 at the median, and a weight-gradient 0.76
+    to 2.17.
+    """
+    whole = x.itemsize == 4 and size >= WIDTH and x.shape[1] % size == 0 and has_engine()
+    return whole and begins_of(x, size) == WORD and x.span.size + 2 * WIDTH < NEAR
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -123,7 +140,7 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     fewer = rows - size * -(-x.itemsize * rows // 128)
     lines = n_blocks * fewer * (1 if piece == 16 else 0.7)
     later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if piece == 16 else 2
-    least = LINES * n_shares() * later
+    least = READ * n_shares() * later
     return transposed_copy(x) if lines > least + 0.15 * x.size else x
 
 
@@ -143,7 +160,8 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
-    lines = lines._replace(patient=engine and lines.source.stages == 2 and units <= SHORT)
+    patient = engine and not lines.carried and lines.source.stages == 2 and units <= SHORT
+    lines = lines._replace(patient=patient)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     w_view = size, shift_of(size), (size * size // WIDTH).bit_length() - 1, rows
@@ -151,7 +169,8 @@ def along_lines(
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = x.T if x_across else x, x_box
-        maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
+        alone = slab_of(x, size) or lines.carried
+        maps = tensor_maps(w_tiles if alone else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
@@ -176,14 +195,16 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
-    second, slab = 8 * groups == SECOND_ROWS, slab_of(x, size)
+    second, slab, begins = 8 * groups == SECOND_ROWS, slab_of(x, size), begins_of(x, size)
     together = 4 if slab else 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, slab=slab, begins=begins_of(x, size))
+    x_side = Operand(x_across, groups, together, slab=slab, begins=begins)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
     if second or (x_side.slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
+    elif order == ANY and source.engine and y.batch_is_contiguous and not (slab and form.is_16_bit):
+        order = LINES
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
@@ -283,7 +304,7 @@ def stored(y: DeviceArray, form: Form, depth: int) -> str:
 def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
     """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
     flat, (batch, features, *strides) = of_bits(y.span), view_of(y)
-    if sums.form.is_16_bit and sums.y != ANY:
+    if sums.form.is_16_bit and sums.y not in (ANY, LINES):
         flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
         strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
     return flat, (batch, features, *strides)

@@ -13,12 +13,16 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts.aligned import BYTES
+from numbsparse.kernels.parts.carried import put as carry
+from numbsparse.kernels.parts.carried import take
 from numbsparse.kernels.parts.gates import filling_wanted, gating
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.store_lines import Sums, repairing, storing
+from numbsparse.kernels.parts.store import LINES
+from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
     first_multiple,
@@ -45,6 +49,11 @@ class Lines(NamedTuple):
         return 8 * self.sums.x.groups
 
     @property
+    def carried(self) -> bool:
+        """Whether lanes carry x to its tiles, and the engine loads w."""
+        return self.source.engine and self.sums.x.begins < BYTES
+
+    @property
     def first(self) -> int:
         """Units that a warp requests at once when it starts."""
         return 1 if self.patient else self.source.stages
@@ -67,7 +76,12 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        return 4 * (stages + self.slot_words) + ALIGNED
+        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
+
+    @property
+    def room_words(self) -> int:
+        """Of a warp, for a line that waits to be written."""
+        return PITCH * self.depth if self.sums.y == LINES else 0
 
 
 @cache
@@ -94,6 +108,8 @@ def line_kernel(lines: Lines) -> Any:
     request = filling_wanted(fill, wanted, ENGINE)
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
+    ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
+    CARRIED, OWN = lines.carried, WIDTH if lines.carried else 1
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -114,7 +130,7 @@ def line_kernel(lines: Lines) -> Any:
             block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
-        acc = cuda.local.array(SUMS, float32)
+        acc, own_x = cuda.local.array(SUMS, float32), cuda.local.array(OWN, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
         coming_gates = cuda.local.array(TOGETHER, float32)
@@ -122,6 +138,7 @@ def line_kernel(lines: Lines) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
+        room = uint32(first_multiple(shared, ALIGNED) + ROOM + warp * ROOM_WORDS)
         if OVERLAP:
             let_next_kernel_start()
         number = int64(cuda.blockIdx.x) * WARPS + warp
@@ -147,9 +164,15 @@ def line_kernel(lines: Lines) -> Any:
             close()
         if there:
             take_gates(now, gates, w_view[2], coming_gates)
+            if CARRIED:
+                take(x, x_view, now[1], top, own_x)
+                carry(own_x, shared, base)
+                if unit + 1 < last:
+                    take(x, x_view, records[1][1], top, own_x)
+                sync_warp()
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
-            put(y, top, int64(empty_line) * depth, own_view, acc)
+            put(y, top, int64(empty_line) * depth, own_view, acc, room)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections.empty + min(empty, empty_lines)]
         stage = phase = uint32(0)
@@ -172,9 +195,14 @@ def line_kernel(lines: Lines) -> Any:
                 if wanted(own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
+                if CARRIED and more:
+                    carry(own_x, shared, uint32(base + (1 - stage) * STAGE))
+                    sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
                     request(asked_gates, record, operands, top, shared, start, bars, own)
+                    if CARRIED:
+                        take(x, x_view, record[1], top, own_x)
                     record = read(plan, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
@@ -189,7 +217,7 @@ def line_kernel(lines: Lines) -> Any:
                     while start_of < end:  # what later warps have of this line
                         pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
-                    finish(dense, w_view[0], top, parts_of, name, y, own_view, acc)
+                    finish(dense, w_view[0], top, parts_of, name, y, own_view, acc, room)
                 if not more:
                     break
                 pieces.clear(acc)
@@ -240,7 +268,7 @@ def finishing(lines: Lines) -> Any:
     TILED = lines.tiled
 
     @cuda.jit(device=True)
-    def finish(dense, size, top, parts_of, name, y, y_view, acc):
+    def finish(dense, size, top, parts_of, name, y, y_view, acc, room):
         plan, sections, partials, tickets = parts_of
         line, complete = int64(name), True
         if name < 0:
@@ -251,7 +279,7 @@ def finishing(lines: Lines) -> Any:
             part, first = (-1 - int64(name)) * tiles + tile, first * tiles + tile
             complete = pieces.join(partials, tickets, part, first, many, tiles, acc)
         if complete:
-            put(y, top, line * depth, y_view, acc)
+            put(y, top, line * depth, y_view, acc, room)
             if SPLIT and nan_in_sums(acc):
                 repair(dense, size, top, line * depth, y, y_view)
 
