@@ -31,7 +31,7 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import gating
+from numbsparse.kernels.parts.gates import walking
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -43,7 +43,6 @@ from numbsparse.kernels.ptx import (
     elect,
     first_multiple,
     let_next_kernel_start,
-    mbarrier_arrive,
     mbarrier_expect,
     sync_warp,
     tma_load_2d,
@@ -211,7 +210,7 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
-    EACH, (take_gates, next_gates, wanted) = WIDTH // depth, gating(WIDTH // depth, GATED)
+    EACH, (look_up, weigh, follow, _) = WIDTH // depth, walking(WIDTH // depth)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
@@ -221,9 +220,7 @@ def block_kernel(blocks: Blocks) -> Any:
         acc = cuda.local.array(SUMS, float32)
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(EACH, float32)  # of a unit, the next one, and one ahead
-        coming_gates = cuda.local.array(EACH, float32)
-        asked_gates = cuda.local.array(EACH, float32)
+        held, places = cuda.local.array(EACH, float32), cuda.local.array(EACH, int32)  # of gates
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
@@ -244,10 +241,12 @@ def block_kernel(blocks: Blocks) -> Any:
                 records[s, e] = record[e]
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
         record, now = read(plan, ahead), whole
+        if GATED:
+            look_up(plan, int32(unit), int32(last), places)
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
-        requested = held = now[LINE] - 1
+        requested = held_line = now[LINE] - 1
         ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):
             if ahead < last:
@@ -259,46 +258,52 @@ def block_kernel(blocks: Blocks) -> Any:
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
             close()
         stage = phase = uint32(0)
-        loaded = STAGES  # whatever their gates are
-        if GATED and unit < last:
-            take_gates(now, gates.of_blocks, gates.shift, own_gates)
-            mine = mine and wanted(own_gates)
+        coming, begin, idle = unit + 1, int32(unit), uint32(0)
+        walk = walk_ahead = begin, uint32(0)
+        if GATED and unit < last:  # what was requested is multiplied, whatever its gates are
+            end_unit = int32(last)
+            of_gates = plan, gates.of_blocks, gates.shift, end_unit, places, held
+            bits = weigh(places, gates.of_blocks, gates.shift, begin, end_unit, held)
+            begun = int32(ahead - unit) + int32(1 if step_ahead > first else 0)
+            taken = uint32((1 << uint32(begun)) - 1)
+            idle = uint32(taken & uint32(~bits))
+            mine = mine and idle & uint32(1) == 0
+            walk = begin, uint32((bits | taken) & uint32(0xFFFFFFFE))
+            coming, walk = follow(walk, *of_gates)
+            walk_ahead = begin, uint32(bits & uint32(~taken))
+            if step_ahead == first:
+                ahead, walk_ahead = follow(walk_ahead, *of_gates)
+                record = read(plan, ahead)
         while unit < last:
-            coming = read(plan, unit + 1)
+            then = read(plan, coming)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
-            if GATED and ahead < last:
-                take_gates(record, gates.of_blocks, gates.shift, asked_gates)
             wait(bars, own, phase)
-            if GATED and unit + 1 < last:
-                take_gates(coming, gates.of_blocks, gates.shift, coming_gates)
-            if (LONG or now[LINE] != held) and (loaded > 0 or wanted(own_gates)):
+            if LONG or now[LINE] != held_line:
                 hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
-                held = now[LINE]
-            if GATED:
-                loaded -= 1
+                held_line = now[LINE]
             if step == first:
                 pieces.clear(acc)
-            if wanted(own_gates):
-                multiply(shared, start, pitch, x_hi, x_lo, acc)
+            multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
-                if wanted(asked_gates):
-                    request(record, other, operands, top, shared, start, bars, own)
-                    requested = record[LINE]
-                elif ENGINE and elect() != 0:
-                    mbarrier_arrive(bars, own)
+                request(record, other, operands, top, shared, start, bars, own)
+                requested = record[LINE]
                 ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
+                if GATED and step_ahead == first:
+                    ahead, walk_ahead = follow(walk_ahead, *of_gates)
                 record = read(plan, ahead)
             close()
+            done = unit
             unit, step = after(unit, step, first, end, LONG)
             if step == first:
                 if SPLIT > 1:
                     pieces.save(floats[base:], 0, acc)
-                elif wanted(own_gates):
+                elif not GATED or idle >> uint32(min(done - begin, 31)) & uint32(1) == 0:
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
-                now = coming
-                next_gates(own_gates, coming_gates)
+                now, unit, coming = then, coming, coming + 1
+                if GATED and unit < last:
+                    coming, walk = follow(walk, *of_gates)
             stage, phase = following(stage, phase, STAGES)
         if SPLIT > 1:
             cuda.syncthreads()

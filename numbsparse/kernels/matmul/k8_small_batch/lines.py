@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gates import filling_wanted, gating
+from numbsparse.kernels.parts.gates import walking
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -87,11 +87,11 @@ def line_kernel(lines: Lines) -> Any:
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    take_gates, next_gates, wanted = gating(TOGETHER, GATED)
+    look_up, weigh, follow, pick = walking(TOGETHER)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
-    fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    request = filling_wanted(fill, wanted, ENGINE)
+    request = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
+    GATES = FIRST, TOGETHER
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
 
@@ -116,9 +116,10 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
-        coming_gates = cuda.local.array(TOGETHER, float32)
-        asked_gates = cuda.local.array(TOGETHER, float32)
+        # Units in the ring, one after another, and their gates; those of the unit of a lane.
+        queue, asked_gates = cuda.local.array(FIRST, int32), cuda.local.array(GATES, float32)
+        held, places = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, int32)
+        own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -135,6 +136,8 @@ def line_kernel(lines: Lines) -> Any:
         record, now = read(plan, unit + FIRST), read(plan, unit)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
+        if GATED:
+            look_up(plan, unit, unit + max(each, 1) - 1, places)
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -143,10 +146,18 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                fill(records[s], operands, top, shared, start, bars, own)
+                request(records[s], operands, top, shared, start, bars, own)
             close()
-        if there:
-            take_gates(now, gates, w_view[2], coming_gates)
+        ahead = int32(unit + FIRST)
+        walk = unit, uint32(0)
+        if GATED:
+            bits = weigh(places, gates, w_view[2], unit, last, held)
+            for s in range(FIRST):  # whatever their gates are
+                queue[s] = unit + s
+                pick(held, s, asked_gates[s])
+            walk = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
+            ahead, walk = follow(walk, plan, gates, w_view[2], last, places, held)
+            record = read(plan, ahead)
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
@@ -156,28 +167,34 @@ def line_kernel(lines: Lines) -> Any:
         while True:
             more = unit + 1 < last
             coming = read(plan, unit + 1)
-            if there:
+            if there and (not GATED or unit == queue[0]):
                 start = uint32(base + stage * STAGE)
-                take_gates(record, gates, w_view[2], asked_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
-                # Read while the tile was on its way, as those after it are while it is multiplied.
-                next_gates(own_gates, coming_gates)
-                take_gates(coming, gates, w_view[2], coming_gates)
-                if PATIENT and more:
+                if GATED:
+                    for k in range(TOGETHER):
+                        own_gates[k] = asked_gates[0, k]
+                    for s in range(FIRST - 1):
+                        queue[s] = queue[s + 1]
+                        for k in range(TOGETHER):
+                            asked_gates[s, k] = asked_gates[s + 1, k]
+                    queue[FIRST - 1] = ahead
+                    pick(held, (ahead - walk[0]) % 32, asked_gates[FIRST - 1])
+                if PATIENT and ahead < last:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(asked_gates, record, operands, top, shared, place, bars, own)
-                    record = read(plan, unit + 2)
-                if wanted(own_gates):
-                    consume(shared, start, x_top, pitch, own_gates, acc)
+                    request(record, operands, top, shared, place, bars, own)
+                consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
-                if not PATIENT and unit + STAGES < last:
+                if not PATIENT and ahead < last:
                     own = uint32(bar + stage)
-                    request(asked_gates, record, operands, top, shared, start, bars, own)
-                    record = read(plan, unit + STAGES + 1)
+                    request(record, operands, top, shared, start, bars, own)
                 close()
-            stage, phase = following(stage, phase, STAGES)
+                ahead = int32(ahead + 1)
+                if GATED:
+                    ahead, walk = follow(walk, plan, gates, w_view[2], last, places, held)
+                record = read(plan, ahead)
+                stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
                 if continued:
