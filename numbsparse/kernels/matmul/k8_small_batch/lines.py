@@ -219,7 +219,7 @@ def line_kernel(lines: Lines) -> Any:
 @cache
 def consuming(sums: Sums) -> Any:
     """acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top` on."""
-    form, x, *_ = sums
+    form, x, w, _ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
@@ -227,7 +227,19 @@ def consuming(sums: Sums) -> Any:
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
     (M, N), TILES, FROM_ZERO = part.shape, x.groups // part.x.groups, not form.is_16_bit
     SUMS, IN_WORD = (M, N, 4), WIDTH // form.row
-    product = multiply(form, *part.operands)
+    plain = part._replace(w=part.w._replace(gated=0))
+    as_stored, scaled = (multiply(form, *each.operands) for each in (plain, part))
+    EACH = WIDTH // w.gated if w.gated else 0  # gates of a unit
+
+    @cuda.jit(device=True)
+    def product(shared, a, b, pitch, gates, sums):
+        ones = True
+        for k in range(EACH):
+            ones = ones and gates[k] == 1
+        if ones:
+            as_stored(shared, a, b, pitch, gates, sums)
+        else:
+            scaled(shared, a, b, pitch, gates, sums)
 
     @cuda.jit(device=True)
     def consume(shared, start, top, pitch, gates, acc):
@@ -243,7 +255,15 @@ def consuming(sums: Sums) -> Any:
             else:
                 product(shared, a, b, pitch, gates, acc)
 
-    return consume
+    @cuda.jit(device=True)
+    def consume_wanted(shared, start, top, pitch, gates, acc):
+        some = False
+        for k in range(EACH):
+            some = some or gates[k] != 0
+        if some:
+            consume(shared, start, top, pitch, gates, acc)
+
+    return consume_wanted if EACH else consume
 
 
 @cache
