@@ -53,6 +53,7 @@ from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
 GATED_FROM = 0 if SIMULATED else 5  # units of a warp in float32, in 16 bits twice as many
+GATED_SIZE = 8 if SIMULATED else WIDTH  # of smaller blocks a unit has several
 
 
 class Gates(NamedTuple):
@@ -124,9 +125,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    leaves = not made and (size >= WIDTH or SIMULATED)  # of smaller blocks a unit has several
-    enough = leaves and count * x.itemsize >= 4 * GATED_FROM * warps * shares
-    gates = gates if enough else ()
+    enough = count * x.itemsize >= 4 * GATED_FROM * warps * shares
+    gates = gates if enough and size >= GATED_SIZE and not made else ()
     how = steps > 1, split, in_step, made, len(gates) > 0
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
