@@ -91,7 +91,7 @@ def line_kernel(lines: Lines) -> Any:
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     request = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    GATES = FIRST, TOGETHER
+    TAKEN = (1 << FIRST) - 1  # units that are requested whatever their gates are
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
 
@@ -116,10 +116,9 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
-        # Units in the ring, one after another, and their gates; those of the unit of a lane.
-        queue, asked_gates = cuda.local.array(FIRST, int32), cuda.local.array(GATES, float32)
-        held, places = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)
+        # Of gates: those of a unit, of that of a lane, of one to be requested.
+        own_gates, held = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, float32)
+        asked, places = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, int32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -148,15 +147,14 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], operands, top, shared, start, bars, own)
             close()
-        ahead = int32(unit + FIRST)
-        walk = unit, uint32(0)
+        wanted, ahead = unit, int32(unit + FIRST)
+        walk = walk_ahead = unit, uint32(0)
         if GATED:
-            bits = weigh(places, gates, w_view[2], unit, last, held)
-            for s in range(FIRST):  # whatever their gates are
-                queue[s] = unit + s
-                pick(held, s, asked_gates[s])
-            walk = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
-            ahead, walk = follow(walk, plan, gates, w_view[2], last, places, held)
+            of_gates = plan, gates, w_view[2], last, places
+            bits = uint32(weigh(places, gates, w_view[2], unit, last, held))
+            walk = unit, uint32((bits | uint32(TAKEN)) & uint32(0xFFFFFFFE))
+            walk_ahead = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
+            ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
             record = read(plan, ahead)
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
@@ -167,19 +165,13 @@ def line_kernel(lines: Lines) -> Any:
         while True:
             more = unit + 1 < last
             coming = read(plan, unit + 1)
-            if there and (not GATED or unit == queue[0]):
+            if there and (not GATED or unit == wanted):
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 if GATED:
-                    for k in range(TOGETHER):
-                        own_gates[k] = asked_gates[0, k]
-                    for s in range(FIRST - 1):
-                        queue[s] = queue[s + 1]
-                        for k in range(TOGETHER):
-                            asked_gates[s, k] = asked_gates[s + 1, k]
-                    queue[FIRST - 1] = ahead
-                    pick(held, (ahead - walk[0]) % 32, asked_gates[FIRST - 1])
+                    pick(held, unit - walk[0], own_gates)
+                    wanted, walk = follow(walk, *of_gates, held)
                 if PATIENT and ahead < last:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
@@ -192,7 +184,7 @@ def line_kernel(lines: Lines) -> Any:
                 close()
                 ahead = int32(ahead + 1)
                 if GATED:
-                    ahead, walk = follow(walk, plan, gates, w_view[2], last, places, held)
+                    ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
                 record = read(plan, ahead)
                 stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
