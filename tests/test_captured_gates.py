@@ -91,7 +91,8 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
         monkeypatch.setattr(k6_hopper, "FEW", dict.fromkeys(k6_hopper.BLOCK_SIZES, 0))
-        monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+        monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
         monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
@@ -135,6 +136,22 @@ def test_gates_are_read_again_after_a_strip_without_blocks(dtype, size, rng):
     close(got, wide @ dense, abs(wide) @ abs(dense), dtype, x.shape[1])
 
 
+@pytest.mark.parametrize(("size", "side", "left"), [(8, 29, 0.5), (32, 15, 0.05)])
+def test_a_warp_finds_what_gates_leave_of_more_units_than_it_has_lanes(size, side, left, rng):
+    values = rng.standard_normal((side**2, size, size)).astype(np.float16)
+    numbers = np.where(rng.random(len(values)) < left, np.float32(1), np.float32(0))
+    numbers[-1], values[numbers == 0] = 0.5, np.nan
+    w, gates = ns.BlockSparse(values, np.ones((side, side))).to("cuda"), ns.to_device(numbers)
+    x, dy = (rng.standard_normal((3, side * size)).astype(np.float16) for _ in range(2))
+    unknown = ops.all_blocks(w, gates)
+    got = host(ops.matmul(ns.to_device(x), w, gate=unknown, kernel="k8_small_batch"))
+    dense, wide = ops.gated(w, gates, unknown).toarray().astype(np.float64), x.astype(np.float64)
+    close(got, wide @ dense, abs(wide) @ abs(dense), "float16", side * size)
+    if size == 32:
+        across, how = (False, False), (w.stored_layout, size, numbers)
+        check_weight_gradient("k8_small_batch", x, dy, across, *how)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "size", "edge"),
@@ -145,7 +162,8 @@ def test_an_infinite_gate_multiplies_what_is_there_alone(
 ):
     """Neither the zeros beyond the last feature nor those where a step has one block of two."""
     if packed:
-        monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+        monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
         monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     kept = np.bool_([[1, 1, 0], [1, 0, 0], [0, 1, 1]])
     values = 1 + rng.random((int(kept.sum()), size, size)).astype(as_dtype(dtype))
@@ -193,7 +211,8 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
-    monkeypatch.setattr(strip_plan, "FEW", 0)
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     kept = rng.random((29, 9)) < 0.4
     shape = kept.shape[0] * size - edge, kept.shape[1] * size
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
