@@ -29,7 +29,6 @@ def walking(
     FETCHERS: int = 1,
     CLUSTER: int = 1,
     AHEAD: bool = False,
-    look: Any = None,
     thin: Any = None,
     show: Any = None,
     MORE: int = 0,
@@ -37,13 +36,12 @@ def walking(
     """walk(fetcher, records, tiles, rows, first, last, bars, more, *args), `rows` those of a tile.
 
     Of each step request(step, row, stage, bars, *args); with `thin`, of those of which
-    thin(record, is_last) says so, once it has changed their record (`is_last` of a tile's part). By
-    then look(record, more) has put MORE numbers behind it, which it asked for while others were
-    requested; a lane comes first with show(record, stage, *args), if any. Where AHEAD is, the first
-    records are read before earlier kernels end.
+    thin(record, is_last, more) says so, once it has changed their record and MORE numbers behind it
+    (`is_last` of a tile's part): then its lane comes first with show(record, stage, *args), if any.
+    Where AHEAD is, the first records are read before earlier kernels end.
     """
 
-    THINS, SHOWS, ALL = thin is not None, show is not None, RECORD + MORE
+    THINS, ALL = thin is not None, RECORD + MORE
 
     @cuda.jit(device=True)
     def tile_at(tiles, rows, i):
@@ -57,7 +55,7 @@ def walking(
             step[e] = shfl_idx(held[e], k)
         stage, phase = uint32(turn % STAGES), uint32(turn // STAGES % 2)
         mbarrier_wait(bars, STAGES + stage, phase ^ 1)
-        if SHOWS:
+        if MORE:
             if uint32(cuda.threadIdx.x) % 32 == k:
                 show(held, stage, *args)
             sync_warp()
@@ -65,28 +63,18 @@ def walking(
             request(step, row, stage, bars, *args)
 
     @cuda.jit(device=True)
-    def pass_wanted(fetcher, held, n, is_end, ahead, step, done, row, bars, *args):
-        """The steps before the n-th that are wanted; how many they are.
-
-        ahead : the records to come, how many they are, and where their gates are
-        """
+    def pass_wanted(fetcher, held, n, is_end, more, step, done, row, bars, *args):
+        """The steps before the n-th that are wanted; how many they are."""
         lane, count, some = uint32(cuda.threadIdx.x) % 32, uint32(0), uint32(0)
-        coming, to_come, more = ahead
         if lane < n:
-            some = uint32(1 if thin(held, is_end and lane == n - 1) else 0)
+            some = uint32(1 if thin(held, is_end and lane == n - 1, more) else 0)
         left = redux_or(uint32(some << lane))
-        looked = left == 0
-        if looked and lane < to_come:
-            look(coming, more)
         while left != 0:
             k = uint32(lowest(left))
             left = uint32(left & uint32(left - uint32(1)))
             turn = uint32(done + count)
             if turn % FETCHERS == fetcher:
                 pass_on(held, k, step, turn, row, bars, *args)
-            if not looked and lane < to_come:  # those records are there by now
-                look(coming, more)
-            looked = True
             count = uint32(count + 1)
         return count
 
@@ -94,7 +82,7 @@ def walking(
     def walk(fetcher, records, tiles, rows, first, last, bars, more, *args):
         lane = uint32(cuda.threadIdx.x) % 32
         held = cuda.local.array(ALL, uint32)
-        coming = cuda.local.array(ALL, uint32)
+        coming = cuda.local.array(RECORD, uint32)
         step = cuda.local.array(RECORD, uint32)
         row, at, end = tile_at(tiles, rows, first)
         next_row, next_at, next_end = tile_at(tiles, rows, min(first + 1, last - 1))
@@ -102,8 +90,6 @@ def walking(
             held[e] = uint32(records[at + lane, e])
         if AHEAD:
             wait_for_earlier_kernels()
-        if THINS and lane < end - at:
-            look(held, more)
         done = uint32(0)  # steps, by whichever fetcher
         for i in range(first, last):
             then_row, then_at, then_end = tile_at(tiles, rows, min(i + 2, last - 1))
@@ -113,17 +99,13 @@ def walking(
                 for e in range(RECORD):
                     coming[e] = uint32(records[(at if at < end else next_at) + lane, e])
                 if THINS:
-                    to_come = end - at if at < end else next_end - next_at
-                    ahead = coming, to_come, more
-                    n = pass_wanted(
-                        fetcher, held, n, at >= end, ahead, step, done, row, bars, *args
-                    )
+                    n = pass_wanted(fetcher, held, n, at >= end, more, step, done, row, bars, *args)
                 else:
                     k = uint32((fetcher + FETCHERS - done % FETCHERS) % FETCHERS)
                     while k < n:
                         pass_on(held, k, step, uint32(done + k), row, bars, *args)
                         k = uint32(k + FETCHERS)
-                for e in range(ALL):
+                for e in range(RECORD):
                     held[e] = coming[e]
                 done = uint32(done + n)
             row, at, end = next_row, next_at, next_end

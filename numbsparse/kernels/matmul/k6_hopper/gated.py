@@ -27,30 +27,24 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def thinning(tile: Tile) -> tuple[Any, Any]:
-    """look(record, gates), thin(record, is_last): the gates of a step's blocks come behind its
-    record; whether the step has anything to do, and its record is changed.
+def thinning(tile: Tile) -> Any:
+    """thin(record, is_last, gates): whether a step has anything to do; its record is changed.
 
     Masks are of blocks that are left, and LAST of the last one. For the counts there are bits of
-    the inputs that these meet, and from the 8th on of the blocks.
+    the inputs that these meet, and from the 8th on of the blocks. Of 16 bits the gates of all
+    blocks follow.
     """
     SHARES, SHARE, INPUTS, BLOCKS = tile.SHARES, tile.SHARE, tile.INPUTS, tile.BLOCKS
     FIRST_BLOCK, OF_BLOCK = tile.SHARES + 1 + tile.INPUTS, tile.PARTS * tile.ACROSS
-    FIRST_GATE, IS_16_BIT = tile.RECORD, tile.ITEM == 2
+    FIRST_GATE, IS_16_BIT, GATES = tile.RECORD, tile.ITEM == 2, gates_in(tile)
     ALL = uint32((1 << 32) - 1)
 
     @cuda.jit(device=True)
-    def look(record, gates):
-        count = record[SHARES] >> 8
+    def thin(record, is_last, gates):
+        own, count = cuda.local.array(BLOCKS, float32), record[SHARES] >> 8
         for b in range(BLOCKS):  # behind those of the step there may be anything
             kept = record[FIRST_BLOCK + b] & uint32(EDGE - 1) if b < count else uint32(0)
-            record[FIRST_GATE + b] = as_uint32(gates[uint32(kept) // uint32(OF_BLOCK)])
-
-    @cuda.jit(device=True)
-    def thin(record, is_last):
-        own, count = cuda.local.array(BLOCKS, float32), record[SHARES] >> 8
-        for b in range(BLOCKS):
-            own[b] = as_float32(record[FIRST_GATE + b])
+            own[b] = gates[uint32(kept) // uint32(OF_BLOCK)]
         left, scaled, met, inputs = uint32(0), uint32(0), uint32(0), uint32(0)
         end = uint32(LAST if is_last else 0)
         for b in range(BLOCKS):
@@ -71,11 +65,18 @@ def thinning(tile: Tile) -> tuple[Any, Any]:
                 flag = uint32(flag | stays & uint32(scaled >> met))
                 met = uint32(met + here)
             record[s] = uint32(kept | uint32(before << uint32(BEFORE)) | uint32(flag * TO_SCALE))
+        for b in range(GATES):
+            record[FIRST_GATE + b] = as_uint32(own[b])
         record[SHARES] = uint32(inputs | uint32(left << uint32(8)))
         # One number: of `left != 0 or is_last` ptxas 13.0 makes another condition at two blocks.
         return uint32(left | end) != 0
 
-    return look, thin
+    return thin
+
+
+def gates_in(tile: Tile) -> int:
+    """How many gates follow a record."""
+    return tile.BLOCKS if tile.ITEM == 2 else 0
 
 
 @cache

@@ -32,10 +32,9 @@ def producer(form: Form) -> Any:
     N_MAPS = X + 1 if tile.ITEM == 4 else W + form.w_maps
     thinned: tuple[Any, ...] = ()
     if form.gated:
-        from numbsparse.kernels.matmul.k6_hopper.gated import showing, thinning
+        from numbsparse.kernels.matmul.k6_hopper.gated import gates_in, showing, thinning
 
-        show = showing(tile) if tile.ITEM == 2 else None
-        thinned = (*thinning(tile), show, tile.BLOCKS)
+        thinned = thinning(tile), showing(tile), gates_in(tile)
     how = requesting(form), tile.FETCHERS, tile.CLUSTER, form.ahead, *thinned
     walk = walking(tile.RECORD, tile.STAGES, *how)
 

@@ -165,27 +165,31 @@ def line_kernel(lines: Lines) -> Any:
         while True:
             more = unit + 1 < last
             coming = read(plan, unit + 1)
-            if there and (not GATED or unit == wanted):
+            started = not GATED or unit == wanted
+            if there and started:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 if GATED:
                     pick(held, unit - walk[0], own_gates)
                     wanted, walk = follow(walk, *of_gates, held)
-                if PATIENT and ahead < last:
+                requests = ahead < last if GATED else unit + FIRST < last
+                if PATIENT and requests:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
+                    record = read(plan, unit + FIRST + 1)
                 consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
-                if not PATIENT and ahead < last:
+                if not PATIENT and requests:
                     own = uint32(bar + stage)
                     request(record, operands, top, shared, start, bars, own)
-                close()
-                ahead = int32(ahead + 1)
-                if GATED:
+                    record = read(plan, unit + FIRST + 1)
+                if GATED and requests:
                     ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
-                record = read(plan, ahead)
+                    record = read(plan, ahead)
+                close()
+            if not GATED or started:
                 stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -219,19 +223,8 @@ def consuming(sums: Sums) -> Any:
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
     (M, N), TILES, FROM_ZERO = part.shape, x.groups // part.x.groups, not form.is_16_bit
     SUMS, IN_WORD = (M, N, 4), WIDTH // form.row
-    plain = part._replace(w=part.w._replace(gated=0))
-    as_stored, scaled = (multiply(form, *each.operands) for each in (plain, part))
+    product = multiply(form, *part.operands)
     EACH = WIDTH // w.gated if w.gated else 0  # gates of a unit
-
-    @cuda.jit(device=True)
-    def product(shared, a, b, pitch, gates, sums):
-        ones = True
-        for k in range(EACH):
-            ones = ones and gates[k] == 1
-        if ones:
-            as_stored(shared, a, b, pitch, gates, sums)
-        else:
-            scaled(shared, a, b, pitch, gates, sums)
 
     @cuda.jit(device=True)
     def consume(shared, start, top, pitch, gates, acc):
