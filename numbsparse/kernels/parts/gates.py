@@ -19,13 +19,15 @@ class Walking(NamedTuple):
     that are still to come).
 
     look_up(plan, begin, most, places) : which blocks a lane's unit has; up to the unit `most`
-    weigh(places, gates, shift, begin, last, held) : reads their gates; the bits of what is wanted
+    weigh(places, gates, shift, begin, last, held) : asks for their gates
+    wanted(held) : bits of the lanes any of whose gates is not 0
     follow(walk, plan, gates, shift, last, places, held) : (the next unit or `last`, the walk)
     pick(held, k, taken) : the gates of the unit that lane k knows
     """
 
     look_up: Any
     weigh: Any
+    wanted: Any
     follow: Any
     pick: Any
 
@@ -42,13 +44,16 @@ def walking(together: int) -> Walking:
 
     @cuda.jit(device=True)
     def weigh(places, gates, shift, begin, last, held):
-        some = False
         for k in range(together):
             there = places[k] >= 0 and begin + int32(cuda.threadIdx.x % 32) < last
             held[k] = gates[places[k] >> shift] if there else float32(0)
+
+    @cuda.jit(device=True)
+    def wanted(held):
+        some = False
         for k in range(together):
             some = some or held[k] != 0
-        return lanes_where(some)
+        return uint32(lanes_where(some))
 
     @cuda.jit(device=True)
     def follow(walk, plan, gates, shift, last, places, held):
@@ -56,7 +61,8 @@ def walking(together: int) -> Walking:
         while bits == 0 and begin + 32 < last:
             begin = int32(begin + 32)
             look_up(plan, begin, last, places)
-            bits = uint32(weigh(places, gates, shift, begin, last, held))
+            weigh(places, gates, shift, begin, last, held)
+            bits = wanted(held)
         there = bits != 0
         unit = int32(begin + lowest(bits)) if there else int32(last)
         return unit, (begin, uint32(bits & uint32(bits - uint32(1))) if there else uint32(0))
@@ -66,7 +72,7 @@ def walking(together: int) -> Walking:
         for i in range(together):
             taken[i] = as_float32(shfl_idx(as_uint32(held[i]), uint32(k)))
 
-    return Walking(look_up, weigh, follow, pick)
+    return Walking(look_up, weigh, wanted, follow, pick)
 
 
 @cache

@@ -210,7 +210,7 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
-    EACH, (look_up, weigh, follow, _) = WIDTH // depth, walking(WIDTH // depth)
+    EACH, (look_up, weigh, wanted, follow, _) = WIDTH // depth, walking(WIDTH // depth)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
@@ -263,7 +263,8 @@ def block_kernel(blocks: Blocks) -> Any:
         if GATED and unit < last:  # what was requested is multiplied, whatever its gates are
             end_unit = int32(last)
             of_gates = plan, gates.of_blocks, gates.shift, end_unit, places, held
-            bits = weigh(places, gates.of_blocks, gates.shift, begin, end_unit, held)
+            weigh(places, gates.of_blocks, gates.shift, begin, end_unit, held)
+            bits = wanted(held)
             begun = int32(ahead - unit) + int32(1 if step_ahead > first else 0)
             taken = uint32((1 << uint32(begun)) - 1)
             idle = uint32(taken & uint32(~bits))

@@ -87,7 +87,7 @@ def line_kernel(lines: Lines) -> Any:
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    look_up, weigh, follow, pick = walking(TOGETHER)
+    look_up, weigh, wanted_of, follow, pick = walking(TOGETHER)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     request = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -147,20 +147,22 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], operands, top, shared, start, bars, own)
             close()
-        wanted, ahead = unit, int32(unit + FIRST)
-        walk = walk_ahead = unit, uint32(0)
         if GATED:
-            of_gates = plan, gates, w_view[2], last, places
-            bits = uint32(weigh(places, gates, w_view[2], unit, last, held))
-            walk = unit, uint32((bits | uint32(TAKEN)) & uint32(0xFFFFFFFE))
-            walk_ahead = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
-            ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
-            record = read(plan, ahead)
+            weigh(places, gates, w_view[2], unit, last, held)
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections.empty + min(empty, empty_lines)]
+        wanted, ahead = unit, int32(unit + FIRST)
+        walk = walk_ahead = unit, uint32(0)
+        if GATED:
+            of_gates = plan, gates, w_view[2], last, places
+            bits = wanted_of(held)
+            walk = unit, uint32((bits | uint32(TAKEN)) & uint32(0xFFFFFFFE))
+            walk_ahead = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
+            ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
+            record = read(plan, ahead)
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
