@@ -6,13 +6,6 @@ is loaded into registers once for a line, dy each time. What bounds it is writin
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
 them adds what the others leave in shared memory, in their order.
-
-A unit all of whose gates are zero, as only the GPU knows, is neither multiplied nor written, and
-loaded only at the start of a warp, which does not wait for its gates. It reads them where it has
-GATED_FROM units of one block or more: 8,192 features at density 0.1 and 64 rows, 6 units of 32 x 32
-a warp, half of the gates zero, took an H200 0.65 to 0.78 of the time in float32, in float16 0.90 to
-1.04, and 1.17 with none zero. Of units of several small blocks few have none left: float32 in
-blocks of 16 took 1.3 times as long, whether half of the gates were zero or none.
 """
 
 from functools import cache
@@ -21,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.device import SIMULATED
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
@@ -31,7 +23,6 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import walking
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -52,15 +43,6 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-GATED_FROM = 0 if SIMULATED else 5  # units of a warp in float32, in 16 bits twice as many
-GATED_SIZE = 8 if SIMULATED else WIDTH  # of smaller blocks a unit has several
-
-
-class Gates(NamedTuple):
-    """As one argument of a kernel."""
-
-    of_blocks: Any
-    shift: int  # a block is its place >> shift
 
 
 class Blocks(NamedTuple):
@@ -79,7 +61,6 @@ class Blocks(NamedTuple):
     split: int = 1
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
-    gated: bool = False
 
     @property
     def stage_words(self) -> int:
@@ -96,16 +77,16 @@ class Blocks(NamedTuple):
 
 
 @of_any_rows
-def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> None:
-    """dvalues = x.T @ dy at the kept blocks, anything where their gates are 0."""
+def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
+    """dvalues = x.T @ dy at the kept blocks."""
     n_blocks, size, _ = dvalues.shape
     near = launch.in_reach(size, n_blocks, x, dy)
     x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
-    again(index, along_blocks, (x, dy, dvalues), form, more=() if gates is None else (gates,))
+    again(index, along_blocks, (x, dy, dvalues), form)
 
 
-def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: bool) -> None:
-    """dvalues = x.T @ dy at the kept blocks, with `gates` if there are any."""
+def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> None:
+    """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
@@ -125,9 +106,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    enough = count * x.itemsize >= 4 * GATED_FROM * warps * shares
-    gates = gates if enough and size >= GATED_SIZE and not made else ()
-    how = steps > 1, split, in_step, made, len(gates) > 0
+    how = steps > 1, split, in_step, made
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     w_view = size, launch.shift_of(size)
@@ -140,8 +119,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    shift = (size * size // WIDTH).bit_length() - 1
-    after = units, count, dvalues.reshape(1, -1).span, Gates(gates[0], shift) if gates else ()
+    after = units, count, dvalues.reshape(1, -1).span
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
@@ -197,7 +175,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, GATED = blocks
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
@@ -210,17 +188,15 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
-    EACH, (look_up, weigh, wanted, follow, _) = WIDTH // depth, walking(WIDTH // depth)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
-    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
         operands = x, x_view, dy, dy_view, maps
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         records = cuda.local.array(RECORDS, int32)
-        held, places = cuda.local.array(EACH, float32), cuda.local.array(EACH, int32)  # of gates
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
@@ -241,12 +217,10 @@ def block_kernel(blocks: Blocks) -> Any:
                 records[s, e] = record[e]
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
         record, now = read(plan, ahead), whole
-        if GATED:
-            look_up(plan, int32(unit), int32(last), places)
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
-        requested = held_line = now[LINE] - 1
+        requested = held = now[LINE] - 1
         ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):
             if ahead < last:
@@ -258,30 +232,13 @@ def block_kernel(blocks: Blocks) -> Any:
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
             close()
         stage = phase = uint32(0)
-        coming, begin, idle = unit + 1, int32(unit), uint32(0)
-        walk = walk_ahead = begin, uint32(0)
-        if GATED and unit < last:  # what was requested is multiplied, whatever its gates are
-            end_unit = int32(last)
-            of_gates = plan, gates.of_blocks, gates.shift, end_unit, places, held
-            weigh(places, gates.of_blocks, gates.shift, begin, end_unit, held)
-            bits = wanted(held)
-            begun = int32(ahead - unit) + int32(1 if step_ahead > first else 0)
-            taken = uint32((1 << uint32(begun)) - 1)
-            idle = uint32(taken & uint32(~bits))
-            mine = mine and idle & uint32(1) == 0
-            walk = begin, uint32((bits | taken) & uint32(0xFFFFFFFE))
-            coming, walk = follow(walk, *of_gates)
-            walk_ahead = begin, uint32(bits & uint32(~taken))
-            if step_ahead == first:
-                ahead, walk_ahead = follow(walk_ahead, *of_gates)
-                record = read(plan, ahead)
         while unit < last:
-            then = read(plan, coming)
+            coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
-            if LONG or now[LINE] != held_line:
+            if LONG or now[LINE] != held:
                 hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
-                held_line = now[LINE]
+                held = now[LINE]
             if step == first:
                 pieces.clear(acc)
             multiply(shared, start, pitch, x_hi, x_lo, acc)
@@ -291,20 +248,15 @@ def block_kernel(blocks: Blocks) -> Any:
                 request(record, other, operands, top, shared, start, bars, own)
                 requested = record[LINE]
                 ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
-                if GATED and step_ahead == first:
-                    ahead, walk_ahead = follow(walk_ahead, *of_gates)
                 record = read(plan, ahead)
             close()
-            done = unit
             unit, step = after(unit, step, first, end, LONG)
             if step == first:
                 if SPLIT > 1:
                     pieces.save(floats[base:], 0, acc)
-                elif not GATED or idle >> uint32(min(done - begin, 31)) & uint32(1) == 0:
+                else:
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
-                now, unit, coming = then, coming, coming + 1
-                if GATED and unit < last:
-                    coming, walk = follow(walk, *of_gates)
+                now = coming
             stage, phase = following(stage, phase, STAGES)
         if SPLIT > 1:
             cuda.syncthreads()

@@ -14,7 +14,7 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gates import walking
+from numbsparse.kernels.parts.gates import filling_wanted, gating
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -87,11 +87,11 @@ def line_kernel(lines: Lines) -> Any:
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    look_up, weigh, wanted_of, follow, pick = walking(TOGETHER)
+    take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
-    request = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    TAKEN = (1 << FIRST) - 1  # units that are requested whatever their gates are
+    fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
+    request = filling_wanted(fill, wanted, ENGINE)
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
 
@@ -116,9 +116,9 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
-        # Of gates: those of a unit, of that of a lane, of one to be requested.
-        own_gates, held = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, float32)
-        asked, places = cuda.local.array(TOGETHER, float32), cuda.local.array(TOGETHER, int32)
+        own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
+        coming_gates = cuda.local.array(TOGETHER, float32)
+        asked_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -133,10 +133,11 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(plan, unit + FIRST), read(plan, unit)
+        coming, later = now, record
+        if GATED:
+            coming, later = read(plan, unit + 1), read(plan, unit + FIRST + 1)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
-        if GATED:
-            look_up(plan, unit, unit + max(each, 1) - 1, places)
         prepare(bars, bar, fresh, maps)
         if OVERLAP:
             wait_for_earlier_kernels()
@@ -145,54 +146,43 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                request(records[s], operands, top, shared, start, bars, own)
+                fill(records[s], operands, top, shared, start, bars, own)
             close()
-        if GATED:
-            weigh(places, gates, w_view[2], unit, last, held)
+        if there:
+            take_gates(now, gates, w_view[2], coming_gates)
+            take_gates(record, gates, w_view[2], asked_gates)
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc)
             empty += cuda.gridDim.x * WARPS
             empty_line = plan[sections.empty + min(empty, empty_lines)]
-        wanted, ahead = unit, int32(unit + FIRST)
-        walk = walk_ahead = unit, uint32(0)
-        if GATED:
-            of_gates = plan, gates, w_view[2], last, places
-            bits = wanted_of(held)
-            walk = unit, uint32((bits | uint32(TAKEN)) & uint32(0xFFFFFFFE))
-            walk_ahead = unit, uint32(bits >> uint32(FIRST) << uint32(FIRST))
-            ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
-            record = read(plan, ahead)
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            coming = read(plan, unit + 1)
-            started = not GATED or unit == wanted
-            if there and started:
+            after = read(plan, unit + (2 if GATED else 1))
+            coming = coming if GATED else after
+            if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
-                if GATED:
-                    pick(held, unit - walk[0], own_gates)
-                    wanted, walk = follow(walk, *of_gates, held)
-                requests = ahead < last if GATED else unit + FIRST < last
-                if PATIENT and requests:
+                # Read while the tile was on its way, as those after it are while it is multiplied.
+                next_gates(own_gates, coming_gates)
+                take_gates(coming, gates, w_view[2], coming_gates)
+                if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(record, operands, top, shared, place, bars, own)
-                    record = read(plan, unit + FIRST + 1)
-                consume(shared, start, x_top, pitch, own_gates, acc)
+                    request(asked_gates, record, operands, top, shared, place, bars, own)
+                    record, later = go_on(plan, unit + 2, later, gates, w_view[2], asked_gates)
+                if wanted(own_gates):
+                    consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
-                if not PATIENT and requests:
+                if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    request(record, operands, top, shared, start, bars, own)
-                    record = read(plan, unit + FIRST + 1)
-                if GATED and requests:
-                    ahead, walk_ahead = follow(walk_ahead, *of_gates, asked)
-                    record = read(plan, ahead)
+                    request(asked_gates, record, operands, top, shared, start, bars, own)
+                    then = unit + STAGES + 1
+                    record, later = go_on(plan, then, later, gates, w_view[2], asked_gates)
                 close()
-            if not GATED or started:
-                stage, phase = following(stage, phase, STAGES)
+            stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
                 if continued:
@@ -210,6 +200,7 @@ def line_kernel(lines: Lines) -> Any:
                 pieces.clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
+            coming = after
 
     return kernel
 
@@ -217,7 +208,7 @@ def line_kernel(lines: Lines) -> Any:
 @cache
 def consuming(sums: Sums) -> Any:
     """acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top` on."""
-    form, x, w, _ = sums
+    form, x, *_ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
@@ -226,7 +217,6 @@ def consuming(sums: Sums) -> Any:
     (M, N), TILES, FROM_ZERO = part.shape, x.groups // part.x.groups, not form.is_16_bit
     SUMS, IN_WORD = (M, N, 4), WIDTH // form.row
     product = multiply(form, *part.operands)
-    EACH = WIDTH // w.gated if w.gated else 0  # gates of a unit
 
     @cuda.jit(device=True)
     def consume(shared, start, top, pitch, gates, acc):
@@ -242,15 +232,7 @@ def consuming(sums: Sums) -> Any:
             else:
                 product(shared, a, b, pitch, gates, acc)
 
-    @cuda.jit(device=True)
-    def consume_wanted(shared, start, top, pitch, gates, acc):
-        some = False
-        for k in range(EACH):
-            some = some or gates[k] != 0
-        if some:
-            consume(shared, start, top, pitch, gates, acc)
-
-    return consume_wanted if EACH else consume
+    return consume
 
 
 @cache
