@@ -16,7 +16,6 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
-from numbsparse.kernels.matmul.k8_small_batch import blocks
 from numbsparse.kernels.parts.walk_on_gpu import highest
 from numbsparse.testing import races
 
@@ -47,8 +46,7 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
     got = host(ops.sddmm_into(values, one.T, two, *how)).astype(np.float64)
     left = spread(gates != 0, ns.BlockSparse(values, layout, shape=right.shape)) != 0
     close(np.where(left, got, 0), right * left, size_of * left, dtype, len(x))
-    if kernel != "k8_small_batch" or size >= 32:  # smaller blocks are written together
-        assert (values.numpy()[gates == 0] == 7).all()
+    assert (values.numpy()[gates == 0] == 7).all()
 
 
 @pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
@@ -91,7 +89,8 @@ def test_a_kernel_that_takes_gates_gives_the_product_of_the_gated_weight(
     kernel, _, is_long = kernel.partition(" ")
     if is_long:
         monkeypatch.setattr(k6_hopper, "FEW", dict.fromkeys(k6_hopper.BLOCK_SIZES, 0))
-        monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+        monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
         monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     values = rng.standard_normal((4, size, size)).astype(as_dtype(dtype))
     values[1] = values[3, size - edge :] = values[2, :, size - edge :] = np.nan
@@ -145,7 +144,8 @@ def test_an_infinite_gate_multiplies_what_is_there_alone(
 ):
     """Neither the zeros beyond the last feature nor those where a step has one block of two."""
     if packed:
-        monkeypatch.setattr(strip_plan, "FEW", 0)
+        monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+        monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
         monkeypatch.setattr(strip_plan, "PACK_FLOAT32_FROM", 0)
     kept = np.bool_([[1, 1, 0], [1, 0, 0], [0, 1, 1]])
     values = 1 + rng.random((int(kept.sum()), size, size)).astype(as_dtype(dtype))
@@ -193,7 +193,8 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
-    monkeypatch.setattr(strip_plan, "FEW", 0)
+    monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
+    monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     kept = rng.random((29, 9)) < 0.4
     shape = kept.shape[0] * size - edge, kept.shape[1] * size
     values = rng.standard_normal((int(kept.sum()), size, size)).astype(as_dtype(dtype))
@@ -283,47 +284,6 @@ def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, m
     got = ns.BlockSparse(got, layout).toarray()
     exact, size = x.T.astype(float) @ dy, abs(x.T.astype(float)) @ abs(dy)
     assert (abs(got - exact) <= 2.0**-9 * size)[left].all()
-
-
-@pytest.mark.parametrize(
-    ("dtype", "size", "batch", "edge", "across"),
-    [
-        ("float16", 32, 20, 0, (False, False)),
-        ("bfloat16", 64, 40, 0, (True, False)),
-        ("float32", 64, 34, 0, (False, True)),
-        ("float32", 32, 9, 5, (False, False)),
-        ("float16", 8, 40, 3, (False, True)),
-        ("float32", 16, 33, 0, (True, True)),
-    ],
-)
-def test_units_of_a_small_batch_leave_out_what_gates_do(
-    dtype, size, batch, edge, across, rng, monkeypatch
-):
-    """Whole lines of x, many in turn and the first of some warps among them; and all."""
-    rows, columns = grid = {8: (7, 13), 16: (5, 9), 32: (6, 8), 64: (3, 4)}[size]
-    kept = rng.random(grid) < 0.8
-    kept[0] = True
-    layout, shape = ns.Layout(kept), (rows * size - edge, columns * size - edge)
-    index = layout.index
-    gates = np.float32(rng.integers(0, 2, layout.n_blocks) * 3)
-    gates[: columns // 2 + 1] = gates[index.block_rows == 2] = gates[index.block_columns == 3] = 0
-    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
-    every_other = np.arange(layout.n_blocks, dtype=np.float32) % 2
-    others = every_other, 1 - every_other, 0 * gates  # of each at least one case
-    monkeypatch.setattr(blocks, "GATED_FROM", 0)  # so few blocks are all computed on a GPU
-    for own in (gates, others[batch % 3]):
-        check_weight_gradient("k8_small_batch", x, dy, across, layout, size, own)
-
-
-@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")
-def test_a_few_units_of_a_long_sum_leave_out_what_gates_do(rng, monkeypatch):
-    """Warps share the steps of each, and the first one writes it, or not."""
-    monkeypatch.setattr(blocks, "GATED_FROM", 0)
-    layout, x = ns.Layout([[1, 1, 0, 1]]), rng.standard_normal((150, 32)).astype(np.float32)
-    dy = rng.standard_normal((150, 128)).astype(np.float32)
-    check_weight_gradient(
-        "k8_small_batch", x, dy, (False, False), layout, 32, np.float32([0, 2, 0])
-    )
 
 
 WHOLE, CUT, CLUSTERS = (1, 1), (1, 2), (2, 1)  # blocks that have a region, pieces of the batch

@@ -6,21 +6,24 @@ from typing import Any
 from numba import cuda, float32
 
 from numbsparse.kernels.parts.fragments import scaling
-from numbsparse.kernels.parts.requests import picking
+from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
 from numbsparse.kernels.ptx import elect, mbarrier_arrive
 
 
 @cache
-def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
-    """(take, follow, wanted): gates of a unit's blocks, 0 where there is none.
+def gating(together: int, gated: bool) -> tuple[Any, Any, Any, Any]:
+    """(take, follow, wanted, go_on): gates of a unit's blocks, 0 where there is none.
 
     Where blocks are not `gated` they do nothing, and all is wanted.
 
     take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
-    wanted(own) is whether any is not 0.
+    wanted(own) is whether any is not 0. go_on(plan, unit, record, gates, shift, asked) gives the
+    records of a unit and of the next one: the first is there before its gates are asked for, these
+    before they are looked at. Where a warp waited for its record in between, small batches with all
+    gates one took up to 1.1 times as long (H200).
     """
-    place_of = picking(0, together)
+    place_of, read = picking(0, together), reading(together)
 
     @cuda.jit(device=True)
     def take(record, gates, shift, taken):
@@ -43,7 +46,14 @@ def gating(together: int, gated: bool) -> tuple[Any, Any, Any]:
                 some = some or own[k] != 0
         return some
 
-    return take, follow, wanted
+    @cuda.jit(device=True)
+    def go_on(plan, unit, record, gates, shift, asked):
+        if gated:
+            take(record, gates, shift, asked)
+            return record, read(plan, unit + 1)
+        return read(plan, unit), record
+
+    return take, follow, wanted, go_on
 
 
 @cache

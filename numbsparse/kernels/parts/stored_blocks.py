@@ -23,6 +23,7 @@ from numbsparse.kernels.ptx import (
     ldmatrix_x4,
     ldmatrix_x4_trans,
     load_4xu32,
+    redux_or,
     shfl_idx,
     store_4xu32,
 )
@@ -58,9 +59,9 @@ def copying(
     """For up to STEPS steps in a stage, by FETCHERS warps; codes as in `packed`.
 
     What is beyond the last of the features that are summed over becomes 0. `gated` is the dtype of
-    values that are multiplied by gates, where these are not one, of blocks of 8; one whose gate is
-    0 is not read. Or gates of blocks, one to a step, are copied to right before them, `beside`: who
-    multiplies reads them there.
+    values that are multiplied by gates, of blocks of 8; one whose gate is 0 is not read, and a
+    stage whose gates are all 0 and 1 is copied as without. Or gates of blocks, one to a step, are
+    copied to right before them, `beside`: who multiplies reads them there.
     """
     A_STEP, RUN = 16 // B if item == 2 else 1, 16 // item  # values in 16 bytes
     INSIDE, BYTES, PIECES = (1 << INSIDE_BITS) - 1, item * B * B, B // RUN  # of a block, of a row
@@ -105,51 +106,72 @@ def copying(
             at = int32(at + 32 * FETCHERS)
 
     @cuda.jit(device=True)
+    def leave_out(own):
+        """Of blocks whose gate is 0 nothing is there; whether any lane has a gate of others."""
+        scaled = uint32(0)
+        for c in range(CODES):
+            gate = as_float32(uint32(own[CODES + c]))
+            if gate == 0:
+                own[c] = int32(0)
+            elif gate != 1 and own[c] & INSIDE != 0:
+                scaled = uint32(1)
+        return redux_or(scaled) != 0
+
+    def copier(SCALES: bool) -> Any:
+        @cuda.jit(device=True)
+        def copy_blocks(values, own, many, shared, to, fetcher):
+            lane = uint32(cuda.threadIdx.x) % 32
+            block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
+            swap, begin = exchange(row, PIECES), int32(fetcher * AT_ONCE)
+            rounds = (many - begin + EACH - 1) // EACH
+            words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
+            places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
+            for c in range(CODES):
+                mine = min(ROUNDS, rounds - c * ROUNDS)
+                for first in range(0, mine, TOGETHER):
+                    for u in range(TOGETHER):  # the last one is copied again
+                        k = min(first + u, mine - 1)
+                        here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
+                        inside, at = here & INSIDE, int64(here >> INSIDE_BITS) * (B * B)
+                        start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
+                        nbytes = 16 if row < inside else 0
+                        if transposed:
+                            nbytes = item * min(max(inside - RUN * piece, 0), RUN)
+                        there = uint32(start + (row * PIECES + (piece ^ swap)) * 16)
+                        of_line = at + int64(row * B + piece * RUN)
+                        if SCALES:
+                            gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
+                            gates[u], places[u], sizes[u] = as_float32(uint32(gate)), there, nbytes
+                            if nbytes > 0 and gates[u] != 1:
+                                four = load_4xu32(values, of_line)
+                                for i in range(4):
+                                    words[u, i] = four[i]
+                                continue
+                        cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+                        if TIMES == 2:  # the other half of a block, whose pieces are alike
+                            if not transposed:
+                                nbytes = 16 if row + FURTHER < inside else 0
+                            there, of_line = uint32(there + 512), of_line + FURTHER * B
+                            cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
+                    if SCALES:
+                        for u in range(TOGETHER):
+                            if sizes[u] > 0 and gates[u] != 1:
+                                put_scaled(words[u], gates[u], sizes[u], shared, places[u])
+
+        return copy_blocks
+
+    copy_as_stored, copy_scaled = copier(False), copier(SCALES)
+
+    @cuda.jit(device=True)
     def copy(values, all_gates, own, many, shared, to, bars, stage, fetcher):
-        lane, many = uint32(cuda.threadIdx.x) % 32, int32(many * A_STEP)
-        block, row, piece = lane // LANES, lane % LANES // PIECES, lane % PIECES
-        swap, begin = exchange(row, PIECES), int32(fetcher * AT_ONCE)
-        rounds = (many - begin + EACH - 1) // EACH
+        many = int32(many * A_STEP)
         if beside:
             copy_gates(all_gates, own, many, shared, uint32(to - 4 * STEPS), fetcher)
-        words, gates = cuda.local.array(FOUR, uint32), cuda.local.array(TOGETHER, float32)
-        places, sizes = cuda.local.array(TOGETHER, uint32), cuda.local.array(TOGETHER, int32)
-        for c in range(CODES):
-            mine = min(ROUNDS, rounds - c * ROUNDS)
-            for first in range(0, mine, TOGETHER):
-                for u in range(TOGETHER):  # the last one is copied again
-                    k = min(first + u, mine - 1)
-                    here = shfl_idx(own[c], uint32(k * AT_ONCE + block))
-                    inside, at = here & INSIDE, int64(here >> INSIDE_BITS) * (B * B)
-                    if SCALES:
-                        gate = shfl_idx(own[CODES + c], uint32(k * AT_ONCE + block))
-                        gates[u] = as_float32(uint32(gate))
-                        inside = inside if gates[u] != 0 else int32(0)
-                    start = uint32(to + (begin + (c * ROUNDS + k) * EACH + block) * BYTES)
-                    nbytes = 16 if row < inside else 0
-                    if transposed:
-                        nbytes = item * min(max(inside - RUN * piece, 0), RUN)
-                    there = uint32(start + (row * PIECES + (piece ^ swap)) * 16)
-                    of_line = at + int64(row * B + piece * RUN)
-                    if SCALES:
-                        places[u], sizes[u] = there, nbytes
-                        if nbytes > 0 and gates[u] != 1:
-                            four = load_4xu32(values, of_line)
-                            for i in range(4):
-                                words[u, i] = four[i]
-                            continue
-                    cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
-                    if TIMES == 2:  # the other half of a block, whose pieces are exchanged alike
-                        if not transposed:
-                            nbytes = 16 if row + FURTHER < inside else 0
-                        there, of_line = uint32(there + 512), of_line + FURTHER * B
-                        cp_async_zero_fill(shared, there, values, of_line, int32(nbytes))
-                if SCALES:
-                    for u in range(TOGETHER):
-                        if sizes[u] > 0 and gates[u] != 1:
-                            put_scaled(words[u], gates[u], sizes[u], shared, places[u])
-        if SCALES:
+        if SCALES and leave_out(own):
+            copy_scaled(values, own, many, shared, to, fetcher)
             cuda.threadfence_block()
+        else:
+            copy_as_stored(values, own, many, shared, to, fetcher)
         cp_async_arrive(bars, stage)
 
     return Copying(2 * CODES if SCALES else CODES, look_up, weigh, copy)

@@ -203,15 +203,19 @@ def take_across_slab(form: Form, groups: int) -> Any:
 
 @cache
 def gating(form: Form, operand: Operand) -> Any:
-    """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0."""
+    """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0.
+
+    Of 16 bits not where it is one; of float32 a look at it takes longer than to multiply.
+    """
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
+    ALWAYS = not form.is_16_bit
     scaled = scaling(form.dtype, skips=True)
 
     @cuda.jit(device=True)
     def apply(gates, s, raw):
         for e in range(2 if TERMS else 0):
             gate = gates[(s * (8 + HALF) + e * HALF) // TERMS] if TERMS else ONE
-            if gate != ONE:
+            if ALWAYS or gate != ONE:
                 for j in range(GROUPS):
                     raw[j, e] = scaled(raw[j, e], gate)
 
@@ -223,7 +227,7 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     """hi, lo of step s: where a float32 is split, the nearest tf32 and what is left of it.
 
     If not `apart`, hi is the float32 itself. An mma takes two groups: where there is one, the other
-    is 0. What is gated is first multiplied.
+    is 0. A float32 that is gated is first multiplied, of 16 bits who calls this does.
     """
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
@@ -238,7 +242,8 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     def fragment_of_step(tile, start, s, pitch, gates, hi, lo):
         raw = cuda.local.array(RAW, uint32)
         take(tile, start, s, pitch, raw)
-        apply(gates, s, raw)
+        if not sixteen:
+            apply(gates, s, raw)
         if LACKS:
             raw[GROUPS, 0] = raw[GROUPS, 1] = uint32(0)
         for j in range(ROWS):
@@ -285,10 +290,11 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
     adds, always towards zero, and in the 12 products of a unit that would show.
     """
-    STEPS, SPLIT = form.steps, form.split
+    STEPS, SPLIT, SIXTEEN = form.steps, form.split, form.is_16_bit
     A, B = ((2, o.groups + o.groups % 2, 2) for o in (first, second))
     M, N, HALVES = -(-first.groups // 2), min(second.groups, 4), -(-second.groups // 4)
     take_a, take_b = fragment(form, first), fragment(form, second)
+    apply_a, apply_b = gating(form, first), gating(form, second)
     add, SUMS = products(form, M, N), (M * HALVES, N, 4)
 
     @cuda.jit(device=True)
@@ -302,6 +308,9 @@ def multiply(form: Form, first: Operand, second: Operand) -> Any:
                 for u in range(HALVES):
                     add(a_lo[k], b_hi[k, 4 * u :], acc[M * u :])
                     add(a_hi[k], b_lo[k, 4 * u :], acc[M * u :])
+        for k in range(2 if SIXTEEN else 0):  # when all loads are under way
+            apply_a(gates, uint32(s + k), a_hi[k])
+            apply_b(gates, uint32(s + k), b_hi[k])
         for k in range(2):
             for u in range(HALVES):
                 add(a_hi[k], b_hi[k, 4 * u :], acc[M * u :])

@@ -89,8 +89,9 @@ LONG = 2048
 # Rows from which on blocks are left out by gates. Of 64 to 256 rows looking at them took 1.2 to 1.4
 # times as long with all gates one and 1.1 to 1.2 with half of them zero, of 512 and 1,024 rows 1.1
 # to 1.3 and 0.89 to 0.99, as blocks of threads do not stay then; of blocks of 128 1.07 and 0.67, of
-# float32 in blocks of 64 1.05 and 0.85. By bytes of a value and block size.
-GATED_FROM = {2: {32: LONG, 64: LONG, 128: 1024}, 4: {32: LONG, 64: 512, 128: 1024}}
+# float32 in blocks of 64 1.05 and 0.85, of 128 1.01 to 1.03 and 0.78 to 1.02. By
+# bytes of a value and block size.
+GATED_FROM = {2: {32: LONG, 64: LONG, 128: 1024}, 4: {32: LONG, 64: 512, 128: 512}}
 
 
 @of_any_rows

@@ -70,8 +70,8 @@ from numbsparse.kernels.ptx import (
 
 # Rows from which on a weight-gradient leaves out blocks, by bytes of a value. Of 512 rows of 16
 # bits all gates one took 1.06 times as long, every other one zero 0.78, with blocks of 16 0.90; of
-# 1,024 rows of float32 0.99 and 0.66 (H200).
-LEAVES_FROM = {2: 512, 4: 1024}
+# 1,024 rows of float32 0.99 and 0.66; of 331 to 527 1.00 and 0.72 to 0.81 (H200).
+LEAVES_FROM = {2: 512, 4: 256}
 FULL = 0 if SIMULATED else 16  # groups of a region, more than which it is no small one
 A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends on its pixels
 

@@ -46,7 +46,7 @@ FEW_ROWS, FEW_FEATURES = 1024, 1024
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 PACK_FROM = 512  # rows
-# Rows times features, by block size: for fewer, without gates, no launch that packs pays. 1,024 and
+# Rows times features, by block size: for fewer no launch that packs pays. 1,024 and
 # 4,096 rows of 256 to 1,024 features took 0.57 to 0.78 and 0.70 to 0.94 of the time, and the last
 # ones of blocks of 16 0.86 to 1.04 (H200).
 PACK_MUCH = {8: 2**22, 16: 2**21}
@@ -56,7 +56,6 @@ PACK_MUCH = {8: 2**22, 16: 2**21}
 # kept, for each row of a block: 28 us instead of 33 at 192 rows (H200).
 PACK_FLOAT32_FROM, PACK_LARGE_FROM = 256, 3 * 2**20
 SPARSE, PACK_SPARSE_FROM = 0.04, 3 * 2**15
-FEW = 128  # rows up to which gates are read in the product
 
 Sizes = tuple[int, int, int]  # batch, features, columns of y
 
@@ -103,7 +102,7 @@ def strip_of(
     warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, multiprocessors(), even)
     width = warps * WARP_COLUMNS
     group, (kept, mean, most) = groups_of(index, B, item, transposed, width, not x_transposed)
-    packed = is_packed(sizes, B, item, index.block_rows.size, gated != "")
+    packed = is_packed(sizes, B, item, index.block_rows.size)
     fetchers, stages, cluster = 1 if item == 4 and packed and warps < 12 else 4, 3, 1
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
@@ -145,15 +144,14 @@ def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
     return strip._replace(STAGES=stages), limit
 
 
-def is_packed(sizes: Sizes, B: int, item: int, n_blocks: int, gated: bool = False) -> bool:
+def is_packed(sizes: Sizes, B: int, item: int, n_blocks: int) -> bool:
     """Whether w is packed, and no lane copies it: up to 512 rows up to 1.5 times as long (H200)."""
     batch, features, columns = sizes
     if item == 4:
         sparse = n_blocks * B**2 <= SPARSE * features * columns
         large = batch * features >= (PACK_SPARSE_FROM * B if sparse else PACK_LARGE_FROM)
         return batch > PACK_FLOAT32_FROM or large
-    much = gated or batch * features > PACK_MUCH[B]
-    return much and batch > (FEW if gated else PACK_FROM)
+    return batch > PACK_FROM and batch * features > PACK_MUCH[B]
 
 
 @cache

@@ -4,7 +4,8 @@ A load from global memory takes longer than the rest of a stage. So the lanes kn
 some stages, and the stored blocks of the next one, before these are requested; two arrays take
 turns with the latter, since copying a register would mean waiting for it. Gates of blocks of 8 are
 loaded after the stage before is requested, when it is known which they are: where a fetcher waited
-for both, all gates one took 1.3 to 1.5 times as long as none, not 1.2 to 1.3 (64 rows, H200). Those
+for both, all gates one took 1.3 to 1.5 times as long as none, not 1.2 to 1.3; as stages of gates
+that are 0 and 1 alone are copied as without, 1.08 to 1.12 (64 rows, H200). Those
 of blocks of 16 are copied into the stage, and no fetcher waits for them: 1.07, not 1.21, and half
 of them zero 1.04, not 1.19; in float32 0.88 of 128 rows, not 1.12.
 """

@@ -6,13 +6,6 @@ is loaded into registers once for a line, dy each time. What bounds it is writin
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
 them adds what the others leave in shared memory, in their order.
-
-A unit all of whose gates are zero, as only the GPU knows, is neither multiplied nor written, and
-loaded only at the start of a warp, which does not wait for its gates. It reads them where it has
-GATED_FROM units of one block or more: 8,192 features at density 0.1 and 64 rows, 6 units of 32 x 32
-a warp, half of the gates zero, took an H200 0.65 to 0.78 of the time in float32, in float16 0.90 to
-1.04, and 1.17 with none zero. Of units of several small blocks few have none left: float32 in
-blocks of 16 took 1.3 times as long, whether half of the gates were zero or none.
 """
 
 from functools import cache
@@ -21,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.device import SIMULATED
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
@@ -31,7 +23,6 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import gating
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -43,7 +34,6 @@ from numbsparse.kernels.ptx import (
     elect,
     first_multiple,
     let_next_kernel_start,
-    mbarrier_arrive,
     mbarrier_expect,
     store_4xu32,
     sync_warp,
@@ -54,14 +44,6 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-GATED_FROM = 0 if SIMULATED else 5  # units of a warp in float32, in 16 bits twice as many
-
-
-class Gates(NamedTuple):
-    """As one argument of a kernel."""
-
-    of_blocks: Any
-    shift: int  # a block is its place >> shift
 
 
 class Blocks(NamedTuple):
@@ -80,7 +62,6 @@ class Blocks(NamedTuple):
     split: int = 1
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
-    gated: bool = False
 
     @property
     def stage_words(self) -> int:
@@ -97,16 +78,16 @@ class Blocks(NamedTuple):
 
 
 @of_any_rows
-def multiply_blocks(x, dy, index, dvalues, form: Form, gates: Any = None) -> None:
-    """dvalues = x.T @ dy at the kept blocks, anything where their gates are 0."""
+def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
+    """dvalues = x.T @ dy at the kept blocks."""
     n_blocks, size, _ = dvalues.shape
     near = launch.in_reach(size, n_blocks, x, dy)
     x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
-    again(index, along_blocks, (x, dy, dvalues), form, more=() if gates is None else (gates,))
+    again(index, along_blocks, (x, dy, dvalues), form)
 
 
-def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: bool) -> None:
-    """dvalues = x.T @ dy at the kept blocks, with `gates` if there are any."""
+def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> None:
+    """dvalues = x.T @ dy at the kept blocks."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
@@ -126,10 +107,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    leaves = not made and (size >= WIDTH or SIMULATED)  # of smaller blocks a unit has several
-    enough = leaves and count * x.itemsize >= 4 * GATED_FROM * warps * shares
-    gates = gates if enough else ()
-    how = steps > 1, split, in_step, made, len(gates) > 0
+    how = steps > 1, split, in_step, made
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     w_view = size, launch.shift_of(size)
@@ -142,8 +120,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *gates: Any, first: b
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    shift = (size * size // WIDTH).bit_length() - 1
-    after = units, count, dvalues.reshape(1, -1).span, Gates(gates[0], shift) if gates else ()
+    after = units, count, dvalues.reshape(1, -1).span
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
@@ -199,7 +176,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, GATED = blocks
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
@@ -212,19 +189,15 @@ def block_kernel(blocks: Blocks) -> Any:
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
-    EACH, (take_gates, next_gates, wanted) = WIDTH // depth, gating(WIDTH // depth, GATED)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
-    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
         operands = x, x_view, dy, dy_view, maps
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(EACH, float32)  # of a unit, the next one, and one ahead
-        coming_gates = cuda.local.array(EACH, float32)
-        asked_gates = cuda.local.array(EACH, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
@@ -260,35 +233,21 @@ def block_kernel(blocks: Blocks) -> Any:
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
             close()
         stage = phase = uint32(0)
-        loaded = STAGES  # whatever their gates are
-        if GATED and unit < last:
-            take_gates(now, gates.of_blocks, gates.shift, own_gates)
-            mine = mine and wanted(own_gates)
         while unit < last:
             coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
-            if GATED and ahead < last:
-                take_gates(record, gates.of_blocks, gates.shift, asked_gates)
             wait(bars, own, phase)
-            if GATED and unit + 1 < last:
-                take_gates(coming, gates.of_blocks, gates.shift, coming_gates)
-            if (LONG or now[LINE] != held) and (loaded > 0 or wanted(own_gates)):
+            if LONG or now[LINE] != held:
                 hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
                 held = now[LINE]
-            if GATED:
-                loaded -= 1
             if step == first:
                 pieces.clear(acc)
-            if wanted(own_gates):
-                multiply(shared, start, pitch, x_hi, x_lo, acc)
+            multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
-                if wanted(asked_gates):
-                    request(record, other, operands, top, shared, start, bars, own)
-                    requested = record[LINE]
-                elif ENGINE and elect() != 0:
-                    mbarrier_arrive(bars, own)
+                request(record, other, operands, top, shared, start, bars, own)
+                requested = record[LINE]
                 ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
                 record = read(plan, ahead)
             close()
@@ -296,10 +255,9 @@ def block_kernel(blocks: Blocks) -> Any:
             if step == first:
                 if SPLIT > 1:
                     pieces.save(floats[base:], 0, acc)
-                elif wanted(own_gates):
+                else:
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
                 now = coming
-                next_gates(own_gates, coming_gates)
             stage, phase = following(stage, phase, STAGES)
         if SPLIT > 1:
             cuda.syncthreads()

@@ -101,7 +101,7 @@ def line_kernel(lines: Lines) -> Any:
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    take_gates, next_gates, wanted = gating(TOGETHER, GATED)
+    take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -150,6 +150,9 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(plan, unit + FIRST), read(plan, unit)
+        coming, later = now, record
+        if GATED:
+            coming, later = read(plan, unit + 1), read(plan, unit + FIRST + 1)
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         prepare(bars, bar, fresh, maps)
@@ -164,6 +167,7 @@ def line_kernel(lines: Lines) -> Any:
             close()
         if there:
             take_gates(now, gates, w_view[2], coming_gates)
+            take_gates(record, gates, w_view[2], asked_gates)
             if CARRIED:
                 take(x, x_view, now[1], top, own_x)
                 carry(own_x, shared, base)
@@ -178,10 +182,10 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            coming = read(plan, unit + 1)
+            after = read(plan, unit + (2 if GATED else 1))
+            coming = coming if GATED else after
             if there:
                 start = uint32(base + stage * STAGE)
-                take_gates(record, gates, w_view[2], asked_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 # Read while the tile was on its way, as those after it are while it is multiplied.
@@ -191,7 +195,7 @@ def line_kernel(lines: Lines) -> Any:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(asked_gates, record, operands, top, shared, place, bars, own)
-                    record = read(plan, unit + 2)
+                    record, later = go_on(plan, unit + 2, later, gates, w_view[2], asked_gates)
                 if wanted(own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
@@ -203,7 +207,8 @@ def line_kernel(lines: Lines) -> Any:
                     request(asked_gates, record, operands, top, shared, start, bars, own)
                     if CARRIED:
                         take(x, x_view, record[1], top, own_x)
-                    record = read(plan, unit + STAGES + 1)
+                    then = unit + STAGES + 1
+                    record, later = go_on(plan, then, later, gates, w_view[2], asked_gates)
                 close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
@@ -223,6 +228,7 @@ def line_kernel(lines: Lines) -> Any:
                 pieces.clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
+            coming = after
 
     return kernel
 
