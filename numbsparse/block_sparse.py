@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 import scipy.sparse
 
+from numbsparse.blocks import Blocks, check_data, checked_shape
 from numbsparse.device import DeviceArray, as_device_array, is_device_operand, moved, to_device
-from numbsparse.dtypes import FLOATS, as_array, float_dtype
+from numbsparse.dtypes import as_array, float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.npz import open_npz, write_npz
-from numbsparse.patterns.checks import integer, pair
+from numbsparse.patterns.checks import integer
 
 
 class Array(Protocol):
@@ -26,57 +27,6 @@ class Array(Protocol):
 
 
 A = TypeVar("A", bound=Array)
-
-
-class Blocks:
-    """What matrices of every library have in common: values of blocks, and which way they lie.
-
-    `values` and `stored_layout` are those of the matrix, or of its transpose if `is_transposed`.
-    """
-
-    values: Any
-    stored_layout: Layout
-    shape: tuple[int, int]
-    is_transposed: bool
-    _place = ""  # what is told of it, if anything
-    # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
-    __array_ufunc__ = None
-
-    def __eq__(self, other: object) -> Any:
-        if isinstance(other, Blocks):
-            raise TypeError("== takes no two matrices here: compare their values and layouts")
-        return NotImplemented
-
-    __hash__ = object.__hash__
-
-    @property
-    def dtype(self) -> Any:
-        return self.values.dtype
-
-    @property
-    def layout(self) -> Layout:
-        return self.stored_layout.T if self.is_transposed else self.stored_layout
-
-    @property
-    def stored_shape(self) -> tuple[int, int]:
-        return self.shape[::-1] if self.is_transposed else self.shape
-
-    @property
-    def block_size(self) -> int:
-        size: int = self.values.shape[-1]
-        return size
-
-    def own_size(self, block_size: int | None) -> int:
-        """The block size, of a matrix that is the `layout` of a product; another is refused."""
-        if block_size is not None and integer("block_size", block_size) != self.block_size:
-            takes = f"that of layout, {self.block_size}"
-            raise ValueError(f"block_size takes {takes}, got {block_size}")
-        return self.block_size
-
-    def __repr__(self) -> str:
-        blocks = self.stored_layout.counted(f" of {self.block_size} x {self.block_size}")
-        size = f"{self.shape[0]} x {self.shape[1]}"
-        return f"BlockSparse({size}, {self.values.dtype}, {blocks}{self._place})"
 
 
 class BlockSparse(Blocks):
@@ -161,7 +111,7 @@ class BlockSparse(Blocks):
     def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
         layout = as_layout(layout)
         data = as_device_array(data, "data") if is_device_operand(data) else as_array(data, "data")
-        _check_data(data)
+        check_data(data)
         if data.shape[0] != layout.n_blocks:
             raise ValueError(
                 f"data has {data.shape[0]} blocks, but layout keeps {layout.n_blocks} blocks"
@@ -411,7 +361,7 @@ class BlockSparse(Blocks):
         data, indices, kind = arrays["data"], arrays["indices"], arrays.get("format")
         if kind is not None and (kind.ndim or np.asarray(kind).item() not in (b"bsr", "bsr")):
             raise ValueError("format takes bsr: SciPy's tobsr(blocksize=(32, 32)) gives it")
-        _check_data(data)
+        check_data(data)
         if indices.shape != data.shape[:1]:
             raise ValueError(
                 f"indices takes the {data.shape[0]} blocks of data, got {indices.shape}"
@@ -436,13 +386,6 @@ def unchecked(values: Any, layout: Layout, shape: tuple[int, int]) -> BlockSpars
     return w
 
 
-def _check_data(data: Any) -> None:
-    if str(data.dtype) not in FLOATS:
-        raise TypeError(f"data takes {', '.join(FLOATS)}, got {data.dtype}")
-    if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
-        raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
-
-
 def _features(data: Any, shape: Any) -> tuple[int, int]:
     """(in_features, out_features) from an array."""
     if shape.shape != (2,) or shape.dtype.kind not in "iu":
@@ -452,30 +395,6 @@ def _features(data: Any, shape: Any) -> tuple[int, int]:
         )
     in_features, out_features = np.asarray(shape).tolist()
     return in_features, out_features
-
-
-def check_values(values: Any, n_blocks: int) -> None:
-    """Refuse an array of any library that does not hold the blocks of a layout of so many."""
-    shape = tuple(values.shape)
-    if len(shape) != 3 or shape[1] != shape[2] or shape[0] != n_blocks:
-        raise ValueError(f"values takes the shape ({n_blocks}, B, B) with this layout, got {shape}")
-
-
-def checked_shape(
-    argument: str, shape: Any, grid: tuple[int, int], block_size: int
-) -> tuple[int, int]:
-    """The shape, for None that of whole blocks.
-
-    One that does not end within the last block row and the last block column is refused.
-    """
-    full = grid[0] * block_size, grid[1] * block_size
-    if shape is None:
-        return full
-    takes = f"at most {full} and less than a block under it"
-    sides = [integer(f"{argument}[{i}]", n) for i, n in enumerate(pair(argument, takes, shape))]
-    if any(not whole - block_size < n <= whole for n, whole in zip(sides, full, strict=True)):
-        raise ValueError(f"{argument} takes {takes}, got {tuple(shape)}")
-    return sides[0], sides[1]
 
 
 def _restore(arrays: dict[str, np.ndarray], place: str) -> BlockSparse:

@@ -1,12 +1,15 @@
-"""Random convolutions, and what they are: dense, in float64, a slice of the padded image a tap."""
+"""Random convolutions, rungs run on them, and what is right: dense, in float64, tap by tap."""
 
 from dataclasses import dataclass
 from itertools import product as every
 
 import numpy as np
+import pytest
 
 import numbsparse as ns
+from numbsparse import device, ops
 from numbsparse.dtypes import as_dtype, finfo
+from numbsparse.kernels.conv import RUNGS, function_of, rung
 from numbsparse.ops import conv_window
 
 
@@ -181,3 +184,40 @@ def _slices(window, axes):
             )
         )
         yield tap, of_padded
+
+
+needs_cuda = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
+
+
+def why_not(name, product, case, dtype):
+    """Why a rung does not serve the case, or None."""
+    how = case.block_size, as_dtype(dtype), RUNGS[name], case.batch, "highest"
+    call = case.window, case.in_features, case.out_features
+    return rung(name).unsupported(product, *how, *call)
+
+
+def skip_unless_served(name, product, case, dtype):
+    if (reason := why_not(name, product, case, dtype)) is not None:
+        pytest.skip(reason)
+
+
+def run(name, product, problem, place, precision="highest"):
+    """A product of a rung into an output that is NaN before."""
+    case, w = problem.case, problem.w
+    x, dy = (
+        a.reshape(case.batch, np.prod(a.shape[1:-1]), a.shape[-1]) for a in (problem.x, problem.dy)
+    )
+    first, second, out = {
+        "forward": (x, w.values, problem.dy),
+        "input_grad": (dy, w.values, problem.x),
+        "weight_grad": (x, dy, w.values),
+    }[product]
+    shape = out.shape if out is w.values else (dy if out is problem.dy else x).shape
+    blank = device.memory.hole(shape, out.dtype)
+    send = device.to_device if place == "cuda" else np.ascontiguousarray
+    there = send(blank)
+    index = ops.index_beside(w.layout, there)
+    compute = function_of(name, product)
+    compute(send(first), send(second), index, case.window, there, precision)
+    result = there.numpy() if place == "cuda" else there
+    return result.reshape(out.shape)

@@ -25,7 +25,7 @@ from numba import from_dtype
 from numbsparse import device
 from numbsparse.device import DeviceArray
 from numbsparse.dtypes import as_array
-from numbsparse.kernels.matmul import few_rows, k0_cpu
+from numbsparse.kernels.matmul.k0_cpu import few_rows, lines
 from numbsparse.kernels.simd import lanes
 
 FEW_ROWS = {  # of the CPU's products of few rows: dtype, rows at once, and the sizes of blocks
@@ -250,7 +250,7 @@ def is_compiled(numbers: str, size: int, batch: int, product: str) -> bool:
     """Whether few rows of it, if any, are a kernel of FEW_ROWS: so tests have few to compile."""
     dtype = "float64" if numbers == "float64" else "float32"  # 16 bits are summed in float32
     of, most = from_dtype(np.dtype(dtype)), few_lanes(np.dtype(dtype))
-    rows = batch if batch <= most else batch % (k0_cpu.tile_shape(size)[1] * lanes(of))
+    rows = batch if batch <= most else batch % (lines.tile_shape(size)[1] * lanes(of))
     if product == "weight_grad" or not 0 < rows <= most:
         return True
     return size in FEW_ROWS[dtype, few_rows.rows_at_once(size, rows)]

@@ -7,28 +7,28 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_145,
+    "numbsparse": 3_150,
     "numbsparse/autograd": 752,
-    "numbsparse/bench": 2_905,
+    "numbsparse/bench": 2_910,
     "numbsparse/compat": 400,
-    "numbsparse/device": 4_150,
+    "numbsparse/device": 4_145,
     "numbsparse/distributed": 2_025,
     "numbsparse/jax": 730,
     "numbsparse/kernels": 3_369,
-    "numbsparse/kernels/conv": 3_570,
+    "numbsparse/kernels/conv": 3_661,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_755,
-    "numbsparse/kernels/parts": 5_840,
+    "numbsparse/kernels/matmul": 10_530,
+    "numbsparse/kernels/parts": 6_006,
     "numbsparse/kernels/ptx": 2_445,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_810,
-    "numbsparse/ops": 5_475,
-    "numbsparse/pages": 1_910,
+    "numbsparse/nn": 7_815,
+    "numbsparse/ops": 5_490,
+    "numbsparse/pages": 1_915,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_935,
+    "numbsparse/torch": 1_936,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

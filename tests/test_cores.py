@@ -19,10 +19,11 @@ from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.conv import rung
 from numbsparse.kernels.conv.k0_cpu import lines as conv_lines
 from numbsparse.kernels.lstm import cpu_steps
-from numbsparse.kernels.matmul import k0_cpu
+from numbsparse.kernels.matmul.k0_cpu import lines
 
-# Its package has a function of that name.
+# Their packages have functions of that name.
 conv_weight_grad = import_module("numbsparse.kernels.conv.k0_cpu.weight_grad")
+blocks = import_module("numbsparse.kernels.matmul.k0_cpu.weight_grad")
 SOON = 0.1  # seconds; whoever runs over a barrier is done in a hundredth
 
 
@@ -92,8 +93,8 @@ def conv(product):
 
 
 PHASES = {  # of each: the module that starts it, what prepares it, its phases before the last
-    "product": (k0_cpu, product, {0: "packed"}),
-    "weight_grad": (k0_cpu, weight_grad, {1: "x packed", 2: "dy packed", 3: "added"}),
+    "product": (lines, product, {0: "packed"}),
+    "weight_grad": (blocks, weight_grad, {1: "x packed", 2: "dy packed", 3: "added"}),
     "lstm": (cpu_steps, lstm_forward, {1: "packed", 2: "multiplied", 3: "gates"}),
     "lstm_grad": (cpu_steps, lstm_backward, {1: "packed", 2: "multiplied", 3: "gates"}),
     "conv": (conv_lines, lambda: conv("forward"), {0: "packed"}),
@@ -113,8 +114,8 @@ HELD = [
 @pytest.mark.parametrize(("module", "prepare", "phase"), HELD)
 def test_a_phase_waits_for_the_one_before(module, prepare, phase, monkeypatch):
     call = prepare()
-    monkeypatch.setattr(k0_cpu, "pays", lambda *of: False)  # few rows have one phase
-    monkeypatch.setattr(k0_cpu, "_slab", lambda features, nbytes: 64)  # the batch in two
+    monkeypatch.setattr(lines, "pays", lambda *of: False)  # few rows have one phase
+    monkeypatch.setattr(blocks, "_slab", lambda features, nbytes: 64)  # the batch in two
     monkeypatch.setattr(conv_weight_grad, "SLAB", 1)  # the images, too
     monkeypatch.setattr(module, "on_cores", hold(phase))
     with pytest.raises(Late):
@@ -138,7 +139,7 @@ def test_rows_that_are_read_where_they_are_give_the_same_bits(
     rng, monkeypatch, several, size, dtype
 ):
     """As rows that are packed, whatever is between them and wherever features end."""
-    monkeypatch.setattr(k0_cpu, "cores_for", lambda multiply_adds: 1 + several)
+    monkeypatch.setattr(blocks, "cores_for", lambda multiply_adds: 1 + several)
     monkeypatch.setattr(cores, "cores_for", lambda multiply_adds: 1 + several)
     for batch in (0, 1, 2, *rng.integers(3, 90, 5)):
         grid, density, gap = rng.integers(1, 6, 2), rng.random(), rng.integers(4)
@@ -155,7 +156,7 @@ def test_rows_that_are_read_where_they_are_give_the_same_bits(
 @pytest.mark.parametrize("size", [4, 32])
 def test_slabs_of_a_product_are_added_up(rng, monkeypatch, size):
     """Also the last one, which is shorter, and panels that end beyond the features."""
-    monkeypatch.setattr(k0_cpu, "_slab", lambda features, nbytes: 48)
+    monkeypatch.setattr(blocks, "_slab", lambda features, nbytes: 48)
     layout = ns.Layout(ns.patterns.random(6, 5, 0.5, seed=0))
     x = rng.standard_normal((101, 6 * size - 3)).astype(np.float32)
     dy = rng.standard_normal((101, 5 * size - 1)).astype(np.float32)

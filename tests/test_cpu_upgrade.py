@@ -15,9 +15,12 @@ from numba import types
 from numbsparse.device import cpu_cache, fingerprint
 from numbsparse.kernels import cores
 from numbsparse.kernels.lstm import cpu_steps, on_cpu
-from numbsparse.kernels.matmul import k0_cpu
+from numbsparse.kernels.matmul.k0_cpu import lines
 
-COMPILED = ["matmul.k0_cpu", "conv.k0_cpu.lines", "conv.k0_cpu.weight_grad", "lstm.cpu_steps"]
+COMPILED = [
+    *(f"{of}.k0_cpu.{name}" for of in ("matmul", "conv") for name in ("lines", "weight_grad")),
+    "lstm.cpu_steps",
+]
 PACKAGE = Path(cores.__file__).parents[1]
 
 
@@ -40,8 +43,8 @@ def test_all_cpu_kernels_go_one_way():
 @pytest.mark.parametrize(
     "made",
     [
-        k0_cpu.product_kernel,
-        k0_cpu.weight_grad_kernel,
+        lines.product_kernel,
+        import_module("numbsparse.kernels.matmul.k0_cpu.weight_grad").weight_grad_kernel,
         cpu_steps.forward_kernel,
         cpu_steps.backward_kernel,
     ],

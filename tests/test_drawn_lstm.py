@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device
-from numbsparse.kernels.matmul import k0_cpu
+from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.ops import lstm_streamed
 
 SIMULATED = device.SIMULATED and device.is_available()
@@ -228,7 +228,7 @@ def compare(got, right, rows):
 @pytest.fixture(autouse=True)
 def no_few_rows(cheap_products, monkeypatch):
     """On the CPU each kernel for few rows takes a second to compile."""
-    monkeypatch.setattr(k0_cpu, "pays", lambda *of: False)
+    monkeypatch.setattr(lines, "pays", lambda *of: False)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")

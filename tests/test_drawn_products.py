@@ -29,7 +29,8 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, k0_cpu, rung
+from numbsparse.kernels.matmul import RUNGS, rung
+from numbsparse.kernels.matmul.k0_cpu import lines
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
@@ -37,7 +38,7 @@ SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
 
 @pytest.fixture(autouse=True)
 def few_rows_are_few(monkeypatch):
-    monkeypatch.setattr(k0_cpu, "pays", takes_few)
+    monkeypatch.setattr(lines, "pays", takes_few)
 
 
 CALLS = {  # product of the ladder, and whether features come before the batch

@@ -5,7 +5,7 @@ import pytest
 from drawn import FEW_ROWS, takes_few
 
 import numbsparse as ns
-from numbsparse.kernels.matmul import few_rows, k0_cpu
+from numbsparse.kernels.matmul.k0_cpu import few_rows, lines
 
 KERNELS = [(*of, size) for of, sizes in FEW_ROWS.items() for size in sizes]
 
@@ -23,16 +23,16 @@ def test_few_rows_are_those_of_many(rng, monkeypatch, dtype, rows, size, transpo
     w = w.T if transposed else w
     x = rng.standard_normal((192, w.shape[0])).astype(dtype)
     with monkeypatch.context() as packed:
-        packed.setattr(k0_cpu, "pays", lambda *of: False)
+        packed.setattr(lines, "pays", lambda *of: False)
         many = ns.matmul(x, w)
     taken = []
     made = few_rows.few_product
     monkeypatch.setattr(
-        k0_cpu,
+        lines,
         "few_product",
         lambda *of: lambda *arrays: (taken.append(of), made(*of)(*arrays)),
     )
-    monkeypatch.setattr(k0_cpu, "pays", lambda *of: True)
+    monkeypatch.setattr(lines, "pays", lambda *of: True)
     some = *range(1, 20), 37, 64
     batches = [batch for batch in some if few_rows.rows_at_once(size, batch) == rows]
     for batch in batches:
@@ -81,19 +81,19 @@ def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, core
         else:
             w = matrix(rng, layout, size, np.float32, shape)
         x = rng.standard_normal((40, shape[0])).astype(np.float32)
-        monkeypatch.setattr(k0_cpu, "pays", lambda *of: False)
+        monkeypatch.setattr(lines, "pays", lambda *of: False)
         many = ns.matmul(x, w)
-        monkeypatch.setattr(k0_cpu, "pays", lambda *of: True)
+        monkeypatch.setattr(lines, "pays", lambda *of: True)
         for batch in (1, 3, 12):
             out = np.full((batch, w.shape[1]), np.nan, np.float32)
             ns.matmul(x[:batch], w, out=out)
             np.testing.assert_array_equal(out, many[:batch])
 
 
-@pytest.mark.parametrize("slab", [k0_cpu.SLAB, 1], ids=["one slab", "a slab for each panel"])
+@pytest.mark.parametrize("slab", [lines.SLAB, 1], ids=["one slab", "a slab for each panel"])
 def test_the_last_rows_of_a_batch_follow_as_few(rng, monkeypatch, slab):
-    monkeypatch.setattr(k0_cpu, "SLAB", slab)
-    monkeypatch.setattr(k0_cpu, "pays", takes_few)
+    monkeypatch.setattr(lines, "SLAB", slab)
+    monkeypatch.setattr(lines, "pays", takes_few)
     w = matrix(rng, ns.Layout(ns.patterns.random(5, 4, 0.5, seed=0)), 8, np.float32, (38, 31))
     x = rng.standard_normal((200, 38)).astype(np.float32)
     for rows, v in ((x, w), (rng.standard_normal((200, 31)).astype(np.float32), w.T)):

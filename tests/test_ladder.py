@@ -16,16 +16,16 @@ from numbsparse.kernels.matmul import (
     PRECISIONS,
     PRODUCTS,
     RUNGS,
-    k0_cpu,
     k0_reference,
     n_tiles,
 )
+from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.testing import Case, check_rung
 
 
 @pytest.fixture(autouse=True)
 def few_rows_are_few(monkeypatch):
-    monkeypatch.setattr(k0_cpu, "pays", takes_few)
+    monkeypatch.setattr(lines, "pays", takes_few)
 
 
 SMALL = [

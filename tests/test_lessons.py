@@ -48,7 +48,7 @@ def test_the_ladder_is_printed(capsys, dtype):
     for name in ("k3_registers", "k5_tensor_core"):
         numbers = begins[name].split()[1:]
         assert len(numbers) == 7
-        gain = gain_of(name, rows_of(name), "forward", dtype)
+        gain = gain_of(name, rows_of(name), dtype)
         assert numbers[-1] == f"{gain:.1f}"
     assert "NVIDIA H200" in printed
     assert "8192 x 8192, B = 32, batch 8192" in " ".join(printed.split())

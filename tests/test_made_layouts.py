@@ -198,9 +198,9 @@ def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
         import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
         for name in ("weight_grad_on_gpu", "weight_grad")
     )
-    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 3)
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 4)
     monkeypatch.setattr(on_gpu, "empty", lambda *of: device.to_device(np.zeros(*of)))
-    pattern = np.ones((int(rng.integers(3, 5)), 4), bool)  # an item a column, of which one is cut
+    pattern = np.ones((int(rng.integers(3, 5)), 5), bool)  # an item a column, of which one is cut
     layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
     x, dy = (rng.standard_normal((260, 32 * n), np.float32) for n in pattern.shape)
     dw = ns.sddmm(ns.to_device(x).T, ns.to_device(dy), layout, kernel="k6_hopper")
@@ -211,7 +211,7 @@ def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
     assert (abs(kept - exact) <= 2.0**-21 * size).all()
 
 
-@pytest.mark.parametrize("size", [32, 64])
+@pytest.mark.parametrize("size", [32, 64, 128])
 def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
     """What their steps leave is added; a step is as long here as many."""
     if not device.is_available():
@@ -222,6 +222,7 @@ def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
     )
     monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 30)
     monkeypatch.setattr(on_gpu, "A_STEP", 100.0)
+    monkeypatch.setattr(on_gpu.shares, "DEEP", 0)
     pattern = rng.random((3, 4)) < 0.6
     pattern[0, 0] = True
     layout, right = made(pattern, rng, ns.to_device), Layout(pattern)

@@ -1,5 +1,7 @@
 """Parts of kernels, each alone."""
 
+from functools import reduce
+
 import numpy as np
 import pytest
 from numba import cuda, float32, uint32, uint64
@@ -8,15 +10,16 @@ from ptx_helpers import on_hopper
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import card, ptx
-from numbsparse.kernels.parts import pieces_of_blocks as parts_of_sums
-from numbsparse.kernels.parts.pieces_of_blocks import (
-    add_up,
+from numbsparse.kernels.conv.k4_wgmma import weight_grad_pieces as parts_of_sums
+from numbsparse.kernels.conv.k4_wgmma.weight_grad_pieces import (
     leave_piece,
     place_in_block,
     sums_into,
 )
+from numbsparse.kernels.parts.pieces_of_blocks import AT_ONCE, Added, add_pieces
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
+from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import ALIGNMENT
 
 pytestmark = on_hopper
@@ -146,11 +149,14 @@ def test_pieces_are_added_in_their_order(dtype, parts, slices, pieces, rng):
     sums = sums_into(result, pieces)
     given = device.to_device(values.reshape(pieces, items, -1)), device.to_device(blocks)
     launch(pieces_kernel(dtype, parts, items, slices), items * pieces, 32, *given, sums)
-    add_up(dtype, sums)
+    if pieces > 1:
+        of = Added(parts * SIDE, parts * SIDE, KINDS.get(dtype), all=True)
+        add_pieces(of, (2, pieces), sums.saved, (), (pieces, 2), sums.result, True)
     of_blocks = sum(values[:, :, s] for s in range(slices)).reshape(pieces, -1, SIDE, SIDE)
+    ways = 4 if pieces > 2 * AT_ONCE else 1  # threads that share them
     total = np.zeros_like(of_blocks[0])
-    for piece in of_blocks:
-        total = total + piece
+    for way in range(ways):
+        total = total + reduce(np.add, of_blocks[way::ways])
     got = result.numpy()
     for right, number in zip(total, blocks, strict=True):
         block, row, column = number // parts**2, number // parts % parts, number % parts

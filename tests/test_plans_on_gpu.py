@@ -22,6 +22,7 @@ from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
 from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu as k8_plan_on_gpu
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
+from numbsparse.kernels.parts import pieces_of_blocks
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
 
@@ -327,13 +328,21 @@ def products_of_float32(tile, places, outs, slots):
 
 CASES = [("random", "float16 dy", 32), ("none", "float16", 64), ("tall", "float32", 32)]
 CASES += [(name, "float16", n) for name in ("random", "full") for n in (32, 64, 128)]
+CASES += [("random", "float16 short", 64), ("full", "float16 short", 128)]
+CASES += [(name, "float16 few", n) for name in ("random", "full") for n in (32, 64, 128)]
 CASES += [("none", "float32", 64), ("few", "float32", 128), ("few", "float32", 64)]
 CASES += [("full", "float32", 64)]
+SWAPPED = [("random", "float32", 32), ("few", "float32", 64), ("full", "float32", 128)]
 
 
-@pytest.mark.parametrize(("name", "dtype", "size"), CASES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "size", "swapped"),
+    [(*case, False) for case in CASES] + [(*case, True) for case in SWAPPED],
+)
 @pytest.mark.parametrize("many", [False, True], ids=["few rounds", "many rounds"])
-def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, rng, monkeypatch):
+def test_every_block_of_a_weight_gradient_is_made_once(
+    name, dtype, size, swapped, many, rng, monkeypatch
+):
     monkeypatch.setattr(weight_grad_on_gpu, "FEW_ROUNDS", 0 if many else 1000)
     monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
     monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
@@ -342,17 +351,20 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, 
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (False,)
+        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (swapped,)
     else:
-        tile, more = weight_grad.tile_of(size, (False, dtype.endswith("dy")), made, 1, False), ()
+        blocks = 1000 if dtype.endswith("few") else -1
+        monkeypatch.setattr(weight_grad, "most_blocks", lambda *of: blocks)
+        batch, dy = 1 if dtype.endswith("short") else 1000, dtype.endswith("dy")
+        tile, more = weight_grad.tile_of(size, (False, dy), made, batch, False), ()
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
-    panels = [n * parts for n in lines]
+    panels = [n * parts for n in (lines[::-1] if swapped else lines)]
     for steps, places in ((8, 4), (500, 6), (500, 300)):
         *tables, cut, numbers, sums = planned(made, make, tile, *more, steps, places)
         heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
-        together = numbers[plans.STEP]
-        assert together * numbers[plans.PIECES] <= sums
+        together = numbers[pieces_of_blocks.STEP]
+        assert together * numbers[pieces_of_blocks.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert many or (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps
@@ -370,6 +382,8 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, 
                 for out, (rows, columns) in how(
                     tile, where[first + rank], outs[first + rank], slots[rank]
                 ).items():
+                    if swapped:
+                        rows, columns = ([(1 - a, b) for a, b in of] for of in (columns, rows))
                     if left:
                         piece, out = divmod(out, together)
                         assert begin == piece * steps // numbers[0]
@@ -382,9 +396,10 @@ def test_every_block_of_a_weight_gradient_is_made_once(name, dtype, size, many, 
             assert (ends[0][0], ends[-1][1]) == (0, steps)
             assert all(a[1] == b[0] for a, b in pairwise(ends))
         assert max(map(len, done.values()), default=0) == max(numbers[0], min(kept, 1))
-        few = 2 * made.block_rows.size <= places and size < 128
+        few = dtype.endswith("few") and steps > 10
         assert dtype == "float32" or bool(sums) == few  # of many blocks nothing is cut
-        if (name, dtype, places) == ("full", "float32", 6) or (dtype != "float32" and few and kept):
+        of_float32 = name, dtype, places, swapped
+        if (few and kept and places == 300) or of_float32 == ("full", "float32", 6, False):
             assert numbers[0] > 1
 
 

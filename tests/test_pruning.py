@@ -121,9 +121,11 @@ def test_a_shared_weight_is_pruned_once():
     assert prune(model, 0.5) == {"0.weight": 0.5}
     assert prune([first.weight, first.bias, first.weight], 0.25) == {"model[0]": 0.25}
     other = nn.Linear(16, 16, block_size=4)
-    other.weight.data = first.weight.data
-    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share their values in two"):
-        prune(nn.Sequential(first, other), 0.1)
+    own = first.weight.data
+    for shared in (own, own.T, ns.BlockSparse(own.values[:], own.layout)):
+        other.weight.data = shared
+        with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share their values in two"):
+            prune(nn.Sequential(first, other), 0.1)
 
 
 @pytest.mark.parametrize("gates", [(True, False), (False, True), (True, True)])

@@ -15,11 +15,11 @@ from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
-from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, plan_lines
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY
+from numbsparse.kernels.parts.store_lines import Sums
 from numbsparse.kernels.parts.tiles import Form, Operand
 
 

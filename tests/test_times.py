@@ -159,6 +159,33 @@ def test_a_call_tells_the_choice_how_its_rows_lie(monkeypatch, order, left):
     assert [of[-1] for of in told] == [order == "F"] * 2
 
 
+@pytest.mark.parametrize(
+    ("product", "rows", "late"),
+    [
+        ("forward", 64, times.UNKNOWN[0]),
+        ("input_grad", 1024, times.UNKNOWN[0]),
+        ("forward", 1025, 1.0),
+        ("weight_grad", 128, times.PLANNED_THERE[0]),
+        ("weight_grad", 129, times.PLANNED_THERE[1]),
+    ],
+)
+def test_k6_takes_longer_where_nobody_knows_the_longest_line(written, product, rows, late):
+    """Of a layout made on a GPU; and its weight-gradients are planned there."""
+    kind, names = (
+        "weight_grad" if product == "weight_grad" else "lines",
+        ("k6_hopper", "k8_small_batch"),
+    )
+    of_host, made = (Layout(np.eye(8, dtype=bool)) for _ in range(2))
+    vars(made)["longest"] = 0, 0
+    n = {name: counts(name, product, 32, "float16", rows, of_host).size - 1 for name in names}
+    written({f"{name} {kind} float16 32": [1.0] + [0.0] * n[name] for name in names})
+    one, two = (
+        times.expected(product, 32, FLOAT16, rows, "highest", each) for each in (of_host, made)
+    )
+    assert one == dict.fromkeys(names, 1.0)
+    assert two == one | {"k6_hopper": pytest.approx(late)}
+
+
 def test_numbers_share_factors():
     case = times.case_of("k6_hopper", "forward", 32, as_dtype("bfloat16"), "high")
     assert case == times.case_of("k6_hopper", "input_grad", 32, FLOAT16, "highest")

@@ -1,11 +1,13 @@
 """What it costs that a layout changes: gates, layouts made on the GPU, and plans of new ones."""
 
 from collections.abc import Callable, Iterator
+from itertools import product as every
 from typing import Any
 
 import numpy as np
 
 from numbsparse import ops
+from numbsparse.bench.contestants import chosen
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Row
@@ -30,7 +32,10 @@ SHAPES = (  # features, block size, batch, dtype; at density 0.1
     (32768, 32, 4096, "float16"),
 )
 NEW = 3  # layouts that are planned
-MANY = (32768, 8, 64, "float16", 0.06)  # a million blocks
+PLANNED = (  # alike, with a density: 6,560, 105,000 and a million blocks, for all rungs
+    *every((8192,), (32, 8), (1, 16, 64, 256, 1024, 8192), ("float16", "float32"), (0.1,)),
+    (32768, 8, 64, "float16", 0.06),
+)
 
 
 def changing(options: Options) -> Iterator[Row]:
@@ -49,12 +54,12 @@ def changing(options: Options) -> Iterator[Row]:
                         call()
                     graphs = {name: graph_of(record, call) for name, call in calls.items()}
                     yield {**said, "layout": layout, "seconds": seconds_of(graphs, options.seconds)}
+    planned = [(64, 8, 2, "float16", 0.5)] if options.quick else PLANNED
+    for features, size, batch, dtype, density in planned:
+        problem = matrices(features, size, density, batch, dtype)
+        for product in PRODUCTS:
+            said = {"product": product, **problem.named(), "auto": chosen(problem, product)}
             yield {**said, "layout": "a new layout:", "seconds": first_product(problem, product)}
-    features, size, batch, dtype, density = (64, 8, 2, "float16", 0.5) if options.quick else MANY
-    problem = matrices(features, size, density, batch, dtype)
-    for product in PRODUCTS:
-        said = {"product": product, **problem.named()}
-        yield {**said, "layout": "a new layout:", "seconds": first_product(problem, product)}
 
 
 def call_of(problem: Problem, product: str, w: BlockSparse, gate: Any = None) -> Callable[[], Any]:

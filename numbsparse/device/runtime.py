@@ -231,24 +231,20 @@ def _asked() -> int | None:
 
 
 @cache
-def _capability(device: int | None) -> tuple[int, int]:
-    return tuple((current_device() if device is None else device_at(device)).compute_capability)
-
-
-@cache
-def _multiprocessors(device: int | None) -> int:
+def _asked_of(device: int | None) -> tuple[tuple[int, int], int]:
+    """(compute capability, multiprocessors)."""
     found = current_device() if device is None else device_at(device)
-    return int(found.properties.multiprocessor_count)
+    return tuple(found.compute_capability), int(found.properties.multiprocessor_count)
 
 
 def compute_capability() -> tuple[int, int]:
     """(major, minor) of the GPU; (7, 0), the least that is supported, in the simulator."""
-    return (7, 0) if SIMULATED else _capability(_asked())
+    return (7, 0) if SIMULATED else _asked_of(_asked())[0]
 
 
 def multiprocessors() -> int:
     """Of the GPU; there is none in the simulator."""
-    return _multiprocessors(_asked())
+    return _asked_of(_asked())[1]
 
 
 def card() -> str:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.block_sparse import Blocks, check_values, checked_shape
+from numbsparse.blocks import Blocks, check_values, checked_shape
 from numbsparse.dtypes import as_array, type_name
 from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.block_sparse import BlockSparse, checked_shape
+from numbsparse.block_sparse import BlockSparse
+from numbsparse.blocks import checked_shape
 from numbsparse.dtypes import float_dtype, type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import any_generator, integer, number

@@ -119,10 +119,10 @@ def saved(array: Any, form: Form) -> Any:
     return host if form.layout is None else form.matrix(host)
 
 
-def check_state(state: Any, argument: str = "state") -> None:
+def check_state(state: Any) -> None:
     """Refuse what is no dict."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"{argument} takes what state_dict() gave, got {type_name(state)}")
+        raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
 
 
 def check_keys(argument: str, state: Any, names: Collection[str]) -> None:

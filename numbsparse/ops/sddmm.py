@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse, checked_shape, unchecked
+from numbsparse.block_sparse import BlockSparse, unchecked
+from numbsparse.blocks import checked_shape
 from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
@@ -128,7 +129,8 @@ def sddmm_into(
         compute = partial(compute, gates=gates)
     index = index_beside(layout, a) if index is None else index
     compute(a.T, b, index, taken(layout, values), precision)
-    clear_rest(layout, values)
+    if not getattr(rung(chosen.partition("/")[0]), "CLEARS_REST", False):
+        clear_rest(layout, values)
     return dw
 
 

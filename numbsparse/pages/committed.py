@@ -78,11 +78,11 @@ def rate_of(name: str, rows: list[Row], product: str, dtype: str) -> float | Non
     return row["flops"] / row["seconds"][name] if row and name in row["seconds"] else None
 
 
-def gain_of(name: str, rows: list[Row], product: str, dtype: str) -> float | None:
-    """How many times as fast as the best of the rungs before it on the GPU, at the same shape."""
+def gain_of(name: str, rows: list[Row], dtype: str) -> float | None:
+    """How many times as fast forward as the best rung before it on the GPU, at the same shape."""
     names = list(RUNGS)
-    before = (seconds_of(other, rows, product, dtype) for other in names[: names.index(name)])
-    others, own = [seconds for seconds in before if seconds], seconds_of(name, rows, product, dtype)
+    before = (seconds_of(other, rows, "forward", dtype) for other in names[: names.index(name)])
+    own, others = seconds_of(name, rows, "forward", dtype), [each for each in before if each]
     return min(others) / own if own and others else None
 
 

@@ -112,10 +112,9 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
     from matplotlib.colors import LogNorm
 
     plane, found = PLANES[place], speed_ups(place, rows)
-    card = machine.partition(";")[0]
     kinds = [kind for kind in plane.numbers if any(point[4:6] == kind for point, *_ in found)]
     shape = max(len(kinds), 1), len(plane.block_sizes)
-    figure = matplotlib_figure().Figure(figsize=(3.3 * shape[1], 2.6 * shape[0] + 0.8))
+    figure = matplotlib_figure().Figure(figsize=(2.3 * shape[1], 2.4 * shape[0] + 0.9))
     figure.set_layout_engine("constrained")
     panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
     colours: dict[str, Any] = {"cmap": "RdBu", "norm": LogNorm(*ENDS)}
@@ -131,7 +130,9 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
                 if min(here) < 1:
                     panel.plot(b, a, "x", color="black", markersize=3, markeredgewidth=0.7)
         image = panel.imshow(cells, origin="lower", aspect="auto", **colours)
-        panel.set_xticks(range(len(plane.batches)), plane.batches, rotation=90, fontsize=7)
+        each = 1 + len(plane.batches) // 10  # as many as have room
+        named = range(len(plane.batches))[::each], plane.batches[::each]
+        panel.set_xticks(*named, rotation=90, fontsize=8)
         panel.set_yticks(range(len(plane.densities)), [f"{d:g}" for d in plane.densities])
         precise = {"highest": "", "high": ", tf32"}[kind[1]]
         panel.set_title(f"{kind[0]}{precise}, B = {size}", fontsize=9)
@@ -140,14 +141,14 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
     for panel in panels[:, 0]:
         panel.set_ylabel("density")
     if image is not None:
-        ticks = [1 / 4, 1 / 2, 1, 2, 4]
-        bar = figure.colorbar(image, ax=panels, ticks=ticks, extend="both", fraction=0.02, pad=0.01)
+        ends = [1 / 4, 1 / 2, 1, 2, 4]
+        bar = figure.colorbar(image, ax=panels, ticks=ends, extend="both", fraction=0.02, pad=0.01)
         bar.minorticks_off()
-        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in ends])
         bar.set_label("times as fast")
     figure.suptitle(
-        f"How many times as fast as the fastest peer, the median of the products of a cell; "
-        f"x: slower at some\n{len(found)} products, {card}",
-        fontsize=10,
+        f"How many times as fast as the fastest other library: the median of a cell's products; "
+        f"x: slower at one or more\n{len(found)} products, {machine.partition(';')[0]}",
+        fontsize=11,
     )
     figure.savefig(path, dpi=150)

@@ -99,7 +99,7 @@ def _numbers(name: str, rows: list[Row], dtype: str) -> list[str]:
     cells = [f"{lines_of(name):,}"]
     cells += [f"{count:,.0f}" for count in counts] if counts else ["-", "-"]
     cells += [teraflops(rate_of(name, rows, product, dtype)) for product in PRODUCTS]
-    return [*cells, ratio(gain_of(name, rows, "forward", dtype))]
+    return [*cells, ratio(gain_of(name, rows, dtype))]
 
 
 def _in_columns(name: str, cells: list[str], columns: tuple[int, ...]) -> str:

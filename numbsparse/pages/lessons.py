@@ -110,7 +110,7 @@ def opened() -> str:
     cells = []
     for name in BEFORE:
         found, rows = opened_for(name), rows_of(name)
-        gains = " / ".join(ratio(gain_of(name, rows, "forward", dtype)) for dtype in DTYPES)
+        gains = " / ".join(ratio(gain_of(name, rows, dtype)) for dtype in DTYPES)
         cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", gains])
     heads = ["rung", "own files", "files opened", "lines opened"]
     return table([*heads, "times the best before, float32 / float16"], cells)

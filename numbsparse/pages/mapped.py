@@ -62,13 +62,13 @@ def beside_peers(place: str, rows: list[Row], most: int = 20) -> str:
         f"  at {TYPICAL[place]:g}, {dtype} {precision}: median {median(ratios):.2f} times {name}"
         for (dtype, precision, name), ratios in typical.items()
     ]
-    for size, density in every(PLANES[place].block_sizes, PLANES[place].densities):
-        ratios = [ratio for point, ratio, _ in found if point[1:3] == (size, density)]
-        if ratios:
-            lost = sum(ratio < 1 for ratio in ratios)
+    plane = PLANES[place]
+    for cell in every(plane.block_sizes, plane.densities, plane.numbers):
+        if ratios := [ratio for p, ratio, _ in found if (*p[1:3], p[4:6]) == cell]:
             lines.append(
-                f"  B = {size}, density {density:g}: median {median(ratios):.2f} times the best "
-                f"peer, least {min(ratios):.2f}, slower at {lost} of {len(ratios)}"
+                f"  B = {cell[0]}, density {cell[1]:g}, {' '.join(cell[2])}: median "
+                f"{median(ratios):.2f} times the best peer, least {min(ratios):.2f}, slower at "
+                f"{sum(ratio < 1 for ratio in ratios)} of {len(ratios)}"
             )
     for point, ratio, peer in sorted(found, key=lambda each: each[1])[:most]:
         if ratio < 1:

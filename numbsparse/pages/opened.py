@@ -33,17 +33,17 @@ class Module(NamedTuple):
 
 def opened_for(name: str) -> Opened:
     """Of a rung, in all its dtypes and orders."""
-    opened = files_for(f"{PACKAGE}.{name}", "forward")
+    opened = files_for(f"{PACKAGE}.{name}")
     folder = ROOT / "kernels" / "matmul" / name
     own = sum(1 for _ in folder.rglob("*.py")) if folder.is_dir() else 1
     texts = (path.read_text(encoding="utf-8") for path in opened)
     return Opened(own, len(opened), sum(text.count("\n") for text in texts))
 
 
-def files_for(module: str, name: str) -> set[Path]:
-    """The files in which a name is defined, and all that it uses, within that package."""
+def files_for(module: str) -> set[Path]:
+    """The files in which its `forward` is, and all that this uses, within that package."""
     seen: set[tuple[str, str]] = set()
-    opened, left = set(), [(module, name)]
+    opened, left = set(), [(module, "forward")]
     while left:
         place = left.pop()
         if place in seen or (found := parsed(place[0])) is None:

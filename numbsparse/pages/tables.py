@@ -12,7 +12,7 @@ from typing import Any
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, where
 from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
 from numbsparse.bench.show import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
@@ -150,18 +150,15 @@ def changing() -> str:
     lines: dict[tuple[Any, ...], list[str]] = {}
     for row in section["rows"]:
         name, (base, *others) = row["layout"], row["seconds"].values()
-        shape = f"{row['features']}, {row['batch']}"
-        shape += "" if round(row["density"], 2) == 0.1 else f" at density {row['density']:.2f}"
-        key = row["dtype"], shape, str(row["block_size"]), PASSES[row["product"]]
-        cells = lines.setdefault(key, ["-"] * 6)
+        of = f"{row['features']}, {row['batch']}", str(row["block_size"])
+        key = row["dtype"], *of, PASSES[row["product"]]
         if name == "gates:":
-            cells[:4] = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
+            cells = [f"{1e6 * base:.1f}", *(f"{other / base:.2f}" for other in others)]
+            lines[key] = [*cells, "-"]
         elif name == "made on the GPU:":
-            cells[4] = f"{others[0] / base:.2f}"
-        else:
-            cells[5] = f"{1e3 * others[0]:.1f}"
+            lines[key][4] = f"{others[0] / base:.2f}"
     head = ["dtype", "features, batch", "B", "pass", "no gates, us", "all one", "half zero"]
-    head += ["half zero, known", "made on the GPU", "first product, ms"]
+    head += ["half zero, known", "made on the GPU"]
     return (
         "Density 0.1, random blocks. Gates and layouts made on the GPU: times as long as without. "
         f"{section['machine']}; `{section['command']}`.\n\n"
@@ -170,17 +167,25 @@ def changing() -> str:
 
 
 def edits() -> str:
-    """A line per edit, and for a layer that was pruned."""
-    section = on_changing().get("edits")
-    if section is None:
+    """A line per edit, for a layer that was pruned, and for layouts that are new."""
+    results, found = on_changing(), dict[str, dict[str, float]]()
+    if "edits" not in results:
         return ""
+    for row in results["edits"]["rows"]:
+        found[row["host"]] = row["seconds"]
+    for row in where(results["changing"]["rows"], layout="a new layout:"):
+        own = found.setdefault(f"the first product of {row['n_blocks']:,} blocks, at most", {})
+        name, took = PASSES[row["product"]], row["seconds"]["not used before"]
+        own[name] = max(own.get(name, 0.0), took)
     lines = [
-        [row["host"], "; ".join(f"{name} {1e3 * s:.3g}" for name, s in row["seconds"].items())]
-        for row in section["rows"]
+        [what, "; ".join(f"{name} {1e3 * s:.3g}" for name, s in seconds.items())]
+        for what, seconds in found.items()
     ]
+    section = results["edits"]
     return (
-        "Milliseconds, medians, in float32; blocks of 32, and of 8 on the CPU. "
-        f"{section['machine']}; `{section['command']}`.\n\n{_markdown(['what', 'ms'], lines)}"
+        "Milliseconds, medians, in float32; blocks of 32, and of 8 on the CPU. First products, in "
+        f"both dtypes, of 1 to 8,192 rows. {section['machine']}; `{section['command']}`.\n\n"
+        f"{_markdown(['what', 'ms'], lines)}"
     )
 
 

@@ -45,7 +45,7 @@ def to_nn_state_dict(model: torch.nn.Module, *, block_size: int = 32) -> dict[st
     >>> np.allclose(ours(np.ones((2, 10), np.float32)).numpy(), y, atol=1e-5)
     True
     """
-    check_module("model", model)
+    check_module(model)
     check_block_size(block_size)
     state: dict[str, Any] = {}
     for key, name, tensor, held in _matched(model):
@@ -92,7 +92,7 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
     >>> theirs.load_state_dict(state)
     <All keys matched successfully>
     """
-    check_module("model", model)
+    check_module(model)
     if not isinstance(state, Mapping):
         raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
     found: dict[str, torch.Tensor] = {}

@@ -135,7 +135,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
     >>> other.load_state_dict(one.state_dict())
     <All keys matched successfully>
     """
-    check_module("model", model)
+    check_module(model)
     if not isinstance(state_dict, Mapping):
         raise TypeError(f"state_dict takes what state_dict() gave, got {type_name(state_dict)}")
     adopted = []
@@ -157,9 +157,9 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
         module._set_layout(name, layout)
 
 
-def check_module(argument: str, module: Any) -> None:
-    if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"{argument} takes a torch.nn.Module, got {type_name(module)}")
+def check_module(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model takes a torch.nn.Module, got {type_name(model)}")
 
 
 def draw_(

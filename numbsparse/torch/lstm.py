@@ -118,12 +118,6 @@ def _grad(
     return tuple(given_back(a, gates) for a in (grads.gates, grads.c, grads.bias))
 
 
-def _grad_fake(
-    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dy: Any, dc: Any, *words: str
-) -> tuple[torch.Tensor, ...]:
-    return torch.empty_like(gates), torch.empty_like(dc), torch.empty_like(bias)
-
-
 def _grad_backward(ctx: Any, *of: Any) -> Any:
     raise RuntimeError("the gradient of an LSTM is not differentiable again")
 
@@ -144,7 +138,7 @@ lstm_grad = operator(
     "lstm_grad(Tensor gates, Tensor hs, Tensor cs, Tensor weight_hh, Tensor bias, Tensor dy, "
     "Tensor dc, str layout_hh, str precision) -> (Tensor, Tensor, Tensor)",
     _grad,
-    _grad_fake,
+    lambda gates, hs, cs, w, bias, dy, dc, *words: tuple(map(torch.empty_like, (gates, dc, bias))),
     save=lambda ctx, *of: None,
     backward=_grad_backward,
     tensors=7,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from numbsparse import ops
-from numbsparse.block_sparse import Blocks, check_values, checked_shape
+from numbsparse.blocks import Blocks, check_values, checked_shape
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.torch import operators

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from numbsparse import ops
-from numbsparse.block_sparse import BlockSparse, check_values, unchecked
+from numbsparse.block_sparse import BlockSparse, unchecked
+from numbsparse.blocks import check_values
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
 from numbsparse.torch.dispatch import batched, operator

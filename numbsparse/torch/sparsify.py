@@ -57,7 +57,7 @@ def sparsify_(
     >>> [type(layer).__module__.partition(".")[0] for layer in mlp]
     ['numbsparse', 'torch', 'numbsparse', 'torch']
     """
-    check_module("model", model)
+    check_module(model)
     check_block_size(block_size)
     for argument, value in (("filter_fn", filter_fn), ("pattern", pattern)):
         if value is not None and not callable(value):

@@ -14,7 +14,9 @@ A stride of the forward product makes a box of every s-th pixel; that of the inp
 lines for the outputs of each residue, which few taps reach.
 
 For 16 bits alone: float32, which `mma.sync` takes as tf32 in three products, is unfolded, as are
-weight-gradients.
+weight-gradients. It is for cards before Hopper, on which later rungs are faster everywhere. 32
+images of 28 x 28 pixels, 256 features, took an H200 0.46 to 0.75 of the time of what those cards
+have to multiply unfolded ones, 16 of 14 x 14 and a stride of 2 0.98 to 1.6.
 """
 
 from functools import cache, partial

@@ -3,7 +3,9 @@
 A block of 16 is kept where any of the blocks in it is; what is not kept in it is zero, multiplied
 like the rest, and left out of a weight-gradient. On a random layout of density 0.1 a third of all
 blocks of 16 hold a kept block of 8. Earlier rungs multiply; where an infinity met such a zero,
-the output is summed again.
+the output is summed again. Blocks of 8 are merged on cards before Hopper: 32 images of 28 x 28
+pixels, 256 features, float16, by what these have, took an H200 0.65 to 0.91 of the time of
+`k2_unfolded`, float32 1.4 to 1.5 times as long.
 """
 
 from functools import partial

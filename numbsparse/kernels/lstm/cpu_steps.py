@@ -23,7 +23,7 @@ from numbsparse.kernels.cores import (
 )
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.on_cpu import activate, all_kept, by_gate, differentiate, update
-from numbsparse.kernels.matmul.k0_cpu import (
+from numbsparse.kernels.matmul.k0_cpu.lines import (
     OUTER_CACHE,
     SLAB,
     signature_of_tiles,

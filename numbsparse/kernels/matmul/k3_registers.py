@@ -75,7 +75,8 @@ def _along_lines(fetch_of_w, x, values, lines, y):
 def weight_grad(x, dy, index, dvalues, precision="highest"):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
     n_blocks, size, _ = dvalues.shape
-    tile = block_tile_of(size)
+    side = min(size, 64)  # of a block's tile; where it takes few threads, SHARING compute several
+    tile = Tile(side, side, 16 if size <= 8 else 32, 4, 4 if size <= 32 else 8)
     threads = max(tile.threads, SHARING)
     grid = -(-n_blocks * tile.threads // threads) * (size // tile.BN) ** 2
     kernel = weight_grad_kernel(size, tile)
@@ -89,12 +90,6 @@ def tile_of(size: int, batch: int) -> Tile:
         threads = max(size, 8) if SIMULATED and batch <= FEW else threads // 2
     BN, TN = min(size, 64), 4 if size <= 32 else 8
     return Tile(threads * TN // BN * TM, BN, 16 if size <= 8 else 32, TM, TN)
-
-
-def block_tile_of(size: int) -> Tile:
-    """The tile of a (B, B) output; where it takes few threads, SHARING compute several."""
-    side = min(size, 64)
-    return Tile(side, side, 16 if size <= 8 else 32, 4, 4 if size <= 32 else 8)
 
 
 @cache

@@ -20,8 +20,9 @@
 - `tiles`: from swizzled tiles in shared memory to the products of an mma.
 - `words`: what a warp reads or writes together, several words a lane.
 - `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
-- `pieces`, `pieces_of_blocks`: sums in registers, and pieces of a sum, added in their order.
+- `pieces`: sums in registers, and pieces of a sum, added in their order; `pieces_of_blocks`: those
+  that a kernel behind adds.
 - `repair`: which sums of split float32 are not finite, and what they are instead.
 - `store`, `store_boxes`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any
-  rows of y.
+  rows of y; `store_lines`: those of a warp that has a line of y.
 """

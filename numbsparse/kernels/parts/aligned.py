@@ -55,11 +55,6 @@ def _aligned_like(x: DeviceArray) -> DeviceArray:
     return empty((rows, -(-width // run) * run), x.dtype)[:, :width]
 
 
-def copy_matrix(out: DeviceArray, x: DeviceArray) -> None:
-    """out[:] = x, where rows of `out` are gapless."""
-    copy_matrices((out, x))
-
-
 def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
     """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are gapless.
 

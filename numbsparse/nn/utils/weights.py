@@ -9,7 +9,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import is_capturing
+from numbsparse.device import DeviceArray, is_capturing
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.kept import check_keys, naming
@@ -97,9 +97,11 @@ def weights_of(model: Any) -> list[Weight]:
     weights = list(once.values())[::-1]
     if not weights:
         raise ValueError("model takes a Module, or a list, with a block-sparse Parameter, got none")
-    owners: dict[int, str] = {}
+    owners: dict[Any, str] = {}
     for weight in weights:
-        if (other := owners.setdefault(id(weight.data.values), weight.name)) != weight.name:
+        values = weight.data.values
+        begin = values.address if isinstance(values, DeviceArray) else values.ctypes.data
+        if values.size and (other := owners.setdefault(begin, weight.name)) != weight.name:
             raise ValueError(
                 f"{other} and {weight.name} share their values in two Parameters, which pruning "
                 "would part: let the layers share one Parameter"

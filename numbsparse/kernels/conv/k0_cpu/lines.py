@@ -9,7 +9,7 @@ from numba import from_dtype, types
 from numbsparse.kernels.conv.k0_cpu.rows import SQUARE, pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk
 from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, read_only
-from numbsparse.kernels.matmul.k0_cpu import SLAB, tile_shape
+from numbsparse.kernels.matmul.k0_cpu.lines import SLAB, tile_shape
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.simd import (

@@ -9,7 +9,8 @@ from numba import from_dtype
 from numbsparse.kernels.at_address import address_of
 from numbsparse.kernels.conv.window import Window
 from numbsparse.kernels.cores import on_cores
-from numbsparse.kernels.matmul.k0_cpu import SLAB, slab_kernel, tile_shape, weight_grad_kernel
+from numbsparse.kernels.matmul.k0_cpu.lines import SLAB, tile_shape
+from numbsparse.kernels.matmul.k0_cpu.weight_grad import slab_kernel, weight_grad_kernel
 from numbsparse.kernels.panels import empty_panels, pack_kernel
 from numbsparse.kernels.simd import lanes
 

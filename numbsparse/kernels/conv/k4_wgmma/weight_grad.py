@@ -16,6 +16,12 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, place_of, start_rings, tile_of
+from numbsparse.kernels.conv.k4_wgmma.weight_grad_pieces import (
+    leave_piece,
+    pieces_of,
+    place_in_block,
+    sums_into,
+)
 from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
     TeamProduct,
     product_of_16_bit,
@@ -24,15 +30,10 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.pieces_of_blocks import (
-    add_up,
-    leave_piece,
-    pieces_of,
-    place_in_block,
-    sums_into,
-)
+from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.ring import following
+from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     elect,
@@ -121,7 +122,10 @@ def weight_grad(x, dy, index, window, dvalues, precision):
         shared_bytes=shared,
         overlap=True,
     )  # fmt: skip
-    add_up(dtype, sums)
+    if pieces > 1:
+        n_blocks, B, _ = dvalues.shape
+        added = Added(B, B, KINDS.get(dtype), all=True)
+        add_pieces(added, (n_blocks, pieces), sums.saved, (), (pieces, n_blocks), sums.result, True)
     return all(n % t == 0 for n, t in zip(of.view.counts, how.tile, strict=True))
 
 

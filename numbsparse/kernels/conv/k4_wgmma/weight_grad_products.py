@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, uint16, uint32
 
 from numbsparse.kernels.conv.window import PIXELS
-from numbsparse.kernels.parts.split import splitting
+from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
     load_2xu32,
     load_4xu32,
-    mma_m16n8k8_tf32,
     to_local,
     wgmma_units,
     zeros,
@@ -130,17 +130,8 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
     @cuda.jit(device=True)
     def multiply(a, s, b, j, c):
         """c = c + the products of rows 2 s and 2 s + 1 of a by column j of b."""
-        c[0], c[1], c[2], c[3] = mma_m16n8k8_tf32(
-            a[0, 2 * s], a[0, 2 * s + 1], a[1, 2 * s], a[1, 2 * s + 1], b[0, j], b[1, j],
-            c[0], c[1], c[2], c[3],
-        )  # fmt: skip
-
-    @cuda.jit(device=True)
-    def start(sums):
-        for u in range(UNITS):
-            for n in range(SLABS * EACH):
-                for i in range(4):
-                    sums[u, n, i] = 0
+        r = 2 * s
+        add_product(a[0, r], a[0, r + 1], a[1, r], a[1, r + 1], b[0, j], b[1, j], c)
 
     @cuda.jit(device=True)
     def add(_, sums, ring, words, x_line, dy_line, mine):
@@ -175,4 +166,4 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         row = uint32(EACH * g + n // EACH * 2 + i // 2)
         return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
 
-    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, start, add, finish, place))
+    return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, clear, add, finish, place))

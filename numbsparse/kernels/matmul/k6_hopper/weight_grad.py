@@ -28,7 +28,6 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_add import add_pieces
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
@@ -38,6 +37,7 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, show_own_barriers
@@ -82,6 +82,7 @@ OF_FEW_BLOCKS = {
 # Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
 # which blocks of threads that get apart read again.
 BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
+SOME = 8  # pieces, where the GPU alone knows how many
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
@@ -105,14 +106,12 @@ def weight_grad(
     B, batch = dvalues.shape[1], x.shape[0]
     gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
-    stays, processors = gates is None and index.made is None and batch < LONG, multiprocessors()
+    stays, processors = gates is None and batch < LONG, multiprocessors()
     if kind is None:
         swapped, tile = planned(index, plans.way_of, B)
-        if index.made is None:
-            (tile,) = planned(
-                index, plans.smaller, tile, swapped, -(-batch // tile.DEPTH), processors
-            )
-        tile = tile._replace(STAYS=stays)
+        of = tile, swapped, -(-batch // tile.DEPTH), processors
+        (tile,) = planned(index, plans.smaller, *of)
+        tile = tile._replace(STAYS=stays and index.made is None)
         x, dy = (dy, x) if swapped else (x, dy)
     (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
     if kind is not None:
@@ -149,29 +148,33 @@ def weight_grad(
         overlap=short,
     )
     if n_sums:
-        how = tile, kind, exact, tuple(map(int, orders)), index.made is not None
-        soon = x.nbytes + dy.nbytes < pieces.SOON
-        add_pieces(how, sums, cut, numbers, n_sums, out, dense, more, soon)
+        made, soon = index.made is not None, x.nbytes + dy.nbytes < pieces.SOON
+        added = Added(B, tile.PART, kind, exact, by_gates, made)
+        many, whole = (cut.size, SOME if made else n_sums // cut.size), tuple(map(int, orders))
+        add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
 
 
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, stays: bool) -> Tile:
     """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
-    tile = OF_LINES if B == 32 and transposed[1] else TILES[B]
-    if B == 128 and index.made is None and batch <= FEW and not any(transposed):
+    made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
+    tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
+    if B == 128 and batch <= FEW and not any(transposed) and not (made and few):
         tile = OF_FEW
-    elif index.made is None and index.block_rows.size <= most_blocks(B, index, batch):
+    elif few:
         tile = OF_FEW_BLOCKS[B]
-    if B == 64 and (index.made is not None or batch <= BRIEF):
-        tile = SHORT if index.made is None else OF_ROWS
+    if B == 64 and batch <= BRIEF:
+        tile = SHORT
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
-    return tile._replace(STAYS=stays or B == 128)
+    dealt = made and (few or B == 32)  # whoever is free takes an item, as nobody knows how many
+    return tile._replace(STAYS=(stays or B == 128) and not dealt)
 
 
 def most_blocks(B: int, index: Index, batch: int) -> int:
     """Blocks that are few."""
     features = B * (index.rows.indptr.size + index.columns.indptr.size - 2)
-    each = LARGE_BLOCKS if 2 * batch * features > LARGE else BLOCKS
+    large = 2 * batch * features > LARGE and index.made is None
+    each = LARGE_BLOCKS if large else BLOCKS
     return each[B] * multiprocessors()
 
 

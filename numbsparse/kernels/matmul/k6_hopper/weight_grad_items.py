@@ -12,12 +12,12 @@ from numba import cuda, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below, entry_of
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, POOL, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import sharing_rows
 from numbsparse.kernels.parts.walk_on_gpu import lowest
 from numbsparse.kernels.ptx import redux_or, shfl_idx, sync_warp
 
-ROWS = 8  # block rows of B = 32 whose blocks are computed together
+ROWS = 8  # block rows of B = 32 whose blocks are computed together, at most
 
 put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
@@ -34,20 +34,21 @@ class Cut(NamedTuple):
     HEAD: tuple[int, int, int, int] = (0, 0, 0, 0)  # of float32, what heads end with
 
     @classmethod
-    def of(cls, tile: Tile, products: int = 0) -> Cut:
-        """`products` : fewer than there is room for, of B = 32"""
+    def of(cls, tile: Tile) -> Cut:
         all_outs = tile.GROUPS * tile.OUTS
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
-            stages = min((POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
+            stages = min((tile.POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:
-            most, products = min(32, tile.SLOTS - ROWS), products or tile.GROUPS * tile.UNITS
+            products = tile.GROUPS * tile.UNITS
+            rows = min(ROWS, tile.SLOTS // 2, products)
+            most = min(32, tile.SLOTS - rows)
             # Too much was an input that all lines keep, after which all have an odd number.
-            least = max(1, min(2 * (products + 1 - ROWS), most))
-            return cls(ROWS, 1, most, least, products, all_outs)
+            least = max(1, min(2 * (products + 1 - rows), most))
+            return cls(rows, 1, most, least, products, all_outs)
         outs = tile.OUTS if tile.B == 128 else all_outs
         most = tile.CLUSTER * min(outs, tile.SLOTS // (tile.B // tile.PANEL) - 1)
         return cls(1, 1, most, most, 0, outs)
@@ -58,13 +59,13 @@ def width_of(tile: Tile) -> int:
     return tile.SLOTS if tile.ITEM == 2 else tile.X_PANELS + tile.N // tile.PANEL
 
 
-def finishing(tile: Tile) -> Any:
+def finishing(tile: Tile, swapped: bool = False) -> Any:
     """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
     if tile.ITEM == 4:
-        return finishing_strips(tile)
+        return finishing_strips(tile, swapped)
     return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
 
 
@@ -89,9 +90,9 @@ def finishing_rows(tile: Tile) -> Any:
 
 @cache
 def finishing_regions(tile: Tile) -> Any:
-    """Of ROWS block rows of B = 32: their panels of x, then those of dy; products are of two blocks
-    of a row, dealt evenly to the warpgroups."""
-    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, ROWS
+    """Of up to ROWS block rows of B = 32: their panels of x, then those of dy; products are of two
+    blocks of a row, dealt evenly to the warpgroups."""
+    GROUPS, UNITS, OUTS, N = tile.GROUPS, tile.UNITS, tile.OUTS, Cut.of(tile).LINES
     STEP = tile.STEP
 
     @cuda.jit(device=True)
@@ -148,8 +149,11 @@ def finishing_regions(tile: Tile) -> Any:
 
 
 @cache
-def finishing_strips(tile: Tile) -> Any:
-    """Of float32: two panels of x for each product, then the panels of the strip."""
+def finishing_strips(tile: Tile, swapped: bool) -> Any:
+    """Of float32: two panels of x for each product, then the panels of the strip.
+
+    swapped : whether x and dy are exchanged, and lines are block rows
+    """
     PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
     GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
 
@@ -173,8 +177,10 @@ def finishing_strips(tile: Tile) -> Any:
                 put(loads, item, at, own * PARTS + p, at, 0, ALONE)
                 for c in range(ACROSS):
                     to = at * ACROSS + c
-                    part = (block * PARTS + p) * PARTS + across * ACROSS + c
-                    outs[item, to // EACH, to % EACH] = part
+                    row, column = p, across * ACROSS + c
+                    if swapped:
+                        row, column = column, row
+                    outs[item, to // EACH, to % EACH] = (block * PARTS + row) * PARTS + column
         if lane < ACROSS:
             panel = (line * (PARTS // ACROSS) + across) * ACROSS + lane
             put(loads, item, count * PARTS + lane, panel, X_PANELS + lane, 1, ALONE)

@@ -7,16 +7,14 @@ load and multiply. The items of a group begin where they would if all before had
 could have. Then they are numbered without gaps, those with most panels first, or, of large grids,
 those together that meet the same lines (`order_kernel`); of float32 those that do not fill all
 places once more are cut over the batch; and tables are written as `weight_grad_plan.cut_up` leaves
-them, empty where no item is. With items cut, an H200 took 5 to 9 %
-more time of 16 bits, and 13 to 16 % less of float32 (8,192 rows and features, density 0.1). So of
-16 bits only few blocks are cut, and none of clusters: 4,096 rows of 512 features take 17 us in
-place of 29 with blocks of 64, and 16 in place of 44 with blocks of 32.
+them, empty where no item is. With items cut, an H200 took 5 to 9 % more time of 16 bits, and 13 to
+16 % less of float32 (8,192 rows and features, density 0.1). So of 16 bits only few blocks are cut.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import ceil
+from math import ceil, exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +26,10 @@ from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import PIECES, STEP, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
+from numbsparse.kernels.parts.pieces_of_blocks import PIECES, STEP
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.regions import MOST
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
@@ -42,24 +41,41 @@ from numbsparse.layout import Index
 # and density 0.1 4,096 and 1,024 rows took an H200 0.62 and 0.75 of the time of longest first, with
 # density 0.03 4,096 rows 0.75, and with 16,384 features 0.95.
 NEAR, PARTS, WINDOW = 32, 8, 4
-# Blocks for each place of an item that is to fill it, those of its lines that have no partner in a
-# product, and products of an item, at least.
-EVEN, ODD, FEWEST = 1.05, 4.7, 10
 WORTH = 2.5  # times what adding takes: an item as long is cut, into up to MOST_PIECES
 MOST_PIECES = 32
-FEW, A_STEP = 0.5, 0.25  # blocks for each place, of 16 bits, that are cut; microseconds of a step
+A_STEP = 0.25  # microseconds of a step of 16 bits
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
 @on_gpu_of(plans.way_of)
 def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
-    return False, plans.tile_of_columns(B, min(B, 64))
+    tile = plans.tile_of_columns(B, min(B, 64))
+    items = [about(index, tile, swapped) for swapped in (False, True)]
+    return items[1] <= plans.FEWER * items[0], tile
+
+
+@on_gpu_of(plans.smaller)
+def smaller_on_gpu(
+    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
+) -> tuple[Tile]:
+    one = plans.single(tile)
+    if Cut.of(one).MOST == 0:  # which has no room for a block
+        return (tile,)
+    items = [(about(index, each, swapped), each) for each in (tile, one)]
+    return (plans.sooner(items, steps, processors),)
+
+
+def about(index: Index, tile: Tile, swapped: bool) -> int:
+    """How many items of float32 there are, were blocks where chance puts them."""
+    how, lines = Cut.of(tile), (index.rows if swapped else index.columns).indptr.size - 1
+    each = index.block_rows.size / max(lines, 1)  # blocks of a line
+    there = 1 - exp(-each)  # of the lines those that have any
+    return ceil(lines * how.ACROSS * max(there, each / how.MOST + there / 2))
 
 
 @on_gpu_of(shares.plan)
 def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    few = tile.CLUSTER == 1 and index.block_rows.size <= FEW * places
-    worth = few and steps * A_STEP > WORTH * plans.TO_ADD_FEW
+    worth = shares.is_deep(tile) and steps * A_STEP > WORTH * plans.TO_ADD_FEW
     return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
 
 
@@ -68,13 +84,15 @@ def plan_of_float32(
     index: Index, tile: Tile, swapped: bool, steps: int, places: int
 ) -> tuple[Any, ...]:
     worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places, worth)
+    return tables_of(index, tile, steps, places * tile.RESIDENT, worth, swapped)
 
 
-def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) -> tuple[Any, ...]:
+def tables_of(
+    index: Index, tile: Tile, steps: int, places: int, worth: bool, swapped: bool = False
+) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
-    by_columns, products = tile.ITEM == 4, products_of(index.block_rows.size, tile, places)
-    how = Cut.of(tile, products)
+    how, is_float32 = Cut.of(tile), tile.ITEM == 4
+    by_columns = is_float32 and not swapped
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
@@ -87,10 +105,10 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
     if how.LINES == 1:
         pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
-        launch(pieces_kernel(tile), (groups, pieces), 32, *table)
+        launch(pieces_kernel(tile, swapped), (groups, pieces), 32, *table)
     else:
         window = WINDOW if is_near else bits[0].shape[1]
-        launch(items_kernel(tile), groups, 32, window, products, how.LEAST, *table)
+        launch(items_kernel(tile), groups, 32, window, *table)
 
     pieces = min(max(steps // 4, 1), MOST_PIECES) if worth else 1
     found, order, cut = empty((most, 2), np.int32), empty((most,), np.int32), empty((5,), np.int32)
@@ -99,22 +117,13 @@ def tables_of(index: Index, tile: Tile, steps: int, places: int, worth: bool) ->
     ordering = drafts.counts, found, numbers, rounds * places, cut, order
     launch(order_kernel(tile.CLUSTER), most, 32, *ordering)
 
+    some = min(places // 2, most) * how.OUTS  # of what is cut, at most
     most += places if pieces > 1 else 0
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
-    heads = empty((threads, 9 if by_columns else 5), np.int32)
-    kept = empty((places * how.OUTS if pieces > 1 else 1,), np.int32)
+    heads = empty((threads, 9 if is_float32 else 5), np.int32)
+    kept = empty((some if pieces > 1 else 1,), np.int32)
     launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
-    return heads, *final[1:], kept, cut, kept.size if pieces > 1 else 0
-
-
-def products_of(blocks: int, tile: Tile, places: int) -> int:
-    """Of an item of B = 32: the most, or so many that items fill all places once.
-
-    Of fewer than FEWEST there would be many more tables that no item fills.
-    """
-    most = tile.GROUPS * tile.UNITS
-    even = ceil((EVEN * blocks / places + ODD) / 2)
-    return min(max(even, FEWEST), most)
+    return heads, *final[1:], kept, cut, places * how.OUTS if pieces > 1 else 0
 
 
 class Drafts(NamedTuple):
@@ -138,9 +147,9 @@ class Drafts(NamedTuple):
 
 
 @cache
-def pieces_kernel(tile: Tile) -> Any:
+def pieces_kernel(tile: Tile, swapped: bool) -> Any:
     """The items of a line: even pieces of it, a warp for each."""
-    how, finish = Cut.of(tile), finishing(tile)
+    how, finish = Cut.of(tile), finishing(tile, swapped)
     ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
 
     @cuda.jit
@@ -174,16 +183,16 @@ def items_kernel(tile: Tile) -> Any:
     so does an odd one.
     """
     how, finish = Cut.of(tile), finishing(tile)
-    N, MOST = how.LINES, how.MOST
+    N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit
     def kernel(
-        window, products, least,
+        window,
         words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
     ):  # fmt: skip
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
-        first = indptr[line] // least + group
+        first = indptr[line] // LEAST + group
         bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for step in range(N * ((words.shape[1] + window - 1) // max(window, 1))):
@@ -195,7 +204,7 @@ def items_kernel(tile: Tile) -> Any:
                 while there != 0:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
-                    if count == MOST or total + int32(cuda.popc(odd)) > 2 * products:
+                    if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
                         finish(item, count, line, across, own, kept, bits, tables)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
@@ -300,7 +309,7 @@ def tables_kernel(tile: Tile) -> Any:
             group, at = i // OUTS, i % OUTS
             block = drawn_outs[source, group, at] if there else -1
             if piece >= 0 and there:
-                slot = nth * EACH + i
+                slot = nth * EACH + i % EACH
                 if piece == 0:
                     kept[slot] = block
                 if block >= 0:

@@ -36,7 +36,6 @@ SHORTEST, SHORTEST_OF_FEW = 4, 2
 PIECES_OF_MANY = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32])
 PIECES_OF_FEW = np.append(np.arange(1, 13), [14, 16, 18, 22, 26, 33, 44, 66, 88, 132])
 
-PIECES, STEP = range(2)  # of the numbers of a cut: pieces, and how many sums one of them leaves
 Tables = tuple[np.ndarray, ...]  # heads, loads, places, outs
 
 
@@ -282,11 +281,17 @@ def smaller(index: Index, tile: Tile, swapped: bool, steps: int, processors: int
     multiplied, whether they are there or not.
     """
     counts, one = panels_kept(index, tile.B, tile.N, swapped), single(tile)
-    items, ones = (items_of(counts, each)[0] for each in (tile, one))
+    items = [(items_of(counts, each)[0], each) for each in (tile, one)]
+    return (sooner(items, steps, processors),)
+
+
+def sooner(items: list[tuple[int, Tile]], steps: int, processors: int) -> Tile:
+    """Of a tile and one of single products, with so many items each: the one that ends first."""
+    (_, tile), (ones, one) = items
     if ones > processors * one.RESIDENT:
-        return (tile,)
-    ends = [cut_of(*of, steps, processors)[0] for of in ((items, tile), (ones, one))]
-    return (one if ends[1] < ends[0] else tile,)
+        return tile
+    ends = [cut_of(*of, steps, processors)[0] for of in items]
+    return one if ends[1] < ends[0] else tile
 
 
 def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:

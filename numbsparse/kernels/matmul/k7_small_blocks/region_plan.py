@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.cores import compiled, threads
 from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
@@ -154,15 +154,20 @@ def regions_of_blocks(
     for group in range(n_groups):  # the blocks of each column in the groups of block rows before
         before[group + 1] += before[group]
     best, chosen = np.inf, 1
-    how, items = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
-    slots = np.zeros(index.rows.indices.size, np.int64)
-    for height in range(1, min(region.GROUPS * 3 // 4, n_groups) + 1):
-        n, groups = _run(before, height, region.GROUPS - height, *how, items, slots)
+    how, none = (per_slot, of_group, capacity), np.zeros((0, 0), np.int64)
+
+    def tried(height: int) -> tuple[int, int]:
+        found = _run(before, height, region.GROUPS - height, *how, none, none.reshape(-1))
+        return found  # type: ignore[no-any-return]
+
+    heights = range(1, min(region.GROUPS * 3 // 4, n_groups) + 1)
+    for height, (n, groups) in zip(heights, threads().map(tried, heights), strict=True):
         high = height * region.LINES / region.DEPTH
         cost = n * capacity * (2 / per_slot + 4.5) + (groups + n * high) * 32
         if n >= 0 and cost < best:
             best, chosen = cost, height
     items = np.zeros((-(-n_groups // chosen), sides[1]), np.int64)
+    slots = np.zeros(index.rows.indices.size, np.int64)
     n, groups = _run(before, chosen, region.GROUPS - chosen, *how, items, slots)
     return chosen, items, slots[:n], groups
 
@@ -172,8 +177,8 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
     """(regions, or -1 where a column has too many blocks for one, groups of dy in all).
 
     Neighbouring columns of a panel of `height` groups fill a region, until their slots or groups
-    are too many. items (panels, columns): the regions of blocks, where there is room for that;
-    slots : of each region.
+    are too many. items (panels, columns): the regions of blocks; slots : of each region; unless
+    there is room for none.
     """
     n = groups = 0
     for top in range(0, len(before) - 1, height):
@@ -189,12 +194,11 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
             if taken:
                 if taken > free or (new and wide == widest):
                     n, free, wide, new = n + 1, capacity, 0, True
-                    slots[n - 1] = 0
                 if new:
                     groups, wide, new = groups + 1, wide + 1, False
                 free -= taken
-                slots[n - 1] += taken
                 if items.size:
+                    slots[n - 1] += taken
                     items[top // height, column] = n - 1
     return n, groups
 

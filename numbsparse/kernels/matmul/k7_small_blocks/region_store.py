@@ -176,7 +176,8 @@ def storer(sums: Sums) -> Any:
 @cache
 def storer_of_cluster(sums: Sums) -> Any:
     """`storer` of a region whose blocks of threads have a part of all sums each, which they leave
-    in their shared memory as their lanes hold them; each block adds up some of the slots."""
+    in their shared memory as their lanes hold them; each block adds up some of the slots. Left
+    where they are added (`pieces.add_parts`), 0.97 to 1.06 of the time, 1.02 at the mean (H200)."""
     region, TILES = sums.region, sums.TILES
     WARPS, SLOTS, SPLIT, ALL = region.WARPS, region.SLOTS, region.SPLIT, region.WARPS * region.SLOTS
     EACH, LINE, SLOT = -(-ALL // (WARPS * SPLIT)), 32 * 4, 16 * sums.B * region.ITEM // 4
@@ -219,7 +220,8 @@ def storer_of_cluster(sums: Sums) -> Any:
 
 def add_up(sums: Sums, cuts: Cuts, into: Into, dense: Any, soon: bool) -> None:
     """The sums of the regions that were cut over the batch, the last ones; a warp per slot, or
-    those of a block of threads share its pieces.
+    those of a block of threads share its pieces. By `pieces_of_blocks` images took 0.92 to 0.95 of
+    the time, but matrices 1.01 to 1.05, float32 the most, whose repairs it unrolls (H200).
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one kernel for all.
     """

@@ -46,7 +46,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 8192
-TAKES_GATES = ("forward", "input_grad")
+TAKES_GATES, CLEARS_REST = ("forward", "input_grad"), True
 TAKES_UNKNOWN_GATES = TAKES_PLACES = (*TAKES_GATES, "weight_grad")
 
 unsupported = reach(

@@ -45,6 +45,7 @@ from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     mbarrier_arrive,
     mbarrier_expect,
+    store_4xu32,
     sync_warp,
     tma_load_2d,
     wait_for_earlier_kernels,
@@ -205,7 +206,7 @@ def block_kernel(blocks: Blocks) -> Any:
     ENGINE, OVERLAP = source.engine, source.overlap
     X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
-    M = -(-x_side.groups // 2)
+    M, RUN, PIECES = -(-x_side.groups // 2), form.run, WIDTH**2 // form.run
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
     request, wait = requesting(blocks), waiting(source)
@@ -307,6 +308,10 @@ def block_kernel(blocks: Blocks) -> Any:
                 for k in range(SPLIT):
                     pieces.add_saved(floats[base + k * MINE :], 0, acc)
                 write(operands, w_view, whole, dvalues, shared, leaving, acc)
+        if MADE:  # places that no block has
+            zero, begin = uint32(0), units * PIECES + cuda.grid(1)
+            for piece in range(begin, dvalues.size // RUN, cuda.gridsize(1)):
+                store_4xu32(dvalues, int64(piece) * RUN, zero, zero, zero, zero)
         if ENGINE and elect() != 0:
             bulk_wait_read()
 

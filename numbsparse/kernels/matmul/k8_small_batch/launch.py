@@ -7,7 +7,6 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
 from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
-from numbsparse.kernels.matmul.k8_small_batch.outputs import SECOND_ROWS, Sums
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
@@ -24,6 +23,7 @@ from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY, FEATURES, ROWS, order_of
+from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import view_of

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
-from numbsparse.kernels.matmul.k8_small_batch.outputs import Sums, repairing, storing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
+from numbsparse.kernels.parts.store_lines import Sums, repairing, storing
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
 from numbsparse.kernels.ptx import (
     first_multiple,

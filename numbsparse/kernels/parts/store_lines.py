@@ -1,4 +1,4 @@
-"""From the sums of a warp to a line of y.
+"""From the sums of a warp, as `tiles.multiply` leaves them, to a line of y.
 
 An mma leaves a lane two neighbours along its second operand. So where y is contiguous along the
 batch x is the second, elsewhere w; what is stored at once is contiguous then: four float32, or two
@@ -9,12 +9,12 @@ bits 1.17 to 2.0 (H200).
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, uint16, uint32, uint64
+from numba import cuda, uint32, uint64
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import repairing_lines
-from numbsparse.kernels.parts.store import ANY, FEATURES
+from numbsparse.kernels.parts.repair import conversions, repairing_lines
+from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.ptx import store_4xf32
 
@@ -25,7 +25,7 @@ SECOND_ROWS = 24
 class Sums(NamedTuple):
     """The sums of a line of y: which operand is first, and how they are stored.
 
-    In an order of `parts.store` what is contiguous is stored at once, all or none of which is
+    In an order of `store` what is contiguous is stored at once, all or none of which is
     there: 16-bit y is an array of words then.
     """
 
@@ -75,7 +75,7 @@ def storing(sums: Sums) -> Any:
     """put(y, first row, first feature of the line, y_view, acc), as many at once as `storing_some`
     does.
 
-    Places are added up, as in `parts.store`, and worked out whether a value is there or not: 3 to
+    Places are added up, as in `store`, and worked out whether a value is there or not: 3 to
     63 feature-major rows, of which y takes values one by one, took an H200 0.71 to 1.00 of the
     time, 0.90 at the median.
     """
@@ -113,6 +113,7 @@ def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
     store(y, at, c, n, i) : the run that begins with c[n, i]
     """
     pack: Any = PACK.get(sums.form.dtype)
+    _, rounded = conversions(KINDS.get(sums.form.dtype, ""))
 
     @cuda.jit(device=True)
     def of_four(y, at, c, n, i):
@@ -127,15 +128,11 @@ def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
         y[uint64(at)] = pack(c[n, i], c[n, i + 1])  # Numba checks signed indices
 
     @cuda.jit(device=True)
-    def half(y, at, c, n, i):
-        y[uint64(at)] = uint16(pack(c[n, i], c[n, i]) & uint32(0xFFFF))
-
-    @cuda.jit(device=True)
-    def single(y, at, c, n, i):
-        y[uint64(at)] = c[n, i]
+    def one(y, at, c, n, i):
+        y[uint64(at)] = rounded(c[n, i])
 
     if sums.y == ANY:
-        return half if sums.form.is_16_bit else single, 1, 2, 1
+        return one, 1, 2, 1
     if sums.form.is_16_bit:
         return pair, 1, 1, 2
     return (of_four, 4, 2, 4) if sums.operands[1].together == 4 else (of_two, 2, 1, 4)

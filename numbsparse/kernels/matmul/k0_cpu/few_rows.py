@@ -1,6 +1,6 @@
 """Products of a few rows on the CPU: the block's columns fill the vectors, not the batch.
 
-The step is that of `k0_cpu`, with the parts exchanged,
+The step is that of `lines`, with the parts exchanged,
 
     tile[r, v] += a[r] * b[v]      a: a feature of R rows of x,  b: a row of a block of w
 
