@@ -203,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--json",
         **FILE,
-        help="before that, measure the table of times that the choice follows, and write it there",
+        help="before that, fit what the choice follows to drawn products, and write it there",
     )
     command.add_argument(
         "--only", metavar="RUNG", choices=RUNGS, help="measure this rung alone, as on older cards"

@@ -13,7 +13,6 @@ from numbsparse.kernels.matmul.k9_dense_tiles import plan, tiles
 from numbsparse.layout import Layout
 from numbsparse.ops import choice, times, tuned
 from numbsparse.ops.index import index_beside
-from numbsparse.ops.times import Times
 from numbsparse.testing import Case, check_rung, races
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
@@ -96,21 +95,19 @@ def test_tiles_of_no_block_are_left_out():
 
 
 @pytest.fixture
-def strips_are_faster(monkeypatch):
-    """Than all rungs but this one, wherever they serve."""
-    axes = tuple(np.array([0.0, 1.0]) for _ in times.AXES)
-    of_rung = {"k7_small_blocks": np.zeros((2, 2, 2)), "k8_small_batch": np.ones((2, 2, 2))}
-    cases = [times.case_of(product, 8, "float16", "highest") for product in PRODUCTS]
-    monkeypatch.setattr(times, "measured", lambda: Times(axes, dict.fromkeys(cases, of_rung)))
+def expected(monkeypatch):
+    """Microseconds by rung, of all products."""
+    found = {"k9_dense_tiles": 1.0, "k7_small_blocks": 2.0, "k8_small_batch": 3.0}
+    monkeypatch.setattr(times, "expected", lambda *case: found)
     monkeypatch.setattr(tuned, "fastest", lambda case: None)
     choice.forget()
-    yield
+    yield found
     choice.forget()
 
 
-def test_they_are_chosen_where_most_of_a_tile_is_kept(rng, strips_are_faster):
+def test_with_gates_they_are_chosen_where_most_of_a_tile_is_kept(rng, expected):
     clustered = np.kron([[1, 0, 0, 0], [0, 0, 1, 0]], np.ones((16, 16))) > 0
-    for pattern, rows, expected, with_gates in (
+    for pattern, rows, worth, with_gates in (
         (rng.random((32, 64)) < 0.4, 48, True, False),
         (rng.random((32, 64)) < 0.4, 47, False, False),
         (rng.random((32, 64)) < 0.1, 48, False, False),
@@ -123,22 +120,29 @@ def test_they_are_chosen_where_most_of_a_tile_is_kept(rng, strips_are_faster):
         for product, n in (("forward", 256), ("input_grad", 512)):
             x = to_device(np.zeros((rows, n), np.float16))
             case = product, "auto", 8, x, rows, "highest", layout
-            for gated, dense in ((False, expected), (True, with_gates)):
-                name = "k9_dense_tiles" if dense else "k7_small_blocks"
-                assert choice.choose(*case, gated=gated) == name
+            assert times.is_dense(product, 8, x.dtype, rows, layout) == worth
+            name = "k9_dense_tiles" if with_gates else "k7_small_blocks"
+            assert choice.choose(*case, gated=True) == name
+            assert choice.choose(*case) == "k9_dense_tiles"
             assert choice.choose("weight_grad", *case[1:]) == "k7_small_blocks"
 
 
-def test_a_layout_is_asked_for_itself(strips_are_faster):
+def test_a_layout_is_asked_for_itself(monkeypatch, expected):
     """Two of one shape, as many blocks, and lines as long: in few tiles, and in all."""
-    together = np.kron(np.eye(4), np.ones((16, 16))) > 0
-    apart = np.roll(np.kron(np.ones((16, 16)), np.eye(4)) > 0, 1, axis=1)
+    together = Layout(np.kron(np.eye(4), np.ones((16, 16))) > 0)
+    apart = Layout(np.roll(np.kron(np.ones((16, 16)), np.eye(4)) > 0, 1, axis=1))
     x = to_device(np.zeros((64, 512), np.float16))
+
+    def by_tiles(product, size, dtype, batch, precision, layout, order):
+        tiles = times.tiles_met(product, size, dtype, layout)
+        return {"k9_dense_tiles": tiles, "k7_small_blocks": 0.5}
+
+    monkeypatch.setattr(times, "expected", by_tiles)
     chosen = [
-        choice.choose("forward", "auto", 8, x, 64, "highest", Layout(pattern))
-        for pattern in (together, apart)
+        choice.choose("forward", "auto", 8, x, 64, "highest", layout)
+        for layout in (together, apart)
     ]
-    assert Layout(together).longest == Layout(apart).longest
+    assert together.longest == apart.longest
     assert chosen == ["k9_dense_tiles", "k7_small_blocks"]
 
 

@@ -1,6 +1,4 @@
-"""What `auto` goes by: times of products on the grid of `ops.times`, factors of `conv.costs`.
-
-The factors, by which a rung of convolutions is chosen, are fitted to drawn ones.
+"""What `auto` goes by: the factors of `ops.times` and `conv.costs`, fitted to what was drawn.
 
 What the choice costs at other points is drawn and measured by `held_out`.
 """
@@ -19,26 +17,22 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from numbsparse.bench import held_out
-from numbsparse.bench.contestants import named
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
 from numbsparse.bench.peers import CUDNN
-from numbsparse.bench.problem import APART, BLOCK_SIZES, Problem, matrices, random
-from numbsparse.bench.results import Row
+from numbsparse.bench.problem import APART, Problem, random
 from numbsparse.bench.timing import require_times
 from numbsparse.files import write_json
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
 from numbsparse.kernels.conv.costs import UNFOLDED
-from numbsparse.kernels.matmul import PRODUCTS, RUNGS
+from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
-FEATURES = (128, 512, 1024, 2048, 4096, 8192)
-DENSITIES = (0.02, 0.1, 0.3)
-BATCHES = (1, 8, 16, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 8192)
-SLOW = "k1_naive"  # nowhere the fastest, of products and of convolutions
-PLAIN = "k3_registers"  # nowhere but with blocks of 8
+SLOW = "k1_naive"  # nowhere the fastest
+COUNT = 3000  # of products that are drawn
+FIRST, LEAST, HELD = 1.5, 1.0, 0.35  # of products: what is usual of a launch, LAUNCH, and ALIKE
 # Of convolutions.
 SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
@@ -60,17 +54,17 @@ def run(
     seed: int = 0,
     of_images: bool = False,
 ) -> None:
-    """Measure the grid into a file, or say what the choice costs at so many random points.
+    """Fit factors to what is drawn, into a file, or say what the choice costs at random points.
 
-    Of one rung alone, the file keeps the times of the others; without a file that rung is forced at
-    the points, as on a card that has none above it. Of convolutions, the file has no times: the
-    factors that fit some.
+    Of one rung alone, the file keeps the factors of the others; without a file that rung is forced
+    at the points, as on a card that has none above it.
     """
     require_times()
     if json_file is not None:
-        content = fit(jobs) if of_images else grid(FEATURES, DENSITIES, BATCHES, only)
+        content = fit(jobs) if of_images else fit_products(jobs, COUNT, only)
         if only is not None:
-            content["microseconds"] = _added(json_file, content["microseconds"], only)
+            known = json.loads(json_file.read_text(encoding="utf-8"))["factors"]
+            content["factors"] = known | content["factors"]
         write_json(json_file, content, 2)
         for module in (times, costs):
             module.measured.cache_clear()
@@ -86,56 +80,45 @@ def run(
             print(by_kind(found))
 
 
-def _added(json_file: Path, found: dict[str, Any], only: str) -> dict[str, Any]:
-    """The times in the file, with those of one rung as they are found now."""
-    known = json.loads(json_file.read_text(encoding="utf-8"))["microseconds"]
-    for case, of_rung in found.items():
-        others = {name: times for name, times in known.get(case, {}).items() if name != only}
-        known[case] = others | of_rung
-    return known  # type: ignore[no-any-return]
+def fit_products(jobs: int, count: int, only: str | None = None) -> dict[str, Any]:
+    """What `ops.times` reads: of so many drawn ones, that no seed of the command draws."""
+    points = islice(held_out.drawn(np.random.default_rng([0, 2]), only), count)
+    found = list(held_out.found(points, inf, jobs))
+    print(held_out.summary(found, most=0), flush=True)
+    return content_of(found)
 
 
-def grid(
-    features: tuple[int, ...],
-    densities: tuple[float, ...],
-    batches: tuple[int, ...],
-    only: str | None = None,
-) -> dict[str, Any]:
-    """What `ops.times` reads: microseconds, None where a rung does not serve."""
-    shape = len(features), len(densities), len(batches)
-    found: dict[str, dict[str, np.ndarray]] = {}
-    for (i, width), (j, density) in every(enumerate(features), enumerate(densities)):
-        for size, numbers, (k, batch) in every(BLOCK_SIZES, APART, enumerate(batches)):
-            some = max(density, (size / width) ** 2)  # a block at least
-            problem = matrices(width, size, some, batch, *numbers)
-            for product in PRODUCTS:
-                of_rung = found.setdefault(times.case_of(product, size, *numbers), {})
-                for name, seconds in timed(problem, product, only)["seconds"].items():
-                    of_rung.setdefault(name, np.full(shape, np.nan))[i, j, k] = seconds
-        print(f"{width} features, density {density}", flush=True)
-    return {
-        "machine": describe("cuda"),
-        "command": "python -m numbsparse times --json numbsparse/ops/times.json --points 0",
-        "features": features,
-        "densities": densities,
-        "batches": batches,
-        "microseconds": {
-            case: {  # three digits of each
-                name: [None if s != s else float(f"{s * 1e6:.3g}") for s in array.ravel().tolist()]
-                for name, array in of_rung.items()
-            }
-            for case, of_rung in found.items()
-        },
+def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
+    """The factors by case, with where they were measured.
+
+    Float32 has its own of each rung. What takes long beside the fastest counts for less.
+    """
+    timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
+    for each in all_found:
+        of, product, least = each.of.problem, each.of.product, min(each.seconds.values(), default=1)
+        numbers = product, of.block_size, of.dtype
+        sizes = times.sizes_of(*numbers, of.batch, of.layout, each.of.feature_major)
+        for name in each.seconds.keys() & times.OF_RUNG.keys():
+            case = times.case_of(name, *numbers, of.precision)
+            row = *times.counts(name, sizes), each.seconds[name] * 1e6, least / each.seconds[name]
+            timed.setdefault(tuple(case.split()[:3]), []).append((case, row))
+    factors: dict[str, np.ndarray] = {}
+    for of_rung in timed.values():
+        cases, rows = zip(*of_rung, strict=True)
+        counts, took, weights = np.split(np.array(rows, float), [-2, -1], 1)
+        most, n = counts.max(0), counts.shape[1]
+        usual = np.median(took) / n / np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
+        usual[0] = FIRST
+        factors |= fitted(cases, counts, took, weights[:, 0], usual, LEAST, HELD)
+    return _told("python -m numbsparse times --json numbsparse/ops/times.json --points 0", factors)
+
+
+def _told(command: str, factors: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Four digits of each."""
+    of_case = {
+        case: [float(f"{factor:.4g}") for factor in factors[case]] for case in sorted(factors)
     }
-
-
-def timed(problem: Problem, product: str, only: str | None = None) -> Row:
-    """Of each rung that may be the fastest, and is timed for that; or of one, as it is."""
-    left_out = [SLOW] if problem.block_size == 8 else [SLOW, PLAIN]
-    left_out += [times.DENSE] if problem.in_features > times.WIDE else []
-    serving = [name for name in named(problem, product, "all") if name in RUNGS]
-    names = [name for name in serving if name not in left_out and only in (None, name)]
-    return measure(problem, product, ",".join(names), seconds=0.0)
+    return {"machine": describe("cuda"), "command": command, "factors": of_case}
 
 
 class Convolution(NamedTuple):
@@ -238,24 +221,27 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     factors: dict[str, np.ndarray] = {}
     for of_rung in timed.values():
         cases, rows = zip(*of_rung, strict=True)
-        factors |= fitted(cases, *np.split(np.array(rows), [-1], 1))
-    return {
-        "machine": describe("cuda"),
-        "command": "python -m numbsparse times --conv --json numbsparse/kernels/conv/costs.json "
-        "--points 0",
-        "factors": {
-            case: [float(f"{factor:.4g}") for factor in factors[case]] for case in sorted(factors)
-        },
-    }
+        counts, took = np.split(np.array(rows), [-1], 1)
+        factors |= fitted(cases, counts, took)
+    file = "numbsparse/kernels/conv/costs.json"
+    return _told(f"python -m numbsparse times --conv --json {file} --points 0", factors)
 
 
-def fitted(cases: Sequence[str], counts: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
+def fitted(
+    cases: Sequence[str],
+    counts: np.ndarray,
+    times: np.ndarray,
+    weights: np.ndarray | float = 1.0,
+    usual: Sequence[float] | np.ndarray = USUAL,
+    launch: float = LAUNCH,
+    alike: float = ALIKE,
+) -> dict[str, np.ndarray]:
     """Factors by case, whose sums of (points, counts) are nearest to (points, 1) times.
 
     Cases are of one rung: what few points tell of one, others with its numbers or its block size
     tell too. A factor is that of the rung, times one for the numbers and one for the size, which
-    are held near 1. All are positive, and that of launches, the first, is LAUNCH or more. What no
-    point tells stays near what is USUAL. Distances are in logarithms.
+    are held near 1. All are positive, and that of launches, the first, is `launch` or more. What no
+    point tells stays near what is `usual`. Distances are in logarithms.
     """
     (kind,) = {tuple(case.split()[:2]) for case in cases}
     numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
@@ -264,15 +250,17 @@ def fitted(cases: Sequence[str], counts: np.ndarray, times: np.ndarray) -> dict[
     shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
     own = np.array([each.index(case) for case in cases])
     n_counts, n_words = counts.shape[1], 1 + len(words)
-    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
-    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
+    least = np.where(np.arange(n_counts) == 0, launch, 0.0)
+    hold = np.where(np.arange(n_words) == 0, HOLD, alike)[:, None]
 
     def factors(logs: np.ndarray) -> np.ndarray:
-        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
+        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * usual[:n_counts], least)
 
     def off(logs: np.ndarray) -> np.ndarray:
         ratios = (counts * factors(logs)[own]).sum(1) / times[:, 0]
-        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
+        return np.concatenate(
+            [weights * np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()]
+        )
 
     found = least_squares(off, np.zeros(n_words * n_counts)).x
     return dict(zip(each, factors(found), strict=True))

@@ -54,7 +54,8 @@ def choose(
     part = 1.0 if not gated else DENSE_PART if batch >= DENSE_ROWS else 0.0
     dense = on_gpu and kernel == "auto" and part > 0
     dense = dense and times.is_dense(product, block_size, x.dtype, batch, layout, part)
-    how = block_size, batch, precision, gated, feature_major, dense
+    tiles = times.tiles_met(product, block_size, x.dtype, layout) if on_gpu else 0.0
+    how = block_size, batch, precision, gated, feature_major, dense, tiles
     which = layout.shape, layout.n_blocks, layout.longest
     case: tuple[Any, ...] = (product, kernel, *how, x.dtype, type(x), type(layout), *which)
     if runtime.several_devices:  # of which one may do what another one does not

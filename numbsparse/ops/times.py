@@ -1,83 +1,94 @@
-"""How long each rung takes, as one card measured it on a grid: the basis of `auto`.
+"""How long each rung is expected to take on an H200: the basis of `auto`.
 
-`times.json` has microseconds over batch, features and density of random layouts of as many input as
-output features; `python -m numbsparse times` makes it. Of DENSE it has those up to WIDE features;
-beyond, what is known of it is where it begins to be faster. Between the points of the grid the
-logarithm of a time is interpolated; before the first it is that of the first, and beyond the last
-it goes on as between the last two. Beyond the last features all rungs take longer as there are more
-values: some that have places to spare until then would seem to gain for ever. What counts is the
-order of the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures
-it there.
+Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
+product, the numbers and the block size: launches; rounds of blocks of threads, and steps of the
+longest one of these; parts of sums that are added up; bytes; and what feature-major rows add. What
+a rung does at once, and into how many parts it cuts a sum, is worked out as it does itself, if less
+exactly: of a layout only its shape, its blocks and its longest line are asked for.
 
-The file was not made in one run. Of k6, k7 and k8 half of the points of 8 to 2,048 rows and of
-1,024 features and more, 6,568, were measured at once, all of float16 but for some in blocks of 16
-and 64, by the GPU's clock; the others are as before, scaled as their neighbours changed. Of 128 and
-512 features 2,300 were, at densities of 0.1 and 0.3 and six batches; other batches are
-interpolated, and density 0.02 and what was missing follows the neighbours. Of 1,024 features DENSE
-has the times of STRIPS at the density where it begins to be faster. Weight-gradients of k6 and k7
-are newer, 2,017 points. A weight that is not square is as a square one with the same values, whose
-sides are between a line of the result and the mean of both sides: that came nearest to 151 products
-that nobody tuned.
-
-The grid has random layouts, and rows in order. What a long line adds, of a layout that is uneven,
-and feature-major rows, was fitted to 479 drawn products, each in both orders and by all rungs.
+`times.json` has the factors, which fit 2,898 products that were drawn and timed, 1,676 of them with
+rungs of nearly the same time; `python -m numbsparse times` makes it. A fifth at a time predicted by
+the others, the choice at the rest took 1.013 times as long as the fastest rung on average, and more
+than 1.05 times at 6.5 %. What counts is the order of the rungs, not their times: on another card it
+may differ, and `numbsparse.tune` measures it there.
 """
 
 import json
+from collections.abc import Callable
 from functools import cache
 from itertools import product as every
-from math import ceil, inf, isnan, nan, prod
+from math import ceil, log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
-AXES = ("features", "densities", "batches")
-TILES = ((16, 1), (64, 16), (inf, 32))  # up to so many rows a rung takes them by so many
-STRIPS, DENSE = "k7_small_blocks", "k9_dense_tiles"
-LARGER = 32  # blocks than those of these rungs
-WIDE = 1024  # features
-WHOLE = ("k1_naive", "k3_registers", "k5_tensor_core")  # whose blocks of threads have whole lines
-ROWS, PLACES = 64, 512  # of such a block; how many of those run at once
-# By rung and bytes of a value: microseconds that a block of the longest line takes, by block size,
-# and rows from which on it takes as many times longer.
-LINES: dict[tuple[str, int], tuple[dict[int, float], int]] = {
-    ("k6_hopper", 2): ({32: 0.1, 64: 0.18, 128: 0.67}, 1024),
-    ("k6_hopper", 4): ({32: 0.5, 64: 1.2, 128: 3.0}, 1024),
-    ("k7_small_blocks", 2): ({8: 0.035, 16: 0.046}, 320),
-    ("k7_small_blocks", 4): ({8: 0.035, 16: 0.06}, 128),
-}
-# Of a layout made on a GPU any line may be the longest, and have all blocks that it can: then so
-# many times as long at most, for k8, which cuts lines, takes little more where they are even, and
-# where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
-UNKNOWN = 1.2
+DENSE = "k9_dense_tiles"
+LARGER = 32  # blocks than those of rungs for small ones
+PLACES = 132  # multiprocessors
+BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
+A_TILE = 64 * 128  # values of a dense one
+# Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
+# these tiles each multiprocessor must have for it to be taken; others have 64 rows of one block.
+K6_TILES = {32: (8, 256, 1.5), 64: (2, 512, 1.5), 128: (1, 512, 0.5)}
+# Blocks of a weight-gradient that k6 takes together, by bytes of a value.
+K6_ITEM = {2: {32: 28, 64: 7, 128: 1.75}, 4: {32: 10.5, 64: 3.5, 128: 0.9}}
+# By bytes of a value and block size, of k7: what a group of features takes a warp, and each block
+# of these; microseconds of a row in a large region; its blocks, and groups that it has room for.
+K7_GROUP = {(2, 8): (5, 3), (2, 16): (3.5, 13.1), (4, 8): (60, 37), (4, 16): (8, 67)}
+K7_ROW = {(2, 8): 0.04, (2, 16): 0.033, (4, 8): 0.2, (4, 16): 0.16}
+K7_REGION = {(2, 8): (370, 26), (2, 16): (112, 27), (4, 8): (450, 36), (4, 16): (122, 36)}
+# Where these are few: microseconds of quarters of them until blocks of threads have met, by how
+# many share one. Of k9, microseconds of a step, by columns of a tile and its rows in 64s; and by
+# blocks of threads that share a sum the part of the multiprocessors that they find at once, and
+# microseconds to add it.
+K7_MEETING = {1: 0.0, 2: 1.0, 4: 1.6, 8: 2.9}
+K9_STEP = {64: (0.185, 0.26, 0.375, 0.45), 128: (0.304, 0.418, 0.582, 0.696)}
+K9_SHARED = {1: (1e9, 0.0), 2: (1.0, 0.45), 4: (0.76, 1.1)}
+# Of a layout made on a GPU any line may be the longest: k8, which cuts lines, takes little more
+# where they are even, and where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
+# Of more rows lines are shared out.
+UNKNOWN, SHARED_ROWS = (1.2, 1.0), 1024
 # Its weight-gradients by k6 read more, and do not begin an item before the last one ends: 15 drawn
 # ones of up to 128 rows took 1.5 times as long as planned by the host, 1.3 to 2.2, 57 of more rows
 # 1.3. By k8, whose plan is the same there, 1.0 to 1.1.
 PLANNED_THERE, ROWS_THERE = (1.4, 1.2), 128
-MULTIPROCESSORS, WIDTH = 132, 32  # of the card; features of what a warp of k8 multiplies at once
-WARPS = {2: 16, 4: 8}  # of k8's blocks of threads, by bytes of a value; 8 in large blocks of w too
-BYTES = 16  # from multiples of which on rows are aligned
-LAUNCH, ADDED = 1.5, 1.5  # microseconds: of a launch; of k8's, which adds parts of a line up
-COPIED = {"forward": 2.0, "input_grad": 2.0, "weight_grad": 2.9}  # what is not aligned, and more
-A_MEGABYTE = 0.45  # of both
-ONE_BY_ONE = 0.6  # what k8 takes more than k6 where lines of y in 16 bits begin anywhere
-READ, FEW = {2: 0.7, 4: 0.85}, 1.3  # times as long: k8's of small blocks; of 64 rows, not aligned
 
 
-class Times(NamedTuple):
-    """The grid, in logarithms to base 2, and at each of its points those of microseconds.
+class Sizes(NamedTuple):
+    """Of a product, what its time depends on."""
 
-    axes : of AXES, each ascending
-    of : case (see `case_of`) to rung to an array over all axes, NaN where the rung does not serve
-    """
+    lines: bool  # whether the result is rows, not blocks
+    size: int  # of blocks
+    itemsize: int
+    rows: int
+    reads: int  # features of x, or of dy for an input-gradient
+    makes: int  # of the other side
+    n_blocks: int
+    longest: int  # blocks of a line of the result
+    across: bool  # feature-major
+    tiles: float  # the part of dense tiles that have a block
 
-    axes: tuple[np.ndarray, ...]
-    of: dict[str, dict[str, np.ndarray]]
+    @property
+    def per_line(self) -> float:
+        """Blocks of a line of the result, on average."""
+        return self.n_blocks * self.size / self.makes
+
+    def used(self, features: int) -> float:
+        """Of these, those whose line of a random layout has a block."""
+        n = features / self.size
+        return features * (1 - (1 - 1 / n) ** self.n_blocks)
+
+    @property
+    def density(self) -> float:
+        return self.n_blocks * self.size**2 / (self.reads * self.makes)
+
+    def met(self, blocks: float) -> float:
+        """The part of areas of so many places for blocks that has any, in a random layout."""
+        return 1.0 - max(1 - self.density, 0.0) ** max(blocks, 1)
 
 
 def expected(
@@ -89,166 +100,224 @@ def expected(
     layout: Layout,
     feature_major: bool = False,
 ) -> dict[str, float]:
-    """Microseconds of each rung that was measured at all points around this one.
+    """Microseconds of each rung that was timed.
 
     `feature_major` says whether the batch is contiguous in what is read, and in what is written.
     """
-    values = layout.n_blocks * block_size**2
-    if not values or not batch:
+    if not layout.n_blocks or not batch:
         return {}
-    n_in, n_out = (n * block_size for n in layout.shape)
-    sides = {"forward": n_out, "input_grad": n_in, "weight_grad": (n_in * n_out) ** 0.5}
-    features = sides[product] ** 0.5 * (n_in * n_out) ** 0.25
-    tile = next(tile for most, tile in TILES if batch <= most)
-    rows = -(-batch // tile) * tile
-    times, point = measured(), np.log2([features, values / features**2, rows])
-    beyond = max(point[0] - times.axes[0][-1], 0.0)
-    point[0] -= beyond
-    of_rung = times.of.get(case_of(product, block_size, dtype, precision), {})
-    logs = {name: _at(array, times.axes, point) + 2 * beyond for name, array in of_rung.items()}
-    unknown = isnan(logs.get(DENSE, nan)) and STRIPS in of_rung
-    if unknown and is_dense(product, block_size, dtype, batch, layout):
-        point[1] = min(point[1], np.log2(_dense().least_kept(product, block_size, dtype, batch)))
-        logs[DENSE] = _at(of_rung[STRIPS], times.axes, point) + 2 * beyond
-    found = {name: 2**log for name, log in logs.items() if log == log}
-    itemsize = 4 if str(dtype) == "float32" else 2
-    if product != "weight_grad":
-        _add_lines(found, product, block_size, itemsize, batch, layout)
-    elif not any(layout.longest) and "k6_hopper" in found:
-        found["k6_hopper"] *= PLANNED_THERE[batch > ROWS_THERE]
-    if feature_major:
-        copied = COPIED[product] + A_MEGABYTE * batch * (n_in + n_out) * itemsize / 1e6
-        _add_order(found, block_size, itemsize, batch, copied)
+    of = sizes_of(product, block_size, dtype, batch, layout, feature_major)
+    found, factors = {}, measured()
+    for name in OF_RUNG:
+        own = factors.get(case_of(name, product, block_size, dtype, precision))
+        if own is not None:
+            found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
+    if not any(layout.longest) and "k6_hopper" in found:
+        there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
+        found["k6_hopper"] *= there
     return found
 
 
-def _add_lines(
-    found: dict[str, float],
-    product: str,
-    block_size: int,
-    itemsize: int,
-    batch: int,
-    layout: Layout,
-) -> None:
-    """What the longest line takes: k5 and before, k6 and k7 leave it to a multiprocessor."""
-    late, longest = lateness(product, batch, layout), layout.longest[product == "forward"]
-    for name in found:
-        found[name] *= late if name in WHOLE else 1.0
-        of_blocks, rows = LINES.get((name, itemsize), ({}, 1))
-        if block_size in of_blocks:
-            wide = min(layout.shape[product == "forward"] * block_size / WIDE, 1.0)
-            most = longest or layout.shape[product == "input_grad"]
-            alone = LAUNCH + of_blocks[block_size] * most * max(wide * batch / rows, 1.0)
-            if not longest:
-                alone = min(alone, found[name] * (UNKNOWN if batch <= rows else 1.0))
-            found[name] = max(found[name], alone)
-    if "k8_small_batch" in found:
-        share = share_of(layout.n_blocks, block_size, itemsize, batch)
-        if usual(product, layout) < share:  # lines of a random layout would not be cut
-            found["k8_small_batch"] += ADDED * min(max(longest / share - 1, 0.0), 1.0)
+def sizes_of(
+    product: str, block_size: int, dtype: Any, batch: int, layout: Layout, feature_major: bool
+) -> Sizes:
+    sides = [n * block_size for n in layout.shape]
+    reads, makes = sides[::-1] if product == "input_grad" else sides
+    numbers = block_size, 4 if str(dtype) == "float32" else 2, batch
+    longest = layout.longest[product == "forward"]
+    of_layout = reads, makes, layout.n_blocks, longest
+    tiles = tiles_met(product, block_size, dtype, layout)
+    of = Sizes(product != "weight_grad", *numbers, *of_layout, feature_major, tiles)
+    return of if tiles else of._replace(tiles=of.met(A_TILE / block_size**2))
 
 
-def share_of(n_blocks: int, block_size: int, itemsize: int, batch: int) -> float:
-    """Blocks of a line of a result that a multiprocessor has of k8's; its warps have as many each.
-
-    Lines that are longer are cut. So 45 products of clustered and of uneven layouts took what was
-    expected where the longest line was up to 1.4 times as long, and 1.2 to 1.8 us more where it was
-    longer (4 to 64 rows, H200).
-    """
-    size = block_size / WIDTH
-    warps = WARPS[itemsize] if block_size < WIDTH else WARPS[4]
-    units = n_blocks * size * max(size, 1) * -(-batch // ROWS)
-    return ceil(units / (MULTIPROCESSORS * warps)) * warps / size
+def tiles_met(product: str, block_size: int, dtype: Any, layout: Layout) -> float:
+    """The part of dense tiles that have a block, in this layout; 0 where DENSE does not serve."""
+    others = product == "weight_grad" or str(dtype) == "float32" or not layout.n_blocks
+    if block_size >= LARGER or others:
+        return 0.0
+    density = layout.n_blocks / (layout.shape[0] * layout.shape[1])
+    key = product == "input_grad", block_size
+    (kept,) = planned(layout.index, rung(DENSE).kept_of_tiles, *key)
+    return float(min(density / kept, 1.0))
 
 
-def _add_order(
-    found: dict[str, float], block_size: int, itemsize: int, batch: int, copied: float
-) -> None:
-    """What feature-major rows take more: they are copied where the batch is not aligned."""
-    aligned = batch * itemsize % BYTES == 0
-    for name in found:
-        if name == "k8_small_batch" and batch > ROWS and block_size < 32:
-            found[name] *= READ[itemsize]
-        elif name == "k8_small_batch" and batch > ROWS and batch * itemsize % 4:
-            found[name] += ONE_BY_ONE
-        if name == "k8_small_batch" and batch <= ROWS:  # reads them where they are
-            found[name] *= 1 if aligned else FEW
-        else:
-            found[name] += 0 if aligned else copied
+def case_of(name: str, product: str, block_size: int, dtype: Any, precision: str) -> str:
+    """What has factors: bfloat16 takes as long as float16; only float32 has a precision."""
+    kind = "weight_grad" if product == "weight_grad" else "lines"
+    numbers = f"float32 {precision}" if str(dtype) == "float32" else "float16"
+    return f"{name} {kind} {numbers} {block_size}"
+
+
+@cache
+def measured() -> dict[str, list[float]]:
+    """What the file holds: factors by case."""
+    return json.loads(FILE.read_text(encoding="utf-8"))["factors"]  # type: ignore[no-any-return]
 
 
 def is_dense(
     product: str, block_size: int, dtype: Any, batch: int, layout: Layout, part: float = 1.0
 ) -> bool:
-    """Whether so much is kept, times `part`, that DENSE takes less time than STRIPS.
-
-    It takes as long as these do where that begins, for as many blocks as there are.
-    """
+    """Whether so much is kept, times `part`, that DENSE takes less time than strips."""
     how = product, block_size, dtype, batch
-    return block_size < LARGER and bool(_dense().suits(*how, layout.index, part))
+    return block_size < LARGER and bool(rung(DENSE).suits(*how, layout.index, part))
 
 
-def _dense() -> Any:
-    return rung(DENSE)
+def counts(name: str, of: Sizes) -> list[float]:
+    """What takes time: a launch, what a rung does, megabytes that are read and made, and what
+    feature-major rows add, which begin anywhere: copies, and values that are stored one by one."""
+    used, made, whole = of.used(of.reads), of.makes, of.reads
+    if not of.lines:
+        used, made, whole = used + of.used(of.makes), 0, of.reads + of.makes
+    a_feature = of.rows * of.itemsize / 1e6
+    read = used * a_feature + of.n_blocks * of.size**2 * of.itemsize / 1e6
+    copied = of.across and of.rows * of.itemsize % BYTES > 0
+    of_bytes = [read, made * a_feature, copied, copied * whole * a_feature]
+    return [1.0, *OF_RUNG[name][not of.lines](of), *of_bytes, copied * made * a_feature]
 
 
-def lateness(product: str, batch: int, layout: Layout) -> float:
-    """How many times as long the longest line of a result of rows takes as all others.
-
-    Or as the longest of a random layout, if that takes longer.
-
-    >>> from numbsparse import Layout, patterns
-    >>> round(lateness("forward", 64, Layout(patterns.random(64, 64, 0.2, seed=0))), 1)
-    1.0
-    """
-    longest = layout.longest[product == "forward"]
-    others = layout.n_blocks * -(-batch // ROWS) / PLACES
-    return max(longest / max(usual(product, layout), others, 1), 1.0)
+Counts = tuple[float, ...]
 
 
-def usual(product: str, layout: Layout) -> float:
-    """Blocks of the longest line of a random layout with as many."""
-    mean = layout.n_blocks / layout.shape[product == "forward"]
-    return float(mean + 3 * mean**0.5)
+def _k5_lines(of: Sizes) -> Counts:
+    """Tiles of lines, whose steps several blocks of threads share where they are few."""
+    tiles = ceil(of.rows / (64 if of.rows <= 64 or of.itemsize == 4 else 128))
+    return _k5(tiles * ceil(of.makes / min(of.size, 64)), of.per_line * of.size / 32)
 
 
-def case_of(product: str, block_size: int, dtype: Any, precision: str) -> str:
-    """bfloat16 takes as long as float16; only float32 has a precision."""
-    numbers = f"float32 {precision}" if str(dtype) == "float32" else str(dtype)
-    return f"{product} {numbers.replace('bfloat16', 'float16')} B={block_size}"
+def _k5_blocks(of: Sizes) -> Counts:
+    return _k5(of.n_blocks * max(of.size // 64, 1) ** 2, of.rows / 32)
 
 
-@cache
-def measured() -> Times:
-    """What the file holds."""
-    content = json.loads(FILE.read_text(encoding="utf-8"))
-    axes = tuple(np.log2(content[axis]) for axis in AXES)
-    shape = [axis.size for axis in axes]
-    return Times(
-        axes,
-        {
-            case: {
-                name: np.log2(np.array(times, float)).reshape(shape)
-                for name, times in of_rung.items()
-            }
-            for case, of_rung in content["microseconds"].items()
-        },
-    )
+def _k5(tiles: int, steps: float) -> Counts:
+    rounds = tiles / (3 * PLACES)
+    parts = min(max(1 / rounds, 1), max((3 * steps) ** 0.5, 1)) if steps > 8 else 1.0
+    return ceil(rounds), max(rounds, 1) * steps / parts, rounds * steps, log2(parts)
 
 
-def _at(logs: np.ndarray, axes: tuple[np.ndarray, ...], point: np.ndarray) -> float:
-    return sum(weight * float(logs[place]) for place, weight in _corners(axes, point))
+def _k6_lines(of: Sizes) -> Counts:
+    """Tiles of lines, of which each multiprocessor has some."""
+    size, halves = of.size, of.itemsize == 2
+    deep = max(size * of.itemsize // 128, 1)  # parts of a block along the sum
+    rows, columns, at_once = 128, max(64 // size, 1), 1.0  # blocks of a step, of a column
+    if halves:
+        columns, rows, enough = K6_TILES[size]
+        many = ceil(of.rows / rows) * ceil(of.makes / (columns * size)) >= enough * PLACES
+        rows = min(rows // 2, 64 * ceil(of.rows / 64)) if many else 64
+        columns, at_once = columns if many else 1, 3.0 if size == 32 else 1.0
+    elif ceil(of.rows / 256) * ceil(of.makes / 64) >= PLACES:
+        rows = 256
+    tiles = ceil(of.rows / rows) * ceil(of.makes / (columns * size if halves else 64))
+    blocks, met = columns * of.per_line, of.reads / size * of.met(columns)
+    steps = max(met / at_once, blocks / 8 * (columns > 1 and halves)) * deep
+    chain = max(max(tiles / PLACES, 1) * steps, of.longest / at_once * deep, 1)
+    return chain, chain * rows, ceil(tiles / PLACES)
 
 
-def _corners(axes: tuple[np.ndarray, ...], point: np.ndarray) -> Any:
-    """(place in the grid, weight) of the points around one, or of the last ones before it."""
-    sides = []
-    for axis, at in zip(axes, point, strict=True):
-        at = max(at, axis[0])
-        i = min(int(np.searchsorted(axis, at, "right")) - 1, axis.size - 2)
-        part = float((at - axis[i]) / (axis[i + 1] - axis[i]))
-        sides.append([(i, 1 - part), (i + 1, part)])
-    for corner in every(*sides):
-        places, weights = zip(*corner, strict=True)
-        if weight := prod(weights):
-            yield places, weight
+def _k6_blocks(of: Sizes) -> Counts:
+    """Items of several blocks, those of the last round in pieces of the batch."""
+    items = max(of.n_blocks / K6_ITEM[of.itemsize][of.size], 1)
+    whole, rest = divmod(items, PLACES)
+    steps = ceil(of.rows / (64 if of.itemsize == 2 and of.size > 32 else 32))
+    pieces = max(min(PLACES / max(rest, 1), steps / 2), 1)
+    chain = whole * steps + (rest > 0) * steps / pieces
+    values = of.n_blocks * of.size**2 / 1e6
+    return chain, int(whole) + (rest > 0), steps * items / PLACES, log2(pieces), values
+
+
+def _k7_lines(of: Sizes) -> Counts:
+    """Strips as wide as takes least time; blocks of threads share the sum of one, if few."""
+    groups, item = of.reads / 32, of.itemsize
+    blocks = of.n_blocks * 1024 / (of.reads * of.makes)  # of a warp in a group
+    alone, more = K7_GROUP[item, of.size]
+    widest = min(16 if item == 2 else 12, 2 ** max(ceil(log2(of.makes / 32)), 0))
+    found = []
+    widths = {min(widest, warps) for warps in (4, 8, 16)}
+    for rows, warps, parts in every((48, 64, 80), widths, (1, 2, 3, 4)):
+        tiles = ceil(of.makes / (32 * warps)) * ceil(of.rows / rows) * parts
+        if parts > 1 and tiles > 0.76 * PLACES:
+            continue
+        high, rounds = rows / 64, ceil(tiles / PLACES)
+        group = alone * high + more * blocks * (high if item == 4 else 1)
+        time = rounds * groups / parts * group * (warps + 4 if item == 2 else warps**0.5)
+        found.append((time + 400 * warps * high * (parts > 1), rounds, high, warps, parts))
+    _, rounds, high, warps, parts = min(found)
+    each, met = rounds * high / parts, of.met(1024 / of.size**2 * warps)
+    met = min(met * of.tiles / of.met(A_TILE / of.size**2), 1)
+    adding = warps * high * (parts > 1)
+    return each * groups * met, each * groups * blocks * warps, each * of.longest, adding
+
+
+def _k7_blocks(of: Sizes) -> Counts:
+    """Regions of blocks near each other; smaller ones, maybe of clusters, where they are few."""
+    item, row = of.itemsize, K7_ROW[of.itemsize, of.size]
+    in_region, room = K7_REGION[item, of.size]
+    groups = of.reads * of.makes / (128 // item) ** 2 * of.tiles
+    large = max(of.n_blocks / in_region, 4 * groups / room**2)
+    rounds, small = ceil(large / PLACES), max(4 * of.n_blocks / in_region, groups / 64)
+    found = [(rounds * (4.5 + row * of.rows), rounds, 0.0)]
+    for many, meeting in K7_MEETING.items() if large < PLACES else ():
+        rounds, of_rows = ceil(small * many / PLACES), max(0.3 * row, 0.03) * of.rows
+        found.append((rounds * (2.2 + of_rows / many + meeting), rounds, log2(many)))
+    return *min(found), large / PLACES * of.rows * row, of.n_blocks * of.size**2 / 1e6
+
+
+def _k8_units(of: Sizes, features: int) -> tuple[float, float]:
+    """Squares of 32 x 32 values, for each warp if there is one share; lines of 128 bytes of x that
+    a multiprocessor reads for small blocks of so many features of lines."""
+    units, warps = of.n_blocks * of.size / 32 * max(of.size / 32, 1), 8
+    if of.size >= 32:
+        return units / warps, 0.0
+    used = of.used(features) / of.size
+    units, warps = max(units + used * (0.5 - of.size / 64), used), 16 if of.itemsize == 2 else 8
+    lines = of.size * ceil(of.itemsize * of.rows / 128) if of.across else of.rows
+    return units / warps, of.n_blocks * lines / PLACES
+
+
+def _k8_lines(of: Sizes) -> Counts:
+    """Units of each warp in turn; lines that are longer are cut, and added up."""
+    units, of_x = _k8_units(of, of.makes)
+    tile = 16 if of.rows <= 16 and not of.across else 32
+    tiles = ceil(of.rows / tile)
+    shares = max(PLACES // tiles, 1)
+    each, rounds = ceil(units / shares), ceil(tiles * shares / PLACES)
+    parts = max(of.longest * of.size / 32 / each, 1)
+    adding = log2(parts), (parts > 1) * min(parts, 40) * tiles
+    chain, by_value = each * rounds, of.rows * of.itemsize % WORD > 0
+    of_columns = of.across * chain, of.across * by_value * chain
+    return chain * tile, rounds, tiles * units * tile, *adding, of_x, *of_columns
+
+
+def _k8_blocks(of: Sizes) -> Counts:
+    """Steps of 32 rows, or two of these at once; several warps share those of a unit, if few."""
+    units, of_x = _k8_units(of, of.reads)
+    at_once = 2 if of.size >= 32 and 32 < of.rows <= 64 and of.itemsize == 2 else 1
+    steps, split = ceil(of.rows / (32 * at_once)), 1
+    while 2 * split * units <= PLACES and 2 * split <= min((steps + 1) // 2, 8):
+        split *= 2
+    chain = ceil(units * split / PLACES) * ceil(steps / split) * at_once
+    return chain, log2(split), units * steps * at_once * of.itemsize, of_x
+
+
+def _k9_lines(of: Sizes) -> Counts:
+    """Tiles that take least time; two or four blocks of threads may share the sum of one."""
+    steps, found = max(of.reads / 64 * of.tiles, 1), []
+    for high, columns, parts in every((1, 2, 3, 4), K9_STEP, K9_SHARED):
+        room, adding = K9_SHARED[parts]
+        tiles = ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts
+        chain, rounds = steps / parts * K9_STEP[columns][high - 1], ceil(tiles / PLACES)
+        if tiles <= room * PLACES:
+            time = rounds * (chain + 4 + 0.1 * high) + adding * high
+            found.append((time, rounds, rounds / parts))
+    time, rounds, each = min(found)
+    return time - 4 * rounds, rounds, each * of.per_line * of.size / 64
+
+
+OF_RUNG: dict[str, tuple[Callable[[Sizes], Counts], ...]] = {
+    "k5_tensor_core": (_k5_lines, _k5_blocks),
+    "k6_hopper": (_k6_lines, _k6_blocks),
+    "k7_small_blocks": (_k7_lines, _k7_blocks),
+    "k8_small_batch": (_k8_lines, _k8_blocks),
+    DENSE: (_k9_lines,),
+}
+"""What a rung does, for results of rows and of blocks."""

@@ -28,13 +28,13 @@ What limits it is 1 / d: the tensor cores multiply all zeros of a tile. At half 
 8, 8192 x 8192 and 4,096 rows it takes 864 us, cuBLAS's dense product 715.
 """
 
-from numbsparse.kernels.matmul.k9_dense_tiles.plan import least_kept, suits
+from numbsparse.kernels.matmul.k9_dense_tiles.plan import kept_of_tiles, least_kept, suits
 from numbsparse.kernels.matmul.k9_dense_tiles.tiles import in_dense_tiles
 from numbsparse.kernels.matmul.reach import reach
 
 BLOCK_SIZES = (8, 16)
 DTYPES = ("float16", "bfloat16")
-__all__ = ["forward", "input_grad", "least_kept", "suits", "unsupported"]
+__all__ = ["forward", "input_grad", "kept_of_tiles", "least_kept", "suits", "unsupported"]
 
 
 def _refused(product, block_size, dtype, batch, *call):
