@@ -346,7 +346,7 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 290),
     "k5_tensor_core": (3, 505),
-    "k6_hopper": (4, 906),
+    "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 814),
     "k8_small_batch": (4, 800),
     "k9_dense_tiles": (3, 554),

@@ -32,21 +32,21 @@ KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 
-def order_of(y: DeviceArray, piece: int = BYTES) -> str:
-    """Along what y takes whole pieces of `piece` bytes: its rows, its features, or neither."""
+def order_of(y: DeviceArray, piece: int = BYTES, lines: bool = False) -> str:
+    """Along what y takes whole pieces of `piece` bytes: its rows, its features, or neither; with
+    `lines` LINES where the batch is contiguous all the same."""
     for order, view in ((ROWS, y), (FEATURES, y.T)):
-        lines, width = view.shape
+        many, width = view.shape
         contiguous = view.strides[1] == y.itemsize or width == 1
-        places = width * y.itemsize, view.address, view.strides[0] if lines > 1 else 0
+        places = width * y.itemsize, view.address, view.strides[0] if many > 1 else 0
         if contiguous and all(place % piece == 0 for place in places):
             return order
-    return ANY
+    return LINES if lines and y.batch_is_contiguous else ANY
 
 
-def order_or_lines(y: DeviceArray, piece: int = BYTES) -> str:
-    """The same, or LINES."""
-    order = order_of(y, piece)
-    return LINES if order == ANY and y.batch_is_contiguous else order
+def by_boxes(order: str) -> bool:
+    """Whether the copy engine may write y in this order."""
+    return order not in (ANY, LINES)
 
 
 class Output(NamedTuple):

@@ -212,14 +212,18 @@ def gating(form: Form, operand: Operand) -> Any:
     scaled = scaling(form.dtype, skips=True)
 
     @cuda.jit(device=True)
+    def leave(gates, s, raw):
+        pass
+
+    @cuda.jit(device=True)
     def apply(gates, s, raw):
-        for e in range(2 if TERMS else 0):
-            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS] if TERMS else ONE
+        for e in range(2):
+            gate = gates[(s * (8 + HALF) + e * HALF) // TERMS]
             if ALWAYS or gate != ONE:
                 for j in range(GROUPS):
                     raw[j, e] = scaled(raw[j, e], gate)
 
-    return apply
+    return apply if TERMS else leave
 
 
 @cache

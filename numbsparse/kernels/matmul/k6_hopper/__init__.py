@@ -55,7 +55,7 @@ from numbsparse.kernels.parts.pieces import meeting, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
-from numbsparse.kernels.parts.store import FEATURES, KINDS, order_of, order_or_lines, output_of
+from numbsparse.kernels.parts.store import FEATURES, KINDS, by_boxes, order_of, output_of
 from numbsparse.kernels.parts.store_boxes import y_box
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -120,8 +120,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
-    order = order_or_lines(y) if is_16_bit else order_of(y)
-    form = Form(tile, kind, transposed, x_transposed, ragged, order, gated)
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y, lines=is_16_bit), gated)
     # 64 to 1,024 rows of 256 to 1,024 features took 0.76 to 0.92 of the time so, of 2,048 and 4,096
     # features 0.91 to 0.98 (16 bits, H200).
     form = form._replace(ahead=not in_two and index.made is None)
@@ -173,7 +172,7 @@ def maps_of(
     for own in values:
         inside = own if edge == 0 else own[:, :, :edge] if form.transposed else own[:, :edge]
         boxes += [(own, w), (inside, w)]
-    if form.by_boxes:
+    if by_boxes(form.order):
         of_y = slice_of(form.tile.sums(form.kind), form.tile.SPLIT)
         boxes.append((y.T if form.order == FEATURES else y, y_box(of_y, form.order)))
     return tensor_maps(*boxes)
@@ -187,7 +186,7 @@ def line_kernel(form: Form) -> Any:
     rows : of a tile, where tiles are even
     """
     tile, IS_16_BIT = form.tile, form.tile.ITEM == 2
-    LAST = W + form.w_maps if form.by_boxes else X
+    LAST = W + form.w_maps if by_boxes(form.order) else X
     STAGES, BARRIERS, WARPS, CLUSTER = tile.STAGES, 2 * tile.STAGES, tile.WARPS, tile.CLUSTER
     SPLIT = tile.SPLIT
     MASKS, WORDS, SCALERS = STAGES * tile.SHARES, tile.MASKS, 0

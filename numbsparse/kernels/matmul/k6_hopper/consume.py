@@ -15,7 +15,7 @@ from numba import cuda, float32, int32, uint32
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LAST, MOST, TO_SCALE, Form
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
 from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.store import Sums
+from numbsparse.kernels.parts.store import Sums, by_boxes
 from numbsparse.kernels.parts.store_boxes import finishing
 from numbsparse.kernels.parts.store_float32 import finishing_strips
 from numbsparse.kernels.ptx import (
@@ -48,7 +48,7 @@ def consumer(form: Form) -> Any:
     CLUSTER, MASKS, CUT = tile.CLUSTER, STAGES * tile.SHARES, tile.SPLIT > 1
     COUNTED = CUT and not form.gated  # gates leave fewer steps, the last of which says so
     LINE_BYTES = tile.ITEM * tile.DEPTH  # of x in a stage, on average where it is feature-major
-    by_boxes, FLOAT32, EVEN = tile.ITEM == 2 and form.by_boxes, tile.ITEM == 4, form.even
+    BOXES, FLOAT32, EVEN = tile.ITEM == 2 and by_boxes(form.order), tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
     BY_LANE, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
     COUNT = SHARE * tile.M_TILES * tile.N // 2
@@ -78,7 +78,7 @@ def consumer(form: Form) -> Any:
         # The lane that gives stages back here is the one that reads their masks; others read zeros.
         mask_at = uint32(share * STAGES if lane == rank else MASKS)
         stage, phase, turn = uint32(0), uint32(0), uint32(0)
-        if by_boxes and fresh != 0:
+        if BOXES and fresh != 0:
             fence_tensor_map(more)
         for i in range(first, last):
             group, top = tiles[i, 0], (tiles[i, 1] * CLUSTER + rank) * tile_rows
@@ -117,7 +117,7 @@ def consumer(form: Form) -> Any:
                 columns[c] = strips[group, share * SHARE + c]
             place = row + t // 32 % 4 * 16, top + tile_rows
             end(acc, sums, columns, place, base, shared, buffer, y, more)
-        if by_boxes:
+        if BOXES:
             bulk_wait_read()
 
     return consume

@@ -10,7 +10,7 @@ from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import Lengths
 from numbsparse.kernels.parts.groups import bit_of, bits_set, grouped, lowest_of, write_shares
 from numbsparse.kernels.parts.pieces import part_bytes
-from numbsparse.kernels.parts.store import ANY, LINES, Sums
+from numbsparse.kernels.parts.store import Sums
 from numbsparse.layout import Index
 
 ALIGNED = 1024  # bytes: where tiles begin in shared memory
@@ -166,11 +166,6 @@ class Form(NamedTuple):
     w_maps: int = 2  # 4 where kept blocks may be SCALED
     even: bool = False  # tiles have fewer rows than ROWS, as many each
     ahead: bool = False  # the plan is read while earlier kernels end, none of which writes it
-
-    @property
-    def by_boxes(self) -> bool:
-        """Whether the copy engine writes y, where it is of 16 bits."""
-        return self.order not in (ANY, LINES)
 
 
 # Without clusters 8,192 rows took 1.05 to 1.13 times as long, with one fetcher 1.04 to 1.22 (H200).
