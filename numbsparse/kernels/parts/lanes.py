@@ -60,16 +60,12 @@ def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) 
     (number_type, plus, times), at_word = counting(near), word_of(form)
 
     @cuda.jit(device=True)
-    def bytes_of(many, j):
-        left = plus(many, -j)
-        return int32(min(left, number_type(RUN)) * ITEM) if left > 0 else int32(0)
-
-    @cuda.jit(device=True)
     def copy(memory, record, in_all, stride, first, many, shared, start):
         lane = uint32(cuda.threadIdx.x) % 32
         word, other = lane % uint32(ROW), lane >> SHIFT  # of the rows that are copied at once
         j = plus(plus(first, word * uint32(RUN)), -int32(other * ODD))
-        inside = bytes_of(many, j)
+        left = plus(many, -j)
+        inside = int32(min(left, number_type(RUN)) * ITEM) if left > 0 else int32(0)
         for k in range(LINES):
             line = plus(times(line_of(record, k), depth), other)
             left = plus(in_all, -line) if place_of(record, k) >= 0 else number_type(0)
