@@ -52,9 +52,10 @@ def choose(
     if on_gpu and isinstance(layout, MadeLayout) and block_size not in MADE_SIZES:
         raise ValueError(f"a layout made on a GPU takes blocks of {MADE_SIZES}, got {block_size}")
     part = 1.0 if not gated else DENSE_PART if batch >= DENSE_ROWS else 0.0
-    dense = on_gpu and kernel == "auto" and part > 0
-    dense = dense and times.is_dense(product, block_size, x.dtype, batch, layout, part)
-    tiles = times.tiles_met(product, block_size, x.dtype, layout) if on_gpu else 0.0
+    auto = on_gpu and kernel == "auto"
+    of = product, block_size, x.dtype
+    dense = auto and part > 0 and times.is_dense(*of, batch, layout, part)
+    tiles = times.tiles_met(*of, layout) if auto else 0.0
     how = block_size, batch, precision, gated, feature_major, dense, tiles
     which = layout.shape, layout.n_blocks, layout.longest
     case: tuple[Any, ...] = (product, kernel, *how, x.dtype, type(x), type(layout), *which)
@@ -63,10 +64,10 @@ def choose(
     name = _chosen.get(case)
     if name is None:
         names = _checked(kernel, precision, "cuda" if on_gpu else "cpu")
-        if kernel == "auto" and on_gpu:
+        if auto:
             names = [name for name in names if name != times.DENSE or dense or not gated]
-            of = product, block_size, x.dtype, batch, precision, layout
-            expected, here = times.expected(*of, feature_major), tuned.fastest(tuned.case(*of))
+            own = *of, batch, precision, layout
+            expected, here = times.expected(*own, feature_major), tuned.fastest(tuned.case(*own))
             names = sorted(names, key=lambda name: -expected.get(name, inf))
             names += [here] if here and here.partition("/")[0] in names else []
         name = _last_that_serves(names, product, block_size, x, batch, precision)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned_numbers
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -142,10 +142,9 @@ def tiles_met(product: str, block_size: int, dtype: Any, layout: Layout) -> floa
     others = product == "weight_grad" or str(dtype) == "float32" or not layout.n_blocks
     if block_size >= LARGER or others:
         return 0.0
-    density = layout.n_blocks / (layout.shape[0] * layout.shape[1])
-    key = product == "input_grad", block_size
-    (kept,) = planned(layout.index, rung(DENSE).kept_of_tiles, *key)
-    return float(min(density / kept, 1.0))
+    plan = rung(DENSE).kept_of_tiles, product == "input_grad", block_size
+    (kept,) = planned_numbers(layout.index, *plan)
+    return float(min(layout.n_blocks / (layout.shape[0] * layout.shape[1]) / kept, 1.0))
 
 
 def case_of(name: str, product: str, block_size: int, dtype: Any, precision: str) -> str:

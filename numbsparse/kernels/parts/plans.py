@@ -77,6 +77,11 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
     return found
 
 
+def planned_numbers(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> Any:
+    """The same of a plan without arrays, for which it need not be asked which stream is current."""
+    return index.plans.get((make, key)) or planned(index, make, *key)
+
+
 def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...]:
     """The plan that all streams read, with arrays of this stream's own where kernels write."""
     made = index.made is not None

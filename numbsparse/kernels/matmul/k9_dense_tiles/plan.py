@@ -13,7 +13,7 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.parts.pieces import part_bytes, parts_at
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned_numbers
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
@@ -186,9 +186,7 @@ def suits(
     side = block_size * (max(index.rows.indptr.size, index.columns.indptr.size) - 1)
     if block_size == 16 and side <= SMALL_SIDE and batch >= SMALL_FROM:
         least = SMALL_WORTH
-    key = product == "input_grad", block_size
-    known = index.plans.get((kept_of_tiles, key))  # `planned` asks which stream is current
-    (kept,) = known or planned(index, kept_of_tiles, *key)
+    (kept,) = planned_numbers(index, kept_of_tiles, product == "input_grad", block_size)
     return bool(kept * part >= least)
 
 
