@@ -170,9 +170,6 @@ class BlockSparse(Blocks):
         view.is_transposed = not self.is_transposed
         return view
 
-    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
-        raise TypeError("a BlockSparse is not made dense silently: call .toarray()")
-
     def with_values(self, values: Any) -> BlockSparse:
         """The same matrix with other values, given as `w.values` stores them; not checked."""
         other = unchecked(values, self.stored_layout, self.shape)

@@ -28,6 +28,9 @@ class Blocks:
 
     __hash__ = object.__hash__
 
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("a BlockSparse is not made dense silently: call .toarray() or .to_dense()")
+
     @property
     def dtype(self) -> Any:
         return self.values.dtype

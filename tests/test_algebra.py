@@ -116,6 +116,19 @@ def test_one_is_as_scipy_has_it(case, pair):
         check(case, a.diagonal(k), np.diagonal(one.toarray(), k))
 
 
+@pytest.mark.simulator
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+def test_sums_of_blocks_that_no_kernel_multiplies(size, dtype, put):
+    case = {"block_size": size, "edge": (0, size // 2), "dtype": dtype, "place": "cpu"}
+    w = matrix_of(case, np.array([[1, 0, 1], [1, 0, 0]], bool), False, 3)
+    one, w = exact(w), put(w)
+    for a, right in ((w, one), (w.T, one.T)):
+        for axis in (0, 1):
+            sizes = abs(right).sum(axis=axis)
+            check(case, a.sum(axis), right.sum(axis=axis), sizes, a.shape[axis])
+
+
 def test_norms_of_blocks(case, pair):
     a = pair[0]
     blocks = host(ops.inside(a.T if a.is_transposed else a)).astype(np.float64)

@@ -138,6 +138,12 @@ def test_a_value_that_is_never_written_is_a_fault(few, once, monkeypatch):
     assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
 
 
+def test_a_gradient_without_blocks_is_not_wrong(once):
+    empty = Problem(Layout([[0, 0]]), 8, 5, "float32")
+    row = measuring.measure(empty, "weight_grad")
+    assert (row["not_timed"], row["errors"]) == ({}, {row["auto"]: 0.0})
+
+
 def test_a_failure_costs_only_its_cell(few, once, monkeypatch):
     def fail(problem, product):
         raise ValueError("at 5:1\ntoo small")

@@ -13,7 +13,7 @@ from ptx_helpers import on_hopper, simulated_only
 from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import card
-from numbsparse.kernels.matmul import PRODUCTS, rung
+from numbsparse.kernels.matmul import PRODUCTS, n_tiles, rung
 from numbsparse.kernels.matmul.k6_hopper import plan
 from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, fitted, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
@@ -206,6 +206,12 @@ def on_a_card(monkeypatch):
     """Tiles as an H200 gets them."""
     monkeypatch.setattr(plan, "SIMULATED", False)
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)
+
+
+@pytest.mark.parametrize("size", TILES)
+def test_tiles_for_no_rows_are_those_for_one(size, on_a_card):
+    no_rows, one = (n_tiles("k6_hopper", "forward", size, "float16", n, "highest") for n in (0, 1))
+    assert no_rows == one
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,12 @@ def test_dtypes(dtype):
     assert [g.dtype.name for g in slopes] == [dtype, dtype]
 
 
+def test_no_dense_array_is_made_silently():
+    for make in (np.asarray, jnp.asarray):
+        with pytest.raises(TypeError, match=r"not made dense silently: call .* \.to_dense\(\)"):
+            make(matrix())
+
+
 def test_operands_are_not_copied(monkeypatch):
     seen = []
     matmul = products.ops.matmul

@@ -229,6 +229,7 @@ X, W = drawn(2, 12), matrix()
         (lambda: nst.matmul(W, W), TypeError, "w takes a tensor of torch"),
         (lambda: nst.matmul(5, W), TypeError, "x takes a tensor of torch"),
         (lambda: X.detach().numpy() @ W, TypeError, "x takes a tensor of torch, got numpy.ndarray"),
+        (lambda: np.asarray(W), TypeError, r"not made dense silently: call .* \.to_dense\(\)"),
         (lambda: ns.matmul(X, W), TypeError, "takes one BlockSparse, .* a numbsparse.torch.Block"),
         (lambda: nst.matmul(X.to("meta"), W), ValueError, "x and w take one device, got meta"),
         (lambda: nst.matmul(X, W, precision="low"), ValueError, "precision takes one of"),

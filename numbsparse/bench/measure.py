@@ -129,17 +129,17 @@ def fault_of(
     lacks = "NaN in the result"
     if problem.place == "cpu":
         run()
-        unwritten, lacks = not np.isfinite(np.asarray(contestant.got)).all(), "not finite"
+        written, lacks = np.isfinite(np.asarray(contestant.got)).all(), "not finite"
     else:
         from numbsparse.kernels.elementwise import fill  # loads numba.cuda
 
         fill(contestant.out, np.nan)
         run()
         synchronize()
-        unwritten = np.isnan(largest(contestant.out).item())
+        written = contestant.out.size == 0 or not np.isnan(largest(contestant.out).item())
     picked = contestant.pick(parts.picked)
     fault = fault_in(parts, picked, problem.dtype, problem.precision)
-    return error_of(parts, picked), fault or (lacks if unwritten else None)
+    return error_of(parts, picked), fault or (None if written else lacks)
 
 
 def in_time(

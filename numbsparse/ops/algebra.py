@@ -23,16 +23,16 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout, as_layout
-from numbsparse.ops import elementwise, reduce
+from numbsparse.ops import elementwise, embedding, reduce
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
 from numbsparse.ops.gates import in_order
-from numbsparse.ops.index import positions_beside
+from numbsparse.ops.index import index_beside, positions_beside
 from numbsparse.ops.made import taken
 from numbsparse.ops.matmul import matmul
 from numbsparse.ops.operands import ARRAYS, at_home, place_of
 from numbsparse.ops.shape import reshape
-from numbsparse.patterns.checks import INTEGER, LARGEST, integer, word
+from numbsparse.patterns.checks import BLOCK_SIZES, INTEGER, LARGEST, integer, word
 
 NORMS = ("l1", "l2", "max")
 
@@ -127,17 +127,17 @@ def sum(w: BlockSparse, axis: int | None = None) -> Any:
         return total if isinstance(total, DeviceArray) else total[()]
     if isinstance(axis, bool) or not isinstance(axis, INTEGER) or axis not in (-2, -1, 0, 1):
         raise ValueError(f"axis takes 0, 1 or None, got {axis!r}")
-    if w.place == "cuda":  # as products with ones
+    if w.place == "cuda" and w.block_size in BLOCK_SIZES:  # as products with ones
         ones = to_device(np.ones(w.shape[axis], w.dtype))
         product = (ones, w) if axis in (0, -2) else (w, ones)
         return matmul(*product, precision="highest")
     if w.is_transposed:
         return sum(w.T, 1 - axis % 2)
-    index, over = w.stored_layout.index, axis % 2
+    index, over = index_beside(w.stored_layout, w.values), axis % 2
     lines = index.block_rows if over else index.block_columns
-    total = np.zeros((w.stored_layout.shape[1 - over], w.block_size), _wide(w.values).dtype)
-    np.add.at(total, lines, _wide(taken(w.stored_layout, inside(w))).sum(axis=1 + over))
-    return elementwise.cast(total.reshape(-1)[: w.shape[1 - over]], w.dtype)
+    of_blocks = reduce.sum(_wide(taken(w.stored_layout, inside(w))), 1 + over)
+    total = embedding.sum_rows(of_blocks, lines, w.stored_layout.shape[1 - over])
+    return elementwise.cast(reshape(total, (-1,))[: w.shape[1 - over]], w.dtype)
 
 
 def diagonal(w: BlockSparse, k: int = 0) -> Any:
@@ -267,8 +267,8 @@ def _computed(function: Callable[..., Any], *operands: Any) -> Any:
     return elementwise.cast(function(*wide), first.dtype)
 
 
-def _wide(a: np.ndarray) -> np.ndarray:
-    return a.astype(np.float32) if a.dtype.itemsize == 2 else a
+def _wide(a: Any) -> Any:
+    return elementwise.cast(a, np.float32) if a.dtype.itemsize == 2 else a
 
 
 def _of_each(function: Callable[[Any], Any]) -> Callable[[BlockSparse], BlockSparse]:

@@ -101,7 +101,7 @@ def weight_grad(x, dy, index, dvalues, precision="highest", tile=0, gates=None):
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
     several = product != "weight_grad" and dtype != "float32"
-    return line_tiles(block_size, batch) if several else (None,)
+    return line_tiles(block_size, max(batch, 1)) if several else (None,)
 
 
 @of_any_blocks
