@@ -48,7 +48,7 @@ SLOW = {  # of these files most tests take a second or start processes
     "test_multiplicative_lstm", "test_mutants", "test_notebooks", "test_other_systems",
     "test_own_rungs", "test_pixel_scaling", "test_pixelcnn", "test_pixelcnn_model", "test_plane",
     "test_plans_on_gpu",
-    "test_ptx_emitted", "test_races", "test_recorded", "test_scaling", "test_sentiment",
+    "test_ptx_emitted", "test_races", "test_recorded", "test_scaling_runs", "test_sentiment",
     "test_simulated_threads",
     "test_small_batch", "test_small_blocks", "test_small_float32", "test_split_weight_grad",
     "test_steps", "test_torch_compile", "test_torch_distributed", "test_torch_gpt", "test_trace",
