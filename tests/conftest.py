@@ -37,22 +37,20 @@ HALVES = ["float16", "bfloat16"] if HAS_BFLOAT16 else ["float16"]
 
 
 SLOW = {  # of these files most tests take a second or start processes
-    "test_bench_gpu", "test_bench_gpu_sections", "test_bench_gpu_timing",
-    "test_changed_operands", "test_conv_bench", "test_counting",
-    "test_cpu_upgrade", "test_distributed", "test_distributed_split", "test_drawn_lstm",
-    "test_equal_parameters", "test_examples", "test_examples_course", "test_examples_layouts",
-    "test_examples_resume", "test_examples_text", "test_float32_products", "test_graph",
-    "test_jax_calls", "test_jax_gpu", "test_jax_products", "test_kernel_cache", "test_lessons",
-    "test_light", "test_lstm_again", "test_lstm_streamed", "test_machine_code", "test_made_layouts",
-    "test_many_cards", "test_mixed_precision", "test_mixture_of_experts",
-    "test_multiplicative_lstm", "test_mutants", "test_notebooks", "test_other_systems",
-    "test_own_rungs", "test_pixel_scaling", "test_pixelcnn", "test_pixelcnn_model", "test_plane",
-    "test_plans_on_gpu",
-    "test_ptx_emitted", "test_races", "test_recorded", "test_scaling", "test_sentiment",
-    "test_simulated_threads",
-    "test_small_batch", "test_small_blocks", "test_small_float32", "test_split_weight_grad",
-    "test_steps", "test_torch_compile", "test_torch_distributed", "test_torch_gpt", "test_trace",
-    "test_tune", "test_weight_grad_blocks",
+    "test_bench_gpu", "test_bench_gpu_sections", "test_bench_gpu_timing", "test_changed_operands",
+    "test_conv_bench", "test_counting", "test_cpu_upgrade", "test_dealt_on_gpu", "test_distributed",
+    "test_distributed_split", "test_drawn_lstm", "test_equal_parameters", "test_examples",
+    "test_examples_course", "test_examples_layouts", "test_examples_resume", "test_examples_text",
+    "test_float32_products", "test_graph", "test_jax_calls", "test_jax_gpu", "test_jax_products",
+    "test_kernel_cache", "test_lessons", "test_light", "test_lstm_again", "test_lstm_streamed",
+    "test_machine_code", "test_made_layouts", "test_made_products", "test_many_cards",
+    "test_mixed_precision", "test_mixture_of_experts", "test_multiplicative_lstm", "test_mutants",
+    "test_notebooks", "test_other_systems", "test_own_rungs", "test_pixel_scaling", "test_pixelcnn",
+    "test_pixelcnn_model", "test_plane", "test_plans_on_gpu", "test_ptx_emitted", "test_races",
+    "test_recorded", "test_scaling_runs", "test_sentiment", "test_simulated_threads",
+    "test_small_batch", "test_small_blocks", "test_small_float32", "test_small_regions",
+    "test_split_weight_grad", "test_steps", "test_torch_compile", "test_torch_distributed",
+    "test_torch_gpt", "test_trace", "test_tune", "test_weight_grad_blocks",
 }  # fmt: skip
 
 
@@ -60,7 +58,7 @@ SLOW = {  # of these files most tests take a second or start processes
 KERNELS = re.compile(
     r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
     r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
-    r"graph|plans|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
+    r"graph|plans|dealt|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
     r"lstm_weight_grad|learned_structure|aligned|contexts|recorded|conv$)"
 )
 

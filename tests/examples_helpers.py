@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -28,6 +30,17 @@ SMALL = [*SMALL_MODEL, "--sample", "20"]
 def imported(monkeypatch, name):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return import_module(name)
+
+
+def imported_plans(monkeypatch):
+    """Of examples/scaling.py: the plan of texts, and what all plans share."""
+    modules = [imported(monkeypatch, name) for name in ("runs_plan", "scaling_plan")]
+    return SimpleNamespace(**vars(modules[0]) | vars(modules[1]))
+
+
+def small_plan(plans, **changes):
+    groups = (plans.Group(64, plans.MAIN[:2], 4000), plans.Group(32, plans.MAIN[:1], 4000))
+    return replace(plans.Plan(groups=groups, rates=(1e-3, 2e-3), seeds=2), **changes)
 
 
 def write_text(folder, name="text.txt", words=("block ", "sparse ", "weights\n"), n=4000):

@@ -3,12 +3,8 @@
 import itertools
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-from importlib import import_module
 from pathlib import Path
 
 import distributed_programs as programs
@@ -19,10 +15,7 @@ from distributed_helpers import in_turn, run, values
 from examples_helpers import SMALL, imported, write_text
 
 import numbsparse as ns
-import numbsparse.distributed as dist
 from numbsparse import device, nn
-from numbsparse.distributed import environment, links, on_host
-from numbsparse.distributed.buckets import buckets_of
 
 DTYPES = (*programs.FLOATS, *(["bfloat16"] if HAS_BFLOAT16 else []))
 PLACES = ("cpu", "cuda") if device.SIMULATED else ("cpu",)  # on a GPU it is NCCL that is used
@@ -122,17 +115,6 @@ def test_collectives_are_numpy_s(size, pair, three):
     assert all(values(of(pair if size == 2 else three, "collectives")))
 
 
-@pytest.mark.parametrize("op", on_host.OPERATIONS)
-@pytest.mark.parametrize("shape", [(), (2,)], ids=str)
-@pytest.mark.parametrize("dtype", ["<f4", ">f4", ">f8"])
-def test_arrays_are_combined_in_their_byte_order(dtype, shape, op, rng):
-    parts = rng.integers(-9, 10, (3, *shape)).astype(dtype)
-    total = on_host.combined([parts[i, ...] for i in range(3)], op)
-    assert total.dtype == parts.dtype
-    expected = getattr(parts.astype(float), op)(axis=0)
-    np.testing.assert_allclose(on_host.as_bytes(total).view(dtype).reshape(shape), expected, 1e-6)
-
-
 def test_all_ranks_get_the_same_bits(three):
     assert len(set(values(of(three, "same bits")))) == 1
 
@@ -179,25 +161,6 @@ def test_every_gradient_is_reduced_once_in_buckets(pair):
         assert sorted(each) == sorted(sizes)
         assert len(whole) == 1
         assert sum(sizes) <= whole[0] <= sum(sizes) + 32 * len(sizes)
-
-
-def test_a_bucket_has_one_dtype_and_is_sent_as_soon_as_it_is_full(rng):
-    dtypes, sizes = rng.choice(["float16", "float32"], 40), rng.integers(1, 900, 40)
-    arrays = [np.empty(n, dtype) for n, dtype in zip(sizes, dtypes, strict=True)]
-    order, least = rng.permutation(40).tolist(), 1000
-    found = buckets_of(order, arrays, least)
-    assert sorted(i for bucket in found for i in bucket.numbers) == list(range(40))
-    last = [order.index(bucket.numbers[-1]) for bucket in found]
-    assert last == sorted(last)
-    short = [b for b in found if sum(arrays[i].nbytes for i in b.numbers) < least]
-    assert len({arrays[b.numbers[0]].dtype for b in short}) == len(short)
-    for numbers, starts, size in found:
-        assert len({arrays[i].dtype for i in numbers}) == 1
-        assert sum(arrays[i].nbytes for i in numbers[:-1]) < least
-        assert len(numbers) == 1 or max(arrays[i].nbytes for i in numbers) < least
-        ends = [start + arrays[i].size for i, start in zip(numbers, starts, strict=True)]
-        assert [start * arrays[numbers[0]].itemsize % 256 for start in starts] == [0] * len(starts)
-        assert all(end <= start for end, start in zip(ends, [*starts[1:], size], strict=True))
 
 
 def test_the_gradient_of_an_lstm_is_reduced_in_parts(pair, alone):
@@ -320,21 +283,6 @@ def test_a_file_that_cannot_be_written_is_said_on_all_ranks(pair):
     assert said in told
 
 
-def test_an_answer_comes_before_the_news_that_its_rank_has_failed():
-    here, there = socket.socketpair()
-    with there:
-        own = links.Links(1, 2, {0: here})
-        links.send(there, {}, b"[7]")
-        links.send(there, {"rank": 0, "failed": "failed: no space"})
-        until = time.monotonic() + 30
-        while not own.lost and time.monotonic() < until:
-            time.sleep(0.001)
-        assert own.share(1) == [7]
-        for _ in range(2):
-            with pytest.raises(links.RankLost, match="rank 0 failed: no space"):
-                own.share(1)
-
-
 @pytest.mark.parametrize("comes", [0, 1])
 def test_a_missing_rank_is_named(comes, pair):
     kind, error, said = of(pair, f"missing {1 - comes}")[comes]
@@ -367,97 +315,3 @@ def test_collectives_by_mpi():
     names = os.environ | root | few | {"RANKS_BACKEND": "mpi", "PYTHONPATH": path}
     command = ["mpirun", "-n", "2", sys.executable, "-c", code]
     subprocess.run(command, env=names, check=True, timeout=60)
-
-
-def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
-    launcher = import_module("numbsparse.distributed.__main__")
-    monkeypatch.setattr(launcher, "PATIENCE", 0.2)
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os, sys, time\n"
-        "rank = os.environ['RANK']\n"
-        "open(sys.argv[1] + rank, 'w').write(f'{os.getpid()} {os.environ[\"WORLD_SIZE\"]}')\n"
-        "sys.exit(3) if rank == '1' else time.sleep(60)\n"
-    )
-    before, began = signal.getsignal(signal.SIGTERM), time.monotonic()
-    try:
-        assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert time.monotonic() - began < 30  # half of what the others sleep
-    for path in tmp_path.glob("rank*"):  # one that ended early may have written nothing
-        pid, size = path.read_text().split()
-        assert size == "3"
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
-
-
-@pytest.mark.parametrize("names", environment.NAMES.values())
-def test_what_launchers_say(names, monkeypatch):
-    for name, value in zip(names, ("1", "3", "0"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert environment.process()[1:] == (1, 3, 0)
-    monkeypatch.setenv(names[0], "3")
-    with pytest.raises(ValueError, match=f"{names[0]} takes a rank below {names[1]}, 3, got 3"):
-        environment.process()
-    monkeypatch.setenv(names[1], "many")
-    with pytest.raises(ValueError, match="takes a whole number"):
-        environment.process()
-
-
-def test_bad_arguments():
-    with pytest.raises(ValueError, match="backend takes"):
-        dist.init("gloo")
-    with pytest.raises(ValueError, match="timeout takes"):
-        dist.init(timeout=0)
-    with dist.init() as group:
-        x = np.ones((2, 3))
-        for call, error, words in (
-            (lambda: group.all_reduce(x, "product"), ValueError, "op takes 'sum', 'mean'"),
-            (lambda: group.all_reduce(x > 0), TypeError, "x takes .* got bool"),
-            (lambda: group.all_reduce(x.astype(int), "mean"), TypeError, "float64.* got int64"),
-            (lambda: group.all_reduce(x, out=x[0]), ValueError, r"out takes \(2, 3\) of float64"),
-            (lambda: group.all_reduce(x.T, out=x.copy().T), ValueError, "C-contiguous array, got"),
-            (lambda: group.broadcast(x, root=1), ValueError, "root"),
-            (lambda: group.broadcast(np.array([None])), TypeError, "x takes numbers"),
-            (lambda: group.reduce_scatter(np.float64(1)), ValueError, "x takes a multiple of 1"),
-            (lambda: group.split(-1), ValueError, "color takes"),
-        ):
-            with pytest.raises(error, match=words):
-                call()
-        x.flags.writeable = False
-        with pytest.raises(ValueError, match="read-only"):
-            group.all_reduce(x, out=x)
-
-
-def test_a_sharded_optimizer_refuses_what_it_does_not_follow():
-    with dist.init() as group:
-        model = nn.Linear(8, 8, layout=np.eye(2), block_size=4, seed=0)
-        optimizer = dist.ShardedOptimizer(nn.optim.SGD(model.parameters(), lr=0.1), group)
-        for call in (optimizer.remap, lambda: optimizer.add_param_group({})):
-            with pytest.raises(NotImplementedError, match="make a new one"):
-                call()
-        model.weight.data = ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[0, 1], [1, 0]])
-        model(np.ones(8, np.float32)).sum().backward()
-        with pytest.raises(ValueError, match="has another layout now"):
-            optimizer.step()
-
-
-def test_a_leaf_s_gradient_comes_before_the_layers_below_are_gone_through():
-    """Else there would be nothing to overlap."""
-    from numbsparse.autograd import record
-    from numbsparse.autograd.tape import gradients_of
-
-    order = []
-    weights = [nn.Parameter(np.ones(1)) for _ in range(3)]
-    y = nn.Parameter(np.ones(1))
-    for i, w in enumerate(weights):
-
-        def vjp(dy, result, i=i):
-            order.append(f"below {i}")
-            return dy
-
-        y = record(y.data * w.data, (w, lambda dy, result: dy), (y, vjp))
-    for leaf, _ in gradients_of(y, ns.Tensor(np.ones(1)), False):
-        order += [f"weight {i}" for i, w in enumerate(weights) if w is leaf]
-    assert order == [f"{of} {i}" for i in (2, 1, 0) for of in ("weight", "below")]

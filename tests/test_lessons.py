@@ -22,12 +22,12 @@ from numbsparse.kernels.parts.banks import place, swap_for_rows
 from numbsparse.layout import Layout
 from numbsparse.pages import ladder, lessons, profile, tables
 from numbsparse.pages.committed import gain_of, on_gpu, profiled, rows_of, seconds_of
-from numbsparse.pages.lessons import EXAMPLE, picture
 from numbsparse.pages.profile import SECTIONS
 from numbsparse.pages.reads import reads
 
 ROOT = Path(__file__).parents[1]
 LESSONS = ROOT / "numbsparse" / "kernels" / "README.md"
+EXAMPLE = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 1]]  # what they begin with
 SOLUTIONS = sorted((ROOT / "examples" / "solutions").glob("*.py"))
 
 simulator = pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
@@ -82,14 +82,39 @@ def test_the_lessons_show_what_the_code_and_the_results_say(tmp_path):
     assert copy.read_text(encoding="utf-8") == read_lessons()
 
 
-def test_the_drawn_arrays_are_those_of_the_layout():
-    layout = ns.Layout(EXAMPLE)
-    drawn = picture(layout)
-    for name, walk in (("rows", layout.index.rows), ("columns", layout.index.columns)):
+def test_the_drawn_arrays_and_sums_are_those_of_the_layout():
+    (drawn,) = re.findall(r"^the number of each kept.*?^```", read_lessons(), re.M | re.S)
+    grid = [line.split("│")[1].split() for line in drawn.splitlines() if "│" in line]
+    index = Layout(EXAMPLE).index
+    places = list(zip(index.block_rows.tolist(), index.block_columns.tolist(), strict=True))
+    cells = [[str(places.index((r, c))) if kept else "·" for c, kept in enumerate(row)]
+             for r, row in enumerate(EXAMPLE)]  # fmt: skip
+    assert grid == cells
+    for name, walk in (("rows", index.rows), ("columns", index.columns)):
         for array in ("indptr", "indices", "blocks"):
             shown = re.search(rf"{name}\.{array} +\[(.*)\]", drawn)[1]
-            numbers = [int(number) for number in re.findall(r"\d+", shown)]
-            np.testing.assert_array_equal(numbers, getattr(walk, array))
+            assert list(map(int, re.findall(r"\d+", shown))) == getattr(walk, array).tolist()
+            bars = [len(re.findall(r"\d+", part)) for part in shown.split("|")]
+            assert (
+                bars == [len(getattr(walk, array))]
+                if array == "indptr"
+                else bars == [int(n) for n in np.diff(walk.indptr)]
+            )
+    for name in ("block_rows", "block_columns"):
+        shown = re.search(rf"{name} +\[(.*)\]", drawn)[1]
+        assert list(map(int, shown.split())) == getattr(index, name).tolist()
+    for output, sums, walk in (
+        (r"y\[:, (\d)\] = (.*)", r"x\[:, (\d)\] @ w\[(\d)\](?!\.T)", index.columns),
+        (r"dx\[:, (\d)\] = (.*)", r"dy\[:, (\d)\] @ w\[(\d)\]\.T", index.rows),
+    ):
+        lines = re.findall(rf"^    {output}", drawn, re.M)
+        assert [int(line) for line, _ in lines] == list(range(4))
+        for line, terms in lines:
+            own = slice(*walk.indptr[int(line) :][:2])
+            expected = zip(walk.indices[own].tolist(), walk.blocks[own].tolist(), strict=True)
+            assert [tuple(map(int, t)) for t in re.findall(sums, terms)] == list(expected)
+    products = re.findall(r"dw\[(\d)\] = x\[:, (\d)\]\.T @ dy\[:, (\d)\]", drawn)
+    assert [tuple(map(int, each)) for each in products] == [(b, *of) for b, of in enumerate(places)]
 
 
 @simulator

@@ -1,18 +1,10 @@
-"""examples/scaling.py: a plan that any sitting adds to, each run once, resumed, and told."""
+"""examples/scaling.py: a plan that any sitting adds to, and the table of its results."""
 
-import json
 from dataclasses import replace
-from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from examples_helpers import imported, write_text
-
-
-@pytest.fixture
-def scaling(monkeypatch):
-    return imported(monkeypatch, "scaling")
+from examples_helpers import imported, imported_plans, small_plan
 
 
 @pytest.fixture
@@ -22,14 +14,7 @@ def models(monkeypatch):
 
 @pytest.fixture
 def plans(monkeypatch):
-    """The plan of texts, and what all plans share."""
-    modules = [imported(monkeypatch, name) for name in ("runs_plan", "scaling_plan")]
-    return SimpleNamespace(**vars(modules[0]) | vars(modules[1]))
-
-
-@pytest.fixture
-def texts(monkeypatch):
-    return imported(monkeypatch, "scaling_text")
+    return imported_plans(monkeypatch)
 
 
 SPARSE = ("watts_strogatz", "barabasi_albert", "random", "balanced", "block_diagonal")
@@ -60,11 +45,6 @@ def test_a_size_too_small_for_blocks_is_refused(models):
 def test_names_of_models_differ(plans):
     named = [model for group in plans.GROUPS for model in group.models]
     assert len({model.name for model in named}) == len(set(named)) > 15
-
-
-def small_plan(plans, **changes):
-    groups = (plans.Group(64, plans.MAIN[:2], 4000), plans.Group(32, plans.MAIN[:1], 4000))
-    return replace(plans.Plan(groups=groups, rates=(1e-3, 2e-3), seeds=2), **changes)
 
 
 def result_of(run, plan, validation):
@@ -207,247 +187,6 @@ def test_times_are_estimated_from_the_longest_run_alike(plans):
     assert plans.seconds_for(run, plan, results) == pytest.approx(0.5 + 22)
     assert plans.seconds_for(run, plan, results, first=True) == pytest.approx(2 + 22)
     assert plans.seconds_for(replace(runs[0], size=32, amount=0), plan, results) == 10
-
-
-def passage(number, of="word"):
-    """A passage that no other is like, longer than those that may come again."""
-    letters = "".join(chr(97 + number // 26**i % 26) for i in range(3))
-    return f"def {letters}(x):\n    return '{of * 20} {letters * 5}'  # {number}"
-
-
-def write_files(folder, contents):
-    folder.mkdir(parents=True, exist_ok=True)
-    for i, content in enumerate(contents):
-        (folder / f"{i}.py").write_bytes(
-            content if isinstance(content, bytes) else content.encode()
-        )
-
-
-def test_the_text_is_all_files_by_their_hash(texts, tmp_path):
-    write_files(tmp_path / "one" / "inner", [passage(i) for i in range(300)])
-    write_files(tmp_path / "two", [passage(i) for i in range(300, 500)])
-    text, manifest = texts.gather([str(tmp_path)])
-    parts = dict(zip(texts.PARTS, (text.train, text.held_out, text.test), strict=True))
-    found = {name: part.tobytes().decode().split("\n\n")[:-1] for name, part in parts.items()}
-    assert sorted(chain(*found.values())) == sorted(passage(i) for i in range(500))
-    assert manifest["files"] == {n: len(part) for n, part in found.items()} | {"found": 500}
-    assert manifest["characters"] == {name: part.size for name, part in parts.items()}
-    assert manifest["packages"].keys() == {"one", "two"}
-    assert sum(manifest["packages"].values()) == sum(part.size for part in parts.values())
-    assert len(found["train"]) > 440
-    (tmp_path / "one").rename(tmp_path / "zoo")
-    again, named = texts.gather([str(tmp_path)])
-    assert (again.train == text.train).all()
-    assert named["sha256"] == manifest["sha256"]
-    (tmp_path / "two" / "0.py").write_text(passage(600))
-    assert texts.gather([str(tmp_path)])[1]["sha256"] != manifest["sha256"]
-
-
-def test_nothing_long_comes_twice(texts, tmp_path):
-    many = [passage(i) for i in range(300)]
-    short = "import numpy"
-    changed = passage(7).replace("# 7", "# 2024").replace("    ", "\t\t")
-    write_files(tmp_path / "a", many)
-    write_files(tmp_path / "b", [
-        f"{short}\n\n{passage(901)}\n\n{passage(902)}\n\n{changed}\n",  # a part of it is old
-        f"{short}\n\n{passage(903)}\n\n{passage(904)}\n\n{passage(904)}",
-        f"{passage(905)}\n\n{passage(3)}\n\n{passage(4)}",  # most of it
-        passage(5) + "\r\n",
-        passage(906) + "\N{SNOWMAN}",
-        passage(907) + "\0",
-        passage(908) + " " * texts.LARGEST,
-        "",
-    ])  # fmt: skip
-    text, manifest = texts.gather([str(tmp_path)])
-    everything = b"".join(part.tobytes() for part in (text.train, text.held_out, text.test))
-    for number in [*range(300), 901, 902, 903, 904]:
-        told = [everything.count(form.encode()) for form in (passage(number), changed)]
-        assert told[0] + (number == 7) * told[1] == 1, number
-    assert everything.count(b"import numpy") == 2
-    for number in (906, 907, 908):
-        assert passage(number).encode() not in everything
-    left_out = manifest["left_out"]
-    assert (left_out["other than ASCII"], left_out["larger than a megabyte"]) == (2, 1)
-    assert left_out["mostly repeated"] >= 1  # passage 5 comes with two kinds of line ends
-    assert manifest["symbols"] == len(set(everything)) == len(text.alphabet)
-
-
-def test_a_file_is_split_at_its_end(texts, tmp_path):
-    text, manifest = texts.gather([write_text(tmp_path)])
-    whole = np.concatenate([text.train, text.held_out, text.test]).tobytes()
-    assert whole == (tmp_path / "text.txt").read_bytes()
-    assert abs(text.held_out.size - text.test.size) <= 1
-    assert manifest["characters"]["train"] == text.train.size
-
-
-def test_the_installed_packages_are_a_text(texts, monkeypatch, tmp_path):
-    folders = texts.installed()
-    assert folders[-1].name.startswith("python3")
-    guest = tmp_path / "site-packages"
-    monkeypatch.setattr("sys.path", ["/elsewhere", str(guest)])
-    assert texts.installed()[:-1] == [guest]
-    monkeypatch.setenv("PYTHONPATH", f"/other:{guest}")
-    assert texts.installed()[:-1] == []
-
-
-@pytest.mark.parametrize("what", ["missing", "empty", "one"])
-def test_texts_are_refused(texts, tmp_path, what):
-    folder = tmp_path / "folder"
-    if what != "missing":
-        write_files(folder, [passage(1)] * (what == "one"))
-    with pytest.raises(ValueError, match="--text takes"):
-        texts.gather([str(folder)] * (1 + (what == "missing")))
-
-
-@pytest.fixture
-def small(scaling, plans, tmp_path, monkeypatch):
-    """Arguments, and tiny groups in the place of the plan's: blocks of 8, eight runs."""
-    models = plans.DENSE, replace(plans.WATTS, block_size=8, density=0.5)
-    monkeypatch.setattr(scaling, "GROUPS", (plans.Group(40, models, 640),))
-    runs = imported(monkeypatch, "scaling_run")
-    monkeypatch.setattr(runs, "MARKS", {"search": 1, "final": 5})
-    monkeypatch.setattr(runs, "HELD_OUT_BATCHES", 2)
-    text = write_text(tmp_path, n=2500)
-    words = ["--device", "cpu", "--dtype", "float32", "--batch", "4", "--length", "8"]
-    words += ["--search-characters", "160", "--seeds", "2", "--rates", "0.0004", "0.05"]
-    runs, results = tmp_path / "runs", tmp_path / "all.json"
-    return [*words, "--text", text, "--runs", str(runs), "--results", str(results)]
-
-
-def results_in(tmp_path):
-    return {f.name: json.loads(f.read_text()) for f in (tmp_path / "runs").glob("run-*.json")}
-
-
-def test_runs_are_done_once_by_any_number_of_sittings(scaling, small, tmp_path, capsys):
-    scaling.main([*small, "--list"])
-    assert "0 of 8 runs are done" in capsys.readouterr().out
-    scaling.main(small)
-    first = results_in(tmp_path)
-    purposes = [run["config"]["purpose"] for run in first.values()]
-    assert purposes.count("final") == 4
-    searches = [run for run in first.values() if run["config"]["purpose"] == "search"]
-    assert all(run["test"] is None and run["validation"] > 0 for run in searches)
-    finals = [run for run in first.values() if run["config"]["purpose"] == "final"]
-    symbols = len(set("block sparse weights\n"))
-    for run in finals:
-        alike = [s for s in searches if s["config"]["model"] == run["config"]["model"]]
-        best = min(alike, key=lambda s: s["validation"])
-        assert run["config"]["lr"] == best["config"]["lr"]
-        assert run["steps"] == 20
-        assert [mark[0] for mark in run["curve"]] == [32 * n for n in (4, 8, 12, 16, 20)]
-        assert abs(run["test"] - run["validation"]) < 0.5
-        assert run["setup_seconds"] < run["wall_seconds"]
-        assert run["flop_per_character"] == 6 * (run["parameters"] - 64 * symbols)
-    assert len({run["test"] for run in finals}) == 4
-    one, other = {run["parameters"] for run in finals}
-    assert one == pytest.approx(other, rel=0.05)
-    capsys.readouterr()
-    scaling.main([*small, "--collect", str(tmp_path / "all.json")])
-    said = capsys.readouterr().out
-    assert "2 of 2" in said
-    assert f"4 long runs and {len(searches)} short ones; 0 diverged" in said
-    assert (tmp_path / "all.png").stat().st_size > 10000
-    for file in (tmp_path / "runs").iterdir():
-        file.unlink()
-    scaling.main(small)
-    assert "all is done" in capsys.readouterr().out
-    assert results_in(tmp_path) == {}
-    stored = json.loads((tmp_path / "all.json").read_text())
-    assert {run["name"]: run for run in stored["runs"]} == {r["name"]: r for r in first.values()}
-    assert [*stored["manifests"]] == [finals[0]["config"]["text"]]
-
-
-def test_a_run_that_fails_stops_no_other_and_is_told(scaling, small, tmp_path, monkeypatch, capsys):
-    def failing(run, *_):
-        if run.model.wiring == "dense":
-            raise RuntimeError("no such kernel")
-        return {"name": run.name(_[0]), "config": run.config(_[0]), "validation": 1.0, "test": None,
-                "parameters": 1, "train_seconds": 1.0, "wall_seconds": 1.0,
-                "setup_seconds": 1.0}  # fmt: skip
-
-    monkeypatch.setattr(scaling, "train", failing)
-    with pytest.raises(SystemExit, match="2 runs failed"):
-        scaling.main(small)
-    captured = capsys.readouterr()
-    assert captured.out.count("RuntimeError: no such kernel") == 2
-    assert "2 runs can be begun, 2 wait for others" in captured.out
-    names = [run["config"]["model"]["wiring"] for run in results_in(tmp_path).values()]
-    assert names == ["watts_strogatz"] * 4
-
-
-def test_a_run_of_another_process_is_left_to_it(scaling, small, tmp_path, monkeypatch):
-    begun, runs = [], imported(monkeypatch, "runs")
-    (tmp_path / "runs").mkdir()
-    options = scaling.parse([*small, "--minutes", "1e-9"])
-    plan = scaling.plan_of(options, {"sha256": "0" * 64})
-    work = runs.Work(plan, options, lambda run, _: begun.append(run))  # out of time
-    run = next(iter(imported(monkeypatch, "runs_plan").missing(plan, {})))
-    with runs.claimed(tmp_path / "runs" / f"run-{run.name(plan)}.lock") as ours:
-        assert ours
-        assert runs.others_at_work(tmp_path / "runs")
-        assert not work.do(run, set())
-    assert not runs.others_at_work(tmp_path / "runs")
-    assert not begun
-
-
-def test_no_run_is_begun_that_takes_too_long(scaling, small, monkeypatch, capsys):
-    monkeypatch.setattr(scaling, "train", lambda *_: pytest.fail("begun"))
-    scaling.main([*small, "--minutes", "0.1"])  # shorter than the guess of ten seconds
-    assert "4 runs can be begun, 4 wait for others" in capsys.readouterr().out
-
-
-def test_some_runs_are_done_before_others(scaling, small, monkeypatch):
-    done, runs = [], imported(monkeypatch, "runs")
-    monkeypatch.setattr(runs.Work, "do", lambda _, run, failed: done.append(run))
-    scaling.main([*small, "--first", "watts", "lr-0.05-"])
-    assert [(run.model.wiring, run.lr) for run in done] == [
-        ("watts_strogatz", 0.05), ("dense", 0.0004), ("dense", 0.05), ("watts_strogatz", 0.0004)
-    ]  # fmt: skip
-
-
-def test_a_run_goes_on_where_the_clock_stopped_it(scaling, plans, small, tmp_path, monkeypatch):
-    """Bit for bit: as if it had not been stopped."""
-    runs = imported(monkeypatch, "scaling_run")
-    options = scaling.parse(small)
-    text, _ = scaling.gather(options.text)
-    plan = replace(small_plan(plans), batch=4, length=8, dtype="float32")
-    run = plans.Run("final", 40, plans.DENSE, 640, 4e-3, 0)
-    file = tmp_path / "checkpoint.npz"
-    assert runs.train(run, plan, text, "cpu", file, until=0.0) is None
-    assert file.exists()
-    resumed = runs.train(run, plan, text, "cpu", file, until=1e9)
-    whole = runs.train(run, plan, text, "cpu", tmp_path / "other.npz", until=1e9)
-    assert resumed["test"] == whole["test"]
-    assert [mark[2:] for mark in resumed["curve"]] == [mark[2:] for mark in whole["curve"]]
-    assert len(whole["curve"]) == 5
-
-
-def test_what_diverges_is_a_result(scaling, plans, small, tmp_path, monkeypatch):
-    runs = imported(monkeypatch, "scaling_run")
-    text, _ = scaling.gather(scaling.parse(small).text)
-    plan = replace(small_plan(plans), batch=4, length=8, dtype="float32")
-    run = plans.Run("final", 40, plans.DENSE, 640, 1e4, 0)
-    result = runs.train(run, plan, text, "cpu", tmp_path / "no.npz", until=1e9)
-    assert result["validation"] is result["test"] is None
-    assert "the final model's loss" in result["diverged"]
-    assert json.loads(json.dumps(result)) == result
-    report = imported(monkeypatch, "scaling_report")
-    assert any("| diverged | 0 of 1 |" in line for line in report.table([result]))
-    assert report.table([result])[-1] == "1 long runs and 0 short ones; 1 diverged"
-
-
-@pytest.mark.parametrize("content", ["{", "[]", '{"runs": []}'])
-def test_a_file_of_another_program_is_refused(scaling, small, tmp_path, content):
-    (tmp_path / "all.json").write_text(content)
-    with pytest.raises(SystemExit, match="holds no results of this program"):
-        scaling.main(small)
-
-
-@pytest.mark.parametrize("word", ["64", "x:1", "64:0", "64:x"])
-def test_groups_are_refused(scaling, word, capsys):
-    with pytest.raises(SystemExit):
-        scaling.main(["--groups", word])
-    assert "argument --groups: takes " in capsys.readouterr().err
 
 
 def test_names_are_those_of_earlier_sittings(plans):

@@ -347,8 +347,8 @@ def to_device(host: Any, place: str = "cuda") -> DeviceArray:
 
 
 def moved(array: Any, place: str) -> Any:
-    """A NumPy array or a DeviceArray in the memory of a place; itself if it is there already."""
-    if isinstance(array, DeviceArray):
+    """A NumPy array, or what else has `to`, in the memory of a place; itself if it is there."""
+    if not isinstance(array, np.ndarray):
         return array.to(place)
     return array if places.id_of(place) is None else to_device(array, place)
 

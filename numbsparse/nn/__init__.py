@@ -2,7 +2,6 @@
 
 from numbsparse.nn import functional, init, optim, utils
 from numbsparse.nn.activations import GELU, ReLU, Sigmoid, Tanh
-from numbsparse.nn.batch_norm import BatchNorm
 from numbsparse.nn.checkpoint import load, save
 from numbsparse.nn.containers import ModuleDict, ModuleList, Sequential
 from numbsparse.nn.conv import (
@@ -19,7 +18,7 @@ from numbsparse.nn.linear import Linear
 from numbsparse.nn.lstm import LSTM
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.nn.multiplicative_lstm import MultiplicativeLSTM, NormalizedProduct
-from numbsparse.nn.normalization import LayerNorm
+from numbsparse.nn.normalization import BatchNorm, LayerNorm
 from numbsparse.nn.recompute import recompute
 
 __all__ = [

@@ -17,7 +17,7 @@ class Form(NamedTuple):
     """How values are stored: what is kept with them is stored the same way."""
 
     shape: tuple[int, ...]  # of the array of values
-    features: tuple[int, ...] = ()
+    features: Any = ()  # in and out, of a matrix
     layout: Layout | None = None
     is_transposed: bool = False
 
@@ -25,8 +25,8 @@ class Form(NamedTuple):
         """A block-sparse matrix of this form."""
         assert self.layout is not None
         if self.is_transposed:
-            return BlockSparse(values, self.layout, shape=_pair(self.features[::-1])).T
-        return BlockSparse(values, self.layout, shape=_pair(self.features))
+            return BlockSparse(values, self.layout, shape=self.features[::-1]).T
+        return BlockSparse(values, self.layout, shape=self.features)
 
     @property
     def matrix_layout(self) -> Layout:
@@ -169,8 +169,3 @@ def check_can_remap(name: str, old: Form, new: Form) -> None:
         raise ValueError(
             f"{name} takes a layout of the same features and block size: {old}, got {new}"
         )
-
-
-def _pair(features: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = features
-    return rows, columns

@@ -72,15 +72,10 @@ class Linear(Module):
         super().__init__()
         rng = any_generator(seed)
         self.precision = ops.own_precision(precision)
-        layout, dtype = (
-            layout_for(in_features, out_features, layout, block_size),
-            float_dtype(dtype),
-        )
-        self.weight = MatrixParameter(
-            init.uniform(
-                layout, block_size, shape=(in_features, out_features), dtype=dtype, seed=rng
-            )
-        )
+        layout = layout_for(in_features, out_features, layout, block_size)
+        dtype, shape = float_dtype(dtype), (in_features, out_features)
+        weight = init.uniform(layout, block_size, shape=shape, dtype=dtype, seed=rng)
+        self.weight = MatrixParameter(weight)
         self.bias = None
         if flag("bias", bias):
             bound = 1 / np.sqrt(np.maximum(init.fan_in(self.weight.data), 1))

@@ -337,10 +337,10 @@ class Module:
         """
         id_of(place)  # refused before anything moves
         for parameter in self.parameters():
-            parameter.data = _moved(parameter.data, place)
+            parameter.data = moved(parameter.data, place)
             parameter.grad = None
         for buffer in self.buffers():
-            buffer.data = _moved(buffer.data, place)
+            buffer.data = moved(buffer.data, place)
         return self
 
     def state_dict(self) -> dict[str, Any]:
@@ -348,7 +348,7 @@ class Module:
         state: dict[str, Any] = {}
         for name, tensor in self._saved_tensors().items():
             own: Any = tensor.data
-            host = _moved(own, "cpu")
+            host = moved(own, "cpu")
             state[name] = host.copy() if host is own else host
         for prefix, module in self._paths():
             for name in module.saved:
@@ -381,7 +381,7 @@ class Module:
             _check_fits(name, given[name], tensor)
         for name, (module, attribute) in numbers.items():
             module.check_saved(attribute, state[name], f"state[{name!r}]")
-        own = {name: _moved(given[name].copy(), t.device) for name, t in tensors.items()}
+        own = {name: moved(given[name].copy(), t.device) for name, t in tensors.items()}
         for name, tensor in tensors.items():
             tensor.data = own[name]
             tensor.grad = None
@@ -411,10 +411,6 @@ class Module:
 
 
 HELD = (Module, Parameter)
-
-
-def _moved(data: Any, place: str) -> Any:
-    return data.to(place) if isinstance(data, BlockSparse) else moved(data, place)
 
 
 def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:

@@ -10,12 +10,16 @@ from types import ModuleType as _ModuleType
 
 from numbsparse.kernels.lstm import GATES
 from numbsparse.ops.activations import (
+    concat_elu,
+    concat_elu_grad,
     elu,
     elu_grad,
     gelu,
     gelu_grad,
     gelu_tanh,
     gelu_tanh_grad,
+    glu,
+    glu_grad,
     relu,
     relu_grad,
     sigmoid,
@@ -24,7 +28,6 @@ from numbsparse.ops.activations import (
     stretched_sigmoid_grad,
     tanh,
 )
-from numbsparse.ops.affine_norm import affine_norm, affine_norm_grad, affine_norm_sums
 from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, placed, remap
 from numbsparse.ops.average import average_step, check_average
 from numbsparse.ops.cell import cell, cell_grad
@@ -65,7 +68,6 @@ from numbsparse.ops.gates import (
     select_gated,
     ungated,
 )
-from numbsparse.ops.halves import concat_elu, concat_elu_grad, glu, glu_grad
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.loss_scale import (
     LEAST_SCALE,
@@ -77,7 +79,13 @@ from numbsparse.ops.loss_scale import (
 from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
-from numbsparse.ops.normalize import layer_norm, layer_norm_grad
+from numbsparse.ops.normalize import (
+    affine_norm,
+    affine_norm_grad,
+    affine_norm_sums,
+    layer_norm,
+    layer_norm_grad,
+)
 from numbsparse.ops.operands import HalfOnCPU, is_half, operand, state_dtype
 from numbsparse.ops.operands import at_home as _at_home
 from numbsparse.ops.optimizer import (

@@ -89,12 +89,9 @@ def guarded_adam_numbers(settings: Any, verdict: Any, skipped: Any) -> Any:
         return numbers
     if _count_skip(settings, verdict, skipped):
         return np.zeros((len(settings), ADAM_NUMBERS))
-    worked_out = np.empty((len(settings), ADAM_NUMBERS))
-    for row, (*own, step, member) in zip(worked_out, settings.tolist(), strict=True):
-        own.append(step - int(skipped[int(member)]))
-        row[:] = adam_numbers(*own)
-        row[-2:] = verdict
-    return worked_out
+    taken = [(*own, step - int(skipped[int(member)])) for *own, step, member in settings.tolist()]
+    known = {of: [*adam_numbers(*of)[:-2], *verdict] for of in set(taken)}
+    return np.array([known[of] for of in taken])
 
 
 def _count_skip(settings: np.ndarray, verdict: np.ndarray, skipped: np.ndarray) -> bool:

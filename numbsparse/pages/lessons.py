@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse.bench.results import Row, first
 from numbsparse.bench.show import PASSES, table
 from numbsparse.kernels.matmul import PRODUCTS
-from numbsparse.layout import Layout, Walk
+from numbsparse.layout import Layout
 from numbsparse.pages.committed import (
     card_of,
     gain_of,
@@ -40,7 +40,6 @@ BEFORE = {
 }
 """Each rung of the lessons, and the one that its table stands beside, at its own shape."""
 
-EXAMPLE = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 1]]
 DTYPES = ("float32", "float16")
 MOST_WAITS = 3
 COMPARED = (
@@ -50,11 +49,6 @@ COMPARED = (
     "shared read wavefronts",
     "shared write wavefronts",
 )
-
-
-def walks() -> str:
-    """The index arrays of the layout that the lessons begin with."""
-    return f"```text\n{picture(Layout(EXAMPLE))}\n```\n"
 
 
 def machine() -> str:
@@ -226,71 +220,7 @@ READ: dict[str, Callable[[Row], str]] = {
 """What the profiler read of a rung, line by line."""
 
 
-def picture(layout: Layout) -> str:
-    """A pattern with the blocks' numbers, and the index arrays that each product follows."""
-    index = layout.index
-    blocks = enumerate(zip(index.block_rows, index.block_columns, strict=True))
-    products = [f"dw[{b}] = x[:, {row}].T @ dy[:, {column}]" for b, (row, column) in blocks]
-    parts = [
-        _grid(layout),
-        "forward walks down the block columns:",
-        _walk("columns", index.columns, "y[:, {line}] = ", "x[:, {other}] @ w[{block}]"),
-        "input_grad walks along the block rows:",
-        _walk("rows", index.rows, "dx[:, {line}] = ", "dy[:, {other}] @ w[{block}].T"),
-        "weight_grad takes the blocks as they are stored:",
-        _lines(
-            f"block_rows     {_array(index.block_rows)}",
-            f"block_columns  {_array(index.block_columns)}",
-            "",
-            *products,
-        ),
-    ]
-    return "\n\n".join(parts)
-
-
-def _grid(layout: Layout) -> str:
-    rows, columns = layout.shape
-    cells = np.full(layout.shape, "·", object)
-    cells[layout.index.block_rows, layout.index.block_columns] = np.arange(layout.n_blocks)
-    heads = "".join(f"{column:4}" for column in range(columns))
-    return "\n".join(
-        [
-            "the number of each kept block: its place in `values`",
-            "",
-            f"block column  {heads}",
-            f"   block row ┌{'─' * (4 * columns)}",
-            *(f"{r:12} │{''.join(f'{cell!s:>4}' for cell in cells[r])}" for r in range(rows)),
-        ]
-    )
-
-
-def _walk(name: str, walk: Walk, output: str, term: str) -> str:
-    cuts = [int(end) for end in walk.indptr[1:-1]]
-    sums = []
-    for line, (begin, end) in enumerate(zip(walk.indptr[:-1], walk.indptr[1:], strict=True)):
-        pairs = zip(walk.indices[begin:end], walk.blocks[begin:end], strict=True)
-        terms = " + ".join(term.format(other=other, block=block) for other, block in pairs)
-        sums.append(f"{output.format(line=line)}{terms or '0'}")
-    return _lines(
-        f"{name}.indptr   {_array(walk.indptr)}",
-        f"{name}.indices  {_array(walk.indices, cuts)}",
-        f"{name}.blocks   {_array(walk.blocks, cuts)}",
-        "",
-        *sums,
-    )
-
-
-def _lines(*lines: str) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in lines)
-
-
-def _array(values: np.ndarray, cuts: list[int] | None = None) -> str:
-    """Numbers in brackets; a bar where the next line begins."""
-    bars = "".join(("|" if i in (cuts or ()) else " ") + str(n) for i, n in enumerate(values))
-    return f"[{bars} ]"
-
-
 PARTS: dict[str, Callable[[], str]] = {
-    **{part.__name__: part for part in (walks, machine, limits, counts, steps, opened)},
+    **{part.__name__: part for part in (machine, limits, counts, steps, opened)},
     **{name: partial(figures, name) for name in BEFORE},
 }

@@ -28,7 +28,7 @@ from numbsparse.nn.functional.joint import jointly
 from numbsparse.nn.functional.layers import inner_product, layer_norm
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
-from numbsparse.ops.affine_norm import Place
+from numbsparse.ops.normalize import Place
 
 
 def repeated_product(

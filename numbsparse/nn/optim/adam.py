@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.optim.groups import Setting
@@ -57,9 +55,6 @@ class Adam(Optimizer):
             number(f"betas[{i}]", beta, below=1)
         number("eps", eps)
         number("weight_decay", weight_decay)
-
-    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
-        return ops.adam_numbers(*self._settings(group, step))
 
     def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
         rates = group["lr"], *group["betas"], group["eps"], group["weight_decay"]

@@ -52,7 +52,7 @@ class Optimizer:
     """
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
-    n_numbers = n_settings = 0  # how many `_numbers` and `_settings` give
+    n_numbers = n_settings = 0  # how many `guarded_numbers` and `_settings` give
     lr = Setting()
 
     def __init__(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **settings: Any):
@@ -147,28 +147,18 @@ class Optimizer:
         On the GPU they are worked out for each replay of a captured step, which so counts again.
         """
 
-        def count() -> None:
+        def settings() -> np.ndarray:
             self.steps += counts
             for i in members:
                 self._counts[i] += 1
-
-        def plain() -> np.ndarray:
-            count()
-            taken = [
-                (self._groups.members[i][0], self._counts[i] - int(self._skipped[1 + i]))
-                for i in members
-            ]
-            known = {
-                (nth, step): self._numbers(self.param_groups[nth], step) for nth, step in set(taken)
-            }
-            return np.array([known[each] for each in taken])
-
-        def settings() -> np.ndarray:
-            count()
             rows = ((i, self._groups.members[i][1]) for i in members)
             return np.array([[*self._settings(group, self._counts[i]), 1 + i] for i, group in rows])
 
-        on_gpu = device != "cpu"
+        numbers_of, on_gpu = type(self).guarded_numbers, device != "cpu"
+
+        def plain() -> Any:
+            return numbers_of(settings(), np.array(ops.TAKEN), self._skipped)
+
         if verdict is None and on_gpu and isinstance(self._skipped, DeviceArray):
             verdict = live(lambda: np.ones(2), 2, np.float32)  # that knows how many were skipped
         if verdict is None:
@@ -177,7 +167,7 @@ class Optimizer:
         else:
             size = len(members) * (1 + self.n_settings)
             given = live(settings, size, np.float64) if on_gpu else settings()
-            numbers = type(self).guarded_numbers(given, verdict, self._skips_in(device))
+            numbers = numbers_of(given, verdict, self._skips_in(device))
         return numbers.reshape(len(members), self.n_numbers)
 
     def _skips_in(self, device: str) -> Any:
@@ -208,12 +198,8 @@ class Optimizer:
         self._forms = self._forms | {i: kept.form_of(self.parameters[i].data) for i in moved}
         forget_captures()
 
-    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
-        """What a parameter's step of this number needs, in float64: lr, and so on."""
-        raise NotImplementedError
-
     def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
-        """What `guarded_numbers` works them out of, where the GPU knows which steps were taken."""
+        """What `guarded_numbers` works out of what a parameter's step of this number needs."""
         raise NotImplementedError
 
     guarded_numbers: Callable[..., Any]

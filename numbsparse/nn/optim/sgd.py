@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from numbsparse import ops
 from numbsparse.autograd import Tensor
 from numbsparse.nn.optim.groups import Setting
@@ -58,9 +56,6 @@ class SGD(Optimizer):
 
     def slots_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("velocity",) if group["momentum"] else ()
-
-    def _numbers(self, group: Mapping[str, Any], step: int) -> np.ndarray:
-        return np.array([*self._settings(group, step), *ops.TAKEN])
 
     def _settings(self, group: Mapping[str, Any], step: int) -> list[float]:
         return [group["lr"], group["momentum"], group["weight_decay"]]

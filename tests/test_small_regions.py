@@ -1,0 +1,148 @@
+"""Weight-gradients of k7_small_blocks: regions of blocks, cut, shared, and of two sizes."""
+
+import numpy as np
+import pytest
+
+from numbsparse import device, patterns
+from numbsparse.kernels.matmul import rung
+from numbsparse.kernels.matmul.k7_small_blocks import region_choice, regions
+from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Ways, cuts_of
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
+from numbsparse.layout import Layout
+from numbsparse.testing import Case, check_rung
+
+pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
+
+
+def uneven(rng, B):
+    """Hubs among the columns, an empty panel of rows, and edges inside a group of features."""
+    pattern = rng.random((700 // B, 1100 // B)) < rng.random(1100 // B) ** 4
+    pattern[64 // B : 200 // B] = False
+    return Layout(pattern)
+
+
+@pytest.mark.parametrize("B", [8, 16])
+def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
+    layout, region = uneven(rng, B), Region(3, 96 // B, 4, 32, 2)
+    groups, codes, used, blocks = plan_regions(layout.index, B, layout.shape, region)
+    groups, used = groups.reshape(-1, region.GROUPS), used.reshape(-1, region.WARPS)
+    shape = (groups.shape[0], region.WARPS, region.SLOTS)
+    codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 2)
+
+    def feature(item, piece, of_dy):
+        group, at = divmod(int(piece) * PIECE, region.FEATURES)
+        group = groups[item, group]
+        assert group >= 0
+        assert group % 2 == of_dy
+        return group // 2 * region.FEATURES + at
+
+    found = []
+    for item, warp, slot in np.ndindex(shape):
+        assert (blocks[item, warp, slot, 0] >= 0) == (slot < used[item, warp])
+        code = int(codes[item, warp, slot])
+        for half, block in enumerate(blocks[item, warp, slot]):
+            if block >= 0:
+                row = feature(item, code >> 10 * half & 1023, False)
+                column = feature(item, code >> 20 & 1023, True)
+                found.append((row // B, column // B, block))
+                same = slot > 0 and code >> 20 & 1023 == codes[item, warp, slot - 1] >> 20 & 1023
+                assert code >> 30 == (not same)
+    places = layout.index.block_rows, layout.index.block_columns
+    kept = zip(*places, range(layout.n_blocks), strict=True)
+    assert sorted(found) == sorted(kept)
+
+
+@pytest.mark.parametrize("pieces", [2, pytest.param(11, id="11, which warps share")])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_are_cut(dtype, B, pieces, monkeypatch):
+    cut_of = []
+    monkeypatch.setattr(
+        regions, "region_for", lambda index, B, widths, batch, ways, places: (ways.large, pieces)
+    )
+    monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
+    case = Case(batch=33 * pieces, in_features=40, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
+    assert any(cuts.left for cuts in cut_of)
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+@pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
+def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
+    def shared(index, B, widths, batch, ways, places):
+        return ways.large._replace(SLOTS=slots, SPLIT=4), 1
+
+    monkeypatch.setattr(regions, "region_for", shared)
+    case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
+    check_rung(rung("k7_small_blocks"), "weight_grad", case, dtype, "cuda")
+
+
+def test_regions_are_cut_where_that_pays():
+    def times(n, batch):
+        return [region_choice.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
+
+    assert np.argmin(times(50, 64)) == 0
+    assert np.argmin(times(50, 2048)) > 0
+    assert np.argmin(times(132, 8192)) == 0
+    large = Region(12, 18, 38, 32, 3)
+    ways = Ways(None, large, (), 5.0, 0.0)
+    _, pieces = region_choice._fastest(ways, (1, 1, 1), (), 40, 132, 0.0)
+    assert pieces == 2  # a stage each
+
+
+@pytest.mark.parametrize(
+    ("batch", "places", "which", "blocks"),
+    [
+        *((64, 132, 3, 1), (300, 132, 3, 2), (4096, 132, 2, 8)),
+        *((64, 13, 1, 1), (64, 4, 0, 1)),
+    ],
+)
+def test_regions_are_small_where_large_ones_leave_places_free(
+    batch, places, which, blocks, monkeypatch
+):
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
+    large, smaller = region_choice.region_of(8, 2, 0.1, False), region_choice.SMALLER[2, 8]
+    ways = Ways(None, large, smaller, 0.04, 0.0013)
+    region, pieces = region_choice.region_for(index, 8, (1024, 1024), batch, ways, places)
+    assert region == (large, *(each.region for each in smaller))[which]._replace(SPLIT=blocks)
+    assert pieces == 1
+
+
+@pytest.mark.parametrize("batch", [1023, 1 << 14, 1 << 17])
+@pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
+def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
+    """As many as there are places for, if rows are many; a second pass is worth no few rows."""
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
+    large, smaller = region_choice.region_of(B, item, 0.2, False), region_choice.SMALLER[item, B]
+    ways, where = Ways(None, large, smaller, 0.1, 0.0013), (index, B, (128, 128), batch)
+    region, pieces = region_choice.region_for(*where, ways, 132)
+    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
+    assert n * pieces * region.SPLIT <= 132
+    assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1023 else (1, True))
+    assert batch < 1 << 17 or pieces > 64
+    fewer = tuple(each._replace(spare=6) for each in smaller)
+    region, pieces = region_choice.region_for(*where, ways._replace(smaller=fewer), 132)
+    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    assert region.SPLIT > 1 or n * pieces <= 126
+
+
+@pytest.mark.parametrize("places", range(2, 12))
+def test_wider_regions_where_they_save_a_round(places, monkeypatch):
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    index = Layout(patterns.random(192, 192, 0.1, seed=0)).index
+    large = region_choice.region_of(8, 2, 0.1, False)
+    wider = region_choice.WIDER[large]
+    n, m = (region_choice.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
+    fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
+    assert m <= fewer <= n
+    ways, saves = Ways(None, large, (), 0.04, 0.0013), -(-fewer // places) < -(-n // places)
+    found, _ = region_choice.region_for(index, 8, (1536, 1536), 64, ways, places)
+    assert found == (wider if saves else large)
+
+
+@pytest.mark.parametrize(("n", "pieces", "left"), [(11, 3, 3), (11, 1, 0), (8, 3, 0), (2, 5, 2)])
+def test_regions_that_places_lack_are_cut(n, pieces, left):
+    assert cuts_of(n, 4, pieces) == (n - left, left, pieces)
