@@ -265,6 +265,32 @@ def test_warps_that_find_what_gates_leave_do_not_race(dtype, size, rng, monkeypa
     assert races(lambda: ops.sddmm_into(values, x.T, dy, *how)) == []
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "size", "batch", "packs"),
+    [
+        ("k6_hopper", "float16", 32, 40, False),
+        ("k7_small_blocks", "float16", 8, 40, False),
+        ("k7_small_blocks", "float16", 8, 40, True),
+        ("k7_small_blocks", "float32", 16, 40, True),
+        ("k8_small_batch", "float16", 8, 9, False),
+        ("k8_small_batch", "float32", 32, 33, False),
+    ],
+)
+def test_kernels_that_multiply_gates_do_not_race(
+    kernel, dtype, size, batch, packs, rng, monkeypatch
+):
+    """In more steps than a ring has stages, some of which have no block that is left."""
+    monkeypatch.setattr(strip_plan, "is_packed", lambda *sizes: packs)
+    layout = ns.Layout(rng.random((5, 3)) < 0.7)
+    gates = ns.to_device(np.float32(rng.choice([0, 0.5, 1, 2], layout.n_blocks)))
+    values = rng.standard_normal((layout.n_blocks, size, size)).astype(dtype)
+    w = ns.BlockSparse(values, layout).to("cuda")
+    x = ns.to_device(rng.standard_normal((batch, 5 * size)).astype(dtype))
+    how = {"gate": ops.all_blocks(w, gates), "kernel": kernel}
+    assert races(lambda: ops.matmul(x, w, **how)) == []
+
+
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])
 def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, monkeypatch):
     """float32: of columns that keep the same rows, 64 rows and columns of x.T @ dy are one."""

@@ -95,3 +95,15 @@ def test_trained_gates_that_are_not_known_are_multiplied_once(rng):
     assert ops.multiplies_gates(
         ns.to_device(np.ones((5, 96), "f4")), wide, unknown, "k6_hopper", trained=True
     )
+
+
+def test_views_that_begin_at_one_address_are_other_gates(rng):
+    """What is known of one of them is not taken for another length, or for other strides."""
+    buffer = ns.to_device(np.float32([1, 0, 1, 1]))
+    for gates in (buffer[:2], buffer[::2], buffer[:1], buffer):
+        dense = rng.standard_normal((8, 8 * gates.size)).astype(np.float32)
+        w = ns.BlockSparse.from_dense(dense, np.ones((1, gates.size)), block_size=8)
+        x = rng.standard_normal((3, 8)).astype(np.float32)
+        y = ns.matmul(ns.to_device(x), w.to("cuda"), gate=gates)
+        by = dense * np.repeat(gates.numpy(), 8)
+        close(y, x.astype(np.float64) @ by, abs(x) @ abs(by), "float32", 8)

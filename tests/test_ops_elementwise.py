@@ -350,6 +350,8 @@ REFUSED = {
     "list": (lambda: ops.add([1.0], F32), TypeError, "a takes .* got list"),
     "dtypes": (lambda: ops.multiply(F32, F64), TypeError, "a and b .* float32 and float64"),
     "integers": (lambda: ops.exp(np.arange(3)), TypeError, "a takes .* got int64"),
+    "a number, integers": (lambda: ops.add(0.5, np.arange(3)), TypeError, "b takes .* got int64"),
+    "integers, a number": (lambda: ops.add(np.arange(3), 0.5), TypeError, "a takes .* got int64"),
     "shapes": (lambda: ops.add(F32, F32[:2]), ValueError, r"a and b .* \(3,\) and \(2,\)"),
     "no broadcast": (lambda: ops.relu_grad(F32, F32[:1]), ValueError, "x and dy take one shape"),
     "exponent": (lambda: ops.power(F32, F32), TypeError, "exponent takes a number"),

@@ -98,6 +98,8 @@ def test_refusals(home):
         ops.take_rows(table, [0])
     with pytest.raises(ValueError, match=r"dy takes the shape \(\*indices.shape, width\)"):
         ops.sum_rows(table, indices, 3)
+    with pytest.raises(ValueError, match=r"dy takes the shape \(\*indices.shape, width\)"):
+        ops.sum_rows(*(home.send(np.array(1), dtype=d) for d in ("float32", "int64")), 3)
     with pytest.raises(ValueError, match="rows takes an integer of at least 0, got -1"):
         ops.sum_rows(table[:2], indices, -1)
 
