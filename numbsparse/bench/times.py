@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize
 
 from numbsparse.bench import held_out
 from numbsparse.bench.held_out import Found
@@ -32,7 +32,10 @@ from numbsparse.ops import choice, times
 
 SLOW = "k1_naive"  # nowhere the fastest
 COUNT = 3000  # of products that are drawn
-FIRST, LEAST, HELD = 1.5, 1.0, 0.35  # of products: what is usual of a launch, LAUNCH, and ALIKE
+# Of products, what is usual of a launch; of which differences of logarithms distances and choices
+# are counted in; at most what a choice costs, and how much that weighs; HOLD, and ALIKE.
+FIRST, NEAR, BY_CHANCE, MOST_LOST, LOST = 1.5, 0.1, 0.15, 0.5, 150.0
+HELD, STEPS = (0.5, 25.0), {"maxiter": 1000, "maxcor": 30}
 # Of convolutions.
 SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
@@ -61,7 +64,7 @@ def run(
     """
     require_times()
     if json_file is not None:
-        content = fit(jobs) if of_images else fit_products(jobs, COUNT, only)
+        content = fit(jobs, minutes) if of_images else fit_products(jobs, COUNT, only, minutes)
         if only is not None:
             known = json.loads(json_file.read_text(encoding="utf-8"))["factors"]
             content["factors"] = known | content["factors"]
@@ -80,37 +83,111 @@ def run(
             print(by_kind(found))
 
 
-def fit_products(jobs: int, count: int, only: str | None = None) -> dict[str, Any]:
+def fit_products(
+    jobs: int, count: int, only: str | None = None, minutes: float = inf
+) -> dict[str, Any]:
     """What `ops.times` reads: of so many drawn ones, that no seed of the command draws."""
     points = islice(held_out.drawn(np.random.default_rng([0, 2]), only), count)
-    found = list(held_out.found(points, inf, jobs))
+    found = list(held_out.found(points, minutes * 60, jobs))
     print(held_out.summary(found, most=0), flush=True)
     return content_of(found)
 
 
 def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
-    """The factors by case, with where they were measured.
-
-    Float32 has its own of each rung. What takes long beside the fastest counts for less.
-    """
+    """The factors by case, with where they were measured; float32 has its own of each rung."""
     timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
-    for each in all_found:
-        of, product, least = each.of.problem, each.of.product, min(each.seconds.values(), default=1)
+    for number, each in enumerate(all_found):
+        of, product = each.of.problem, each.of.product
         numbers = product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, each.of.feature_major)
         for name in each.seconds.keys() & times.OF_RUNG.keys():
             case = times.case_of(name, *numbers, of.precision)
-            row = *times.counts(name, sizes), each.seconds[name] * 1e6, least / each.seconds[name]
+            row = *times.counts(name, sizes), each.seconds[name] * 1e6, number
             timed.setdefault(tuple(case.split()[:3]), []).append((case, row))
-    factors: dict[str, np.ndarray] = {}
-    for of_rung in timed.values():
-        cases, rows = zip(*of_rung, strict=True)
-        counts, took, weights = np.split(np.array(rows, float), [-2, -1], 1)
-        most, n = counts.max(0), counts.shape[1]
-        usual = np.median(took) / n / np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
-        usual[0] = FIRST
-        factors |= fitted(cases, counts, took, weights[:, 0], usual, LEAST, HELD)
+    rungs = [rung_of(*zip(*of_rung, strict=True)) for of_rung in timed.values()]
+    factors = fitted_to_choose(rungs) if rungs else {}
     return _told("python -m numbsparse times --json numbsparse/ops/times.json --points 0", factors)
+
+
+class Rung(NamedTuple):
+    """What was timed of a rung: so many counts each, as parts of what is usual."""
+
+    cases: list[str]
+    shared: np.ndarray  # (cases, words), as `words_of` says
+    own: np.ndarray  # the case of each time
+    counts: np.ndarray
+    usual: np.ndarray
+    took: np.ndarray  # logarithms of microseconds
+    points: np.ndarray  # numbers of what was drawn
+
+    def parts(self, logs: np.ndarray) -> np.ndarray:
+        """Of each count of all times the microseconds."""
+        factors = np.exp(self.shared @ logs.reshape(self.shared.shape[1], -1))
+        return self.counts * factors[self.own]
+
+
+def rung_of(cases: Sequence[str], rows: Sequence[tuple[float, ...]]) -> Rung:
+    counts, took, points = np.split(np.array(rows, float), [-2, -1], 1)
+    most, n = counts.max(0), counts.shape[1]
+    usual = np.median(took) / n / np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
+    usual[0] = FIRST
+    each, shared = words_of(cases)
+    own = np.array([each.index(case) for case in cases])
+    return Rung(
+        each, shared, own, counts * usual, usual, np.log(took[:, 0]), points[:, 0].astype(int)
+    )
+
+
+def fitted_to_choose(rungs: Sequence[Rung]) -> dict[str, np.ndarray]:
+    """Factors by case, with which the rung that is expected to be the fastest loses least.
+
+    Times are fitted first, those near the fastest of a point more than others. Then what a choice
+    loses, by chance among rungs that are expected to take nearly as long, counts as well: so an
+    error is smallest where it decides, and rungs that are rarely the fastest are taken as rarely.
+    Factors are made as in `fitted`.
+    """
+    took, points = (
+        np.concatenate([getattr(of, name) for of in rungs]) for name in ("took", "points")
+    )
+    least = np.full(points.max() + 1, np.inf)
+    np.minimum.at(least, points, took)
+    behind = took - least[points]
+    weights, lost = np.exp(-2 * behind), np.minimum(behind, MOST_LOST)
+    sizes = [of.shared.shape[1] * of.usual.size for of in rungs]
+    hold = np.concatenate(
+        [np.where(np.arange(n) < of.usual.size, *HELD) for of, n in zip(rungs, sizes, strict=True)]
+    )
+    begins, ends = np.cumsum(sizes)[:-1], np.cumsum([of.took.size for of in rungs])[:-1]
+
+    def loss(logs: np.ndarray, of_choice: float) -> tuple[float, np.ndarray]:
+        parts = [of.parts(own) for of, own in zip(rungs, np.split(logs, begins), strict=True)]
+        expected = np.log(np.concatenate([part.sum(1) for part in parts]))
+        off = (expected - took) / NEAR
+        far = np.sqrt(1 + off**2)
+        chance = np.exp((least[points] - expected) / BY_CHANCE)
+        chance /= np.bincount(points, chance)[points]
+        of_point = np.bincount(points, chance * lost)
+        total = (weights * (far - 1)).sum() + of_choice * of_point.sum() + hold @ logs**2
+        slope = weights * off / far / NEAR
+        slope -= of_choice * chance * (lost - of_point[points]) / BY_CHANCE
+        slopes = [
+            (of.shared[of.own].T @ (own[:, None] * part / part.sum(1, keepdims=True))).ravel()
+            for of, own, part in zip(rungs, np.split(slope, ends), parts, strict=True)
+        ]
+        return total, np.concatenate(slopes) + 2 * hold * logs
+
+    logs = np.zeros(hold.size)
+    for of_choice in (0.0, LOST):
+        logs = minimize(loss, logs, of_choice, "L-BFGS-B", jac=True, options=STEPS).x
+    return {
+        case: factors
+        for of, own in zip(rungs, np.split(logs, begins), strict=True)
+        for case, factors in zip(
+            of.cases,
+            np.exp(of.shared @ own.reshape(of.shared.shape[1], -1)) * of.usual,
+            strict=True,
+        )
+    }
 
 
 def _told(command: str, factors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -170,11 +247,11 @@ class Convolution(NamedTuple):
         return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
 
-def fit(jobs: int) -> dict[str, Any]:
+def fit(jobs: int, minutes: float = inf) -> dict[str, Any]:
     """What `costs` reads: of drawn ones, that no seed of the command draws."""
     count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS)
     points = islice(drawn(np.random.default_rng([0, 1])), count)
-    found = list(held_out.found(points, inf, jobs, count))
+    found = list(held_out.found(points, minutes * 60, jobs, count))
     print(held_out.summary(found, most=0), flush=True)
     return content(found)
 
@@ -227,43 +304,39 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
     return _told(f"python -m numbsparse times --conv --json {file} --points 0", factors)
 
 
-def fitted(
-    cases: Sequence[str],
-    counts: np.ndarray,
-    times: np.ndarray,
-    weights: np.ndarray | float = 1.0,
-    usual: Sequence[float] | np.ndarray = USUAL,
-    launch: float = LAUNCH,
-    alike: float = ALIKE,
-) -> dict[str, np.ndarray]:
+def fitted(cases: Sequence[str], counts: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
     """Factors by case, whose sums of (points, counts) are nearest to (points, 1) times.
 
     Cases are of one rung: what few points tell of one, others with its numbers or its block size
     tell too. A factor is that of the rung, times one for the numbers and one for the size, which
-    are held near 1. All are positive, and that of launches, the first, is `launch` or more. What no
-    point tells stays near what is `usual`. Distances are in logarithms.
+    are held near 1. All are positive, and that of launches, the first, is LAUNCH or more. What no
+    point tells stays near what is USUAL. Distances are in logarithms.
     """
-    (kind,) = {tuple(case.split()[:2]) for case in cases}
-    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
-    each = [" ".join((*kind, *of)) for of in every(numbers, sizes)]  # those not timed, too
-    words = numbers + sizes
-    shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
+    each, shared = words_of(cases)
     own = np.array([each.index(case) for case in cases])
-    n_counts, n_words = counts.shape[1], 1 + len(words)
-    least = np.where(np.arange(n_counts) == 0, launch, 0.0)
-    hold = np.where(np.arange(n_words) == 0, HOLD, alike)[:, None]
+    n_counts, n_words = counts.shape[1], shared.shape[1]
+    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
+    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
 
     def factors(logs: np.ndarray) -> np.ndarray:
-        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * usual[:n_counts], least)
+        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
 
     def off(logs: np.ndarray) -> np.ndarray:
         ratios = (counts * factors(logs)[own]).sum(1) / times[:, 0]
-        return np.concatenate(
-            [weights * np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()]
-        )
+        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
 
     found = least_squares(off, np.zeros(n_words * n_counts)).x
     return dict(zip(each, factors(found), strict=True))
+
+
+def words_of(cases: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """All cases of these numbers and block sizes, those not timed, too; and which of all, of
+    numbers and of sizes, each one is of."""
+    (kind,) = {tuple(case.split()[:2]) for case in cases}
+    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
+    each = [" ".join((*kind, *of)) for of in every(numbers, sizes)]
+    words = numbers + sizes
+    return each, np.array([[1] + [word in parts_of(case) for word in words] for case in each])
 
 
 def parts_of(case: str) -> tuple[str, str]:
