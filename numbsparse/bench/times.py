@@ -4,7 +4,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares, minimize
 
 from numbsparse.bench import held_out
+from numbsparse.bench.factors import Timed, fitted, fitted_to_choose
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
 from numbsparse.bench.peers import CUDNN
@@ -32,10 +32,6 @@ from numbsparse.ops import choice, times
 
 SLOW = "k1_naive"  # nowhere the fastest
 COUNT = 3000  # of products that are drawn
-# Of products, what is usual of a launch; of which differences of logarithms distances and choices
-# are counted in; at most what a choice costs, and how much that weighs; HOLD, and ALIKE.
-FIRST, NEAR, BY_CHANCE, MOST_LOST, LOST = 1.5, 0.1, 0.15, 0.5, 150.0
-HELD, STEPS = (0.5, 25.0), {"maxiter": 1000, "maxcor": 30}
 # Of convolutions.
 SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
@@ -43,9 +39,6 @@ DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
 MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
 SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
-LAUNCH = 2.0  # microseconds that one takes at least
-USUAL = 4.0, 8.0, 1.0, 0.3, 0.5  # factors: most are within some times of these
-HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
 
 
 def run(
@@ -95,99 +88,16 @@ def fit_products(
 
 def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
     """The factors by case, with where they were measured; float32 has its own of each rung."""
-    timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
-    for number, each in enumerate(all_found):
+    timed = []
+    for point, each in enumerate(all_found):
         of, product = each.of.problem, each.of.product
         numbers = product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, each.of.feature_major)
         for name in each.seconds.keys() & times.OF_RUNG.keys():
             case = times.case_of(name, *numbers, of.precision)
-            row = *times.counts(name, sizes), each.seconds[name] * 1e6, number
-            timed.setdefault(tuple(case.split()[:3]), []).append((case, row))
-    rungs = [rung_of(*zip(*of_rung, strict=True)) for of_rung in timed.values()]
-    factors = fitted_to_choose(rungs) if rungs else {}
+            timed.append(Timed(case, times.counts(name, sizes), each.seconds[name] * 1e6, point))
+    factors = fitted_to_choose(timed) if timed else {}
     return _told("python -m numbsparse times --json numbsparse/ops/times.json --points 0", factors)
-
-
-class Rung(NamedTuple):
-    """What was timed of a rung: so many counts each, as parts of what is usual."""
-
-    cases: list[str]
-    shared: np.ndarray  # (cases, words), as `words_of` says
-    own: np.ndarray  # the case of each time
-    counts: np.ndarray
-    usual: np.ndarray
-    took: np.ndarray  # logarithms of microseconds
-    points: np.ndarray  # numbers of what was drawn
-
-    def parts(self, logs: np.ndarray) -> np.ndarray:
-        """Of each count of all times the microseconds."""
-        factors = np.exp(self.shared @ logs.reshape(self.shared.shape[1], -1))
-        return self.counts * factors[self.own]
-
-
-def rung_of(cases: Sequence[str], rows: Sequence[tuple[float, ...]]) -> Rung:
-    counts, took, points = np.split(np.array(rows, float), [-2, -1], 1)
-    most, n = counts.max(0), counts.shape[1]
-    usual = np.median(took) / n / np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
-    usual[0] = FIRST
-    each, shared = words_of(cases)
-    own = np.array([each.index(case) for case in cases])
-    return Rung(
-        each, shared, own, counts * usual, usual, np.log(took[:, 0]), points[:, 0].astype(int)
-    )
-
-
-def fitted_to_choose(rungs: Sequence[Rung]) -> dict[str, np.ndarray]:
-    """Factors by case, with which the rung that is expected to be the fastest loses least.
-
-    Times are fitted first, those near the fastest of a point more than others. Then what a choice
-    loses, by chance among rungs that are expected to take nearly as long, counts as well: so an
-    error is smallest where it decides, and rungs that are rarely the fastest are taken as rarely.
-    Factors are made as in `fitted`.
-    """
-    took, points = (
-        np.concatenate([getattr(of, name) for of in rungs]) for name in ("took", "points")
-    )
-    least = np.full(points.max() + 1, np.inf)
-    np.minimum.at(least, points, took)
-    behind = took - least[points]
-    weights, lost = np.exp(-2 * behind), np.minimum(behind, MOST_LOST)
-    sizes = [of.shared.shape[1] * of.usual.size for of in rungs]
-    hold = np.concatenate(
-        [np.where(np.arange(n) < of.usual.size, *HELD) for of, n in zip(rungs, sizes, strict=True)]
-    )
-    begins, ends = np.cumsum(sizes)[:-1], np.cumsum([of.took.size for of in rungs])[:-1]
-
-    def loss(logs: np.ndarray, of_choice: float) -> tuple[float, np.ndarray]:
-        parts = [of.parts(own) for of, own in zip(rungs, np.split(logs, begins), strict=True)]
-        expected = np.log(np.concatenate([part.sum(1) for part in parts]))
-        off = (expected - took) / NEAR
-        far = np.sqrt(1 + off**2)
-        chance = np.exp((least[points] - expected) / BY_CHANCE)
-        chance /= np.bincount(points, chance)[points]
-        of_point = np.bincount(points, chance * lost)
-        total = (weights * (far - 1)).sum() + of_choice * of_point.sum() + hold @ logs**2
-        slope = weights * off / far / NEAR
-        slope -= of_choice * chance * (lost - of_point[points]) / BY_CHANCE
-        slopes = [
-            (of.shared[of.own].T @ (own[:, None] * part / part.sum(1, keepdims=True))).ravel()
-            for of, own, part in zip(rungs, np.split(slope, ends), parts, strict=True)
-        ]
-        return total, np.concatenate(slopes) + 2 * hold * logs
-
-    logs = np.zeros(hold.size)
-    for of_choice in (0.0, LOST):
-        logs = minimize(loss, logs, of_choice, "L-BFGS-B", jac=True, options=STEPS).x
-    return {
-        case: factors
-        for of, own in zip(rungs, np.split(logs, begins), strict=True)
-        for case, factors in zip(
-            of.cases,
-            np.exp(of.shared @ own.reshape(of.shared.shape[1], -1)) * of.usual,
-            strict=True,
-        )
-    }
 
 
 def _told(command: str, factors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -302,44 +212,3 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
         factors |= fitted(cases, counts, took)
     file = "numbsparse/kernels/conv/costs.json"
     return _told(f"python -m numbsparse times --conv --json {file} --points 0", factors)
-
-
-def fitted(cases: Sequence[str], counts: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
-    """Factors by case, whose sums of (points, counts) are nearest to (points, 1) times.
-
-    Cases are of one rung: what few points tell of one, others with its numbers or its block size
-    tell too. A factor is that of the rung, times one for the numbers and one for the size, which
-    are held near 1. All are positive, and that of launches, the first, is LAUNCH or more. What no
-    point tells stays near what is USUAL. Distances are in logarithms.
-    """
-    each, shared = words_of(cases)
-    own = np.array([each.index(case) for case in cases])
-    n_counts, n_words = counts.shape[1], shared.shape[1]
-    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
-    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
-
-    def factors(logs: np.ndarray) -> np.ndarray:
-        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
-
-    def off(logs: np.ndarray) -> np.ndarray:
-        ratios = (counts * factors(logs)[own]).sum(1) / times[:, 0]
-        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
-
-    found = least_squares(off, np.zeros(n_words * n_counts)).x
-    return dict(zip(each, factors(found), strict=True))
-
-
-def words_of(cases: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """All cases of these numbers and block sizes, those not timed, too; and which of all, of
-    numbers and of sizes, each one is of."""
-    (kind,) = {tuple(case.split()[:2]) for case in cases}
-    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
-    each = [" ".join((*kind, *of)) for of in every(numbers, sizes)]
-    words = numbers + sizes
-    return each, np.array([[1] + [word in parts_of(case) for word in words] for case in each])
-
-
-def parts_of(case: str) -> tuple[str, str]:
-    """The numbers and the block size."""
-    _, _, *numbers, size = case.split()
-    return " ".join(numbers), size

@@ -3,15 +3,14 @@
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches; rounds of blocks of threads, and steps of the
 longest one of these; parts of sums that are added up; bytes; and what feature-major rows add. What
-a rung does at once, and into how many parts it cuts a sum, is worked out as it does itself, if less
-exactly: of a layout only its shape, its blocks and its longest line are asked for.
+a rung does at once, and into how many parts it cuts a sum, its own plan says where numbers are all
+that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
+blocks, its longest line and how near each other small blocks are are asked for.
 
-`times.json` has the factors, which fit 2,898 products that were drawn and timed, 1,676 of them with
-rungs of nearly the same time; `python -m numbsparse times` makes it. A fifth at a time predicted by
-the others, the choice at the other 1,222 took 1.013 times as long as the fastest rung on average,
-and more than 1.05 times at 6.5 %; at 353 of another seed, with kernels that have changed since,
-1.021 times, and at 9.9 %. What counts is the order of the rungs, not their times: on another card
-it may differ, and `numbsparse.tune` measures it there.
+`times.json` has the factors, with which the choice loses least (`bench.factors`) at 3,931 products
+that were drawn and timed, and 258 of the published tables; `python -m numbsparse times` makes it.
+What counts is the order of the rungs, not their times: on another card it may differ, and
+`numbsparse.tune` measures it there.
 """
 
 import json
