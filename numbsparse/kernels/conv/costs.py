@@ -4,9 +4,9 @@ Microseconds are a sum of what was found to count, each with a factor of the run
 product, the numbers and the block size: launches; products of kept values; terms of the longest
 sum; bytes of what all taps see of x, or of the boxes that they share; and those of the result and
 w. An output of an input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole
-squares of outputs. `costs.json` has the factors, which fit convolutions that were
-drawn and timed; `python -m numbsparse times --conv` makes it. What counts is the order of the
-rungs.
+squares of outputs. `costs.json` has the factors, which fit convolutions that were drawn and timed;
+`python -m numbsparse times --conv` makes it, but four, which fit larger ones than it draws. What
+counts is the order of the rungs.
 """
 
 import json
