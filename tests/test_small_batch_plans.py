@@ -125,12 +125,12 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
     most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
     for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
         for across in (False, True):
-            rows = launches._tile_rows(batch, n, 0, size, form, across)
+            rows = launches.tile_rows(batch, n, 0, size, form, across)
             if size == 8 and batch == 65 and form.split and not across:
                 assert rows == 24
             elif batch > 32:
                 assert rows == (32 if n * math.ceil(batch / 32) <= most else 64)
-                much = launches._tile_rows(batch, 1, 2**20, size, form, True)
+                much = launches.tile_rows(batch, 1, 2**20, size, form, True)
                 assert much == (64 if form.is_16_bit and size > 8 else 32) or batch == 1000
             else:
                 assert rows == (16 if batch <= 16 and not across else 32)
@@ -144,12 +144,12 @@ def test_split_tiles_of_few_rows_are_shorter(size):
     others = (32,) if size > 8 else (32, 64)
     for batch in range(33, 200):
         few = 65 <= batch <= 72 or (batch <= 48 and size > 8)
-        rows = launches._tile_rows(batch, lines, squares + 1, size, split, False)
+        rows = launches.tile_rows(batch, lines, squares + 1, size, split, False)
         assert rows in ((24,) if few else others)
-        short = launches._tile_rows(batch, lines, squares, size, split, False)
+        short = launches.tile_rows(batch, lines, squares, size, split, False)
         assert short in ((24,) if few and size == 8 else others)
-        assert launches._tile_rows(batch, lines, squares + 1, size, split, True) in others
-        assert launches._tile_rows(batch, lines, squares + 1, size, plain, False) in others
+        assert launches.tile_rows(batch, lines, squares + 1, size, split, True) in others
+        assert launches.tile_rows(batch, lines, squares + 1, size, plain, False) in others
 
 
 @needs_ampere

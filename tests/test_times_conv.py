@@ -9,6 +9,7 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
+from numbsparse.bench import factors as factors_of
 from numbsparse.bench import measure as measuring
 from numbsparse.bench import times as bench
 from numbsparse.bench import timing
@@ -51,7 +52,7 @@ def measured(monkeypatch, tmp_path):
 
 def fitted(counts, times):
     """Factors of a case alone."""
-    (factors,) = bench.fitted(["rung lines float16 8"] * len(counts), counts, times).values()
+    (factors,) = factors_of.fitted(["rung lines float16 8"] * len(counts), counts, times).values()
     return factors
 
 
@@ -59,7 +60,7 @@ def fitted(counts, times):
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
     factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
-    factors[0] += bench.LAUNCH
+    factors[0] += factors_of.LAUNCH
     times = counts @ factors[:, None]
     np.testing.assert_allclose(fitted(counts, times), factors, rtol=0.05)
     noise = 2 ** rng.normal(0, 0.1, times.shape)
@@ -71,10 +72,10 @@ def test_factors_are_found_again_in_made_up_times(seed):
 
 def test_few_times_leave_factors_near_what_is_usual():
     counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
-    usual = counts @ bench.USUAL
+    usual = counts @ factors_of.USUAL
     (ratio,) = counts @ fitted(counts, 2 * usual[None]) / (2 * usual)
     assert ratio == pytest.approx(1, rel=0.01)
-    np.testing.assert_allclose(fitted(counts, usual[None]), bench.USUAL, rtol=0.01)
+    np.testing.assert_allclose(fitted(counts, usual[None]), factors_of.USUAL, rtol=0.01)
 
 
 def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
@@ -88,8 +89,8 @@ def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
     few = 2 ** rng.uniform(-8, 8, (40, 5))  # of which one was timed, or none
     counts, many = np.concatenate([counts, few[:1]]), [*many, cases[3]]
     times = np.append(times, 6 * few[0] @ factors)
-    found = bench.fitted(many, counts, times[:, None])
-    without = bench.fitted(many[:-1], counts[:-1], times[:-1, None])
+    found = factors_of.fitted(many, counts, times[:, None])
+    without = factors_of.fitted(many[:-1], counts[:-1], times[:-1, None])
     for made in (found, without):
         assert made.keys() == set(cases)
         ratios = few @ made[cases[3]] / (6 * few @ factors)
@@ -106,7 +107,7 @@ def test_no_launch_is_free():
     """Were it, what is smaller than all that was timed would be expected to take no time."""
     counts = np.stack([np.ones(20), np.arange(1.0, 21)], 1)
     launch, each = fitted(counts, 10 * counts[:, 1:])
-    assert launch == pytest.approx(bench.LAUNCH, rel=0.01)
+    assert launch == pytest.approx(factors_of.LAUNCH, rel=0.01)
     assert each == pytest.approx(10, rel=0.1)
 
 

@@ -4,7 +4,7 @@ What the choice costs at other points is drawn and measured by `held_out`.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from numbsparse.bench import held_out
+from numbsparse.bench.factors import Timed, fitted, fitted_to_choose
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.measure import Case, measure
 from numbsparse.bench.peers import CUDNN
@@ -32,7 +32,6 @@ from numbsparse.ops import choice, times
 
 SLOW = "k1_naive"  # nowhere the fastest
 COUNT = 3000  # of products that are drawn
-FIRST, LEAST, HELD = 1.5, 1.0, 0.35  # of products: what is usual of a launch, LAUNCH, and ALIKE
 # Of convolutions.
 SIZES = (8, 16, 32, 64)
 TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2))  # along each axis, and the stride
@@ -40,9 +39,6 @@ DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
 MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
 SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
-LAUNCH = 2.0  # microseconds that one takes at least
-USUAL = 4.0, 8.0, 1.0, 0.3, 0.5  # factors: most are within some times of these
-HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
 
 
 def run(
@@ -61,7 +57,7 @@ def run(
     """
     require_times()
     if json_file is not None:
-        content = fit(jobs) if of_images else fit_products(jobs, COUNT, only)
+        content = fit(jobs, minutes) if of_images else fit_products(jobs, COUNT, only, minutes)
         if only is not None:
             known = json.loads(json_file.read_text(encoding="utf-8"))["factors"]
             content["factors"] = known | content["factors"]
@@ -80,36 +76,27 @@ def run(
             print(by_kind(found))
 
 
-def fit_products(jobs: int, count: int, only: str | None = None) -> dict[str, Any]:
+def fit_products(
+    jobs: int, count: int, only: str | None = None, minutes: float = inf
+) -> dict[str, Any]:
     """What `ops.times` reads: of so many drawn ones, that no seed of the command draws."""
     points = islice(held_out.drawn(np.random.default_rng([0, 2]), only), count)
-    found = list(held_out.found(points, inf, jobs))
+    found = list(held_out.found(points, minutes * 60, jobs))
     print(held_out.summary(found, most=0), flush=True)
     return content_of(found)
 
 
 def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
-    """The factors by case, with where they were measured.
-
-    Float32 has its own of each rung. What takes long beside the fastest counts for less.
-    """
-    timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
-    for each in all_found:
-        of, product, least = each.of.problem, each.of.product, min(each.seconds.values(), default=1)
+    """The factors by case, with where they were measured; float32 has its own of each rung."""
+    timed = []
+    for point, each in enumerate(all_found):
+        of, product = each.of.problem, each.of.product
         numbers = product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, each.of.feature_major)
         for name in each.seconds.keys() & times.OF_RUNG.keys():
             case = times.case_of(name, *numbers, of.precision)
-            row = *times.counts(name, sizes), each.seconds[name] * 1e6, least / each.seconds[name]
-            timed.setdefault(tuple(case.split()[:3]), []).append((case, row))
-    factors: dict[str, np.ndarray] = {}
-    for of_rung in timed.values():
-        cases, rows = zip(*of_rung, strict=True)
-        counts, took, weights = np.split(np.array(rows, float), [-2, -1], 1)
-        most, n = counts.max(0), counts.shape[1]
-        usual = np.median(took) / n / np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
-        usual[0] = FIRST
-        factors |= fitted(cases, counts, took, weights[:, 0], usual, LEAST, HELD)
+            timed.append(Timed(case, times.counts(name, sizes), each.seconds[name] * 1e6, point))
+    factors = fitted_to_choose(timed) if timed else {}
     return _told("python -m numbsparse times --json numbsparse/ops/times.json --points 0", factors)
 
 
@@ -170,11 +157,11 @@ class Convolution(NamedTuple):
         return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
 
-def fit(jobs: int) -> dict[str, Any]:
+def fit(jobs: int, minutes: float = inf) -> dict[str, Any]:
     """What `costs` reads: of drawn ones, that no seed of the command draws."""
     count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS)
     points = islice(drawn(np.random.default_rng([0, 1])), count)
-    found = list(held_out.found(points, inf, jobs, count))
+    found = list(held_out.found(points, minutes * 60, jobs, count))
     print(held_out.summary(found, most=0), flush=True)
     return content(found)
 
@@ -225,48 +212,3 @@ def content(all_found: Iterable[Found]) -> dict[str, Any]:
         factors |= fitted(cases, counts, took)
     file = "numbsparse/kernels/conv/costs.json"
     return _told(f"python -m numbsparse times --conv --json {file} --points 0", factors)
-
-
-def fitted(
-    cases: Sequence[str],
-    counts: np.ndarray,
-    times: np.ndarray,
-    weights: np.ndarray | float = 1.0,
-    usual: Sequence[float] | np.ndarray = USUAL,
-    launch: float = LAUNCH,
-    alike: float = ALIKE,
-) -> dict[str, np.ndarray]:
-    """Factors by case, whose sums of (points, counts) are nearest to (points, 1) times.
-
-    Cases are of one rung: what few points tell of one, others with its numbers or its block size
-    tell too. A factor is that of the rung, times one for the numbers and one for the size, which
-    are held near 1. All are positive, and that of launches, the first, is `launch` or more. What no
-    point tells stays near what is `usual`. Distances are in logarithms.
-    """
-    (kind,) = {tuple(case.split()[:2]) for case in cases}
-    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
-    each = [" ".join((*kind, *of)) for of in every(numbers, sizes)]  # those not timed, too
-    words = numbers + sizes
-    shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
-    own = np.array([each.index(case) for case in cases])
-    n_counts, n_words = counts.shape[1], 1 + len(words)
-    least = np.where(np.arange(n_counts) == 0, launch, 0.0)
-    hold = np.where(np.arange(n_words) == 0, HOLD, alike)[:, None]
-
-    def factors(logs: np.ndarray) -> np.ndarray:
-        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * usual[:n_counts], least)
-
-    def off(logs: np.ndarray) -> np.ndarray:
-        ratios = (counts * factors(logs)[own]).sum(1) / times[:, 0]
-        return np.concatenate(
-            [weights * np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()]
-        )
-
-    found = least_squares(off, np.zeros(n_words * n_counts)).x
-    return dict(zip(each, factors(found), strict=True))
-
-
-def parts_of(case: str) -> tuple[str, str]:
-    """The numbers and the block size."""
-    _, _, *numbers, size = case.split()
-    return " ".join(numbers), size

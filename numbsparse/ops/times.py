@@ -3,21 +3,19 @@
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches; rounds of blocks of threads, and steps of the
 longest one of these; parts of sums that are added up; bytes; and what feature-major rows add. What
-a rung does at once, and into how many parts it cuts a sum, is worked out as it does itself, if less
-exactly: of a layout only its shape, its blocks and its longest line are asked for.
+a rung does at once, and into how many parts it cuts a sum, its own plan says where numbers are all
+that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
+blocks, its longest line and how near each other small blocks are are asked for.
 
-`times.json` has the factors, which fit 2,898 products that were drawn and timed, 1,676 of them with
-rungs of nearly the same time; `python -m numbsparse times` makes it. A fifth at a time predicted by
-the others, the choice at the other 1,222 took 1.013 times as long as the fastest rung on average,
-and more than 1.05 times at 6.5 %; at 353 of another seed, with kernels that have changed since,
-1.021 times, and at 9.9 %. What counts is the order of the rungs, not their times: on another card
-it may differ, and `numbsparse.tune` measures it there.
+`times.json` has the factors, with which the choice loses least (`bench.factors`) at 3,931 products
+that were drawn and timed, and 258 of the published tables; `python -m numbsparse times` makes it.
+What counts is the order of the rungs, not their times: on another card it may differ, and
+`numbsparse.tune` measures it there.
 """
 
 import json
 from collections.abc import Callable
 from functools import cache
-from itertools import product as every
 from math import ceil, log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,20 +33,19 @@ A_TILE = 64 * 128  # values of a dense one
 # Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
 # these tiles each multiprocessor must have for it to be taken; others have 64 rows of one block.
 K6_TILES = {32: (8, 256, 1.5), 64: (2, 512, 1.5), 128: (1, 512, 0.5)}
-# Blocks of a weight-gradient that k6 takes together, by bytes of a value.
+# Blocks of a weight-gradient that k6 takes together, by bytes of a value; and of few, of 16 bits,
+# which are as many for each multiprocessor, and up to SHORT rows of blocks of 64.
 K6_ITEM = {2: {32: 28, 64: 7, 128: 1.75}, 4: {32: 10.5, 64: 3.5, 128: 0.9}}
-# By bytes of a value and block size, of k7: what a group of features takes a warp, and each block
-# of these; microseconds of a row in a large region; its blocks, and groups that it has room for.
-K7_GROUP = {(2, 8): (5, 3), (2, 16): (3.5, 13.1), (4, 8): (60, 37), (4, 16): (8, 67)}
+K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
+# By bytes of a value and block size, of k7: microseconds of a row in a large region; its blocks,
+# and groups that it has room for.
 K7_ROW = {(2, 8): 0.04, (2, 16): 0.033, (4, 8): 0.2, (4, 16): 0.16}
 K7_REGION = {(2, 8): (370, 26), (2, 16): (112, 27), (4, 8): (450, 36), (4, 16): (122, 36)}
 # Where these are few: microseconds of quarters of them until blocks of threads have met, by how
-# many share one. Of k9, microseconds of a step, by columns of a tile and its rows in 64s; and by
-# blocks of threads that share a sum the part of the multiprocessors that they find at once, and
-# microseconds to add it.
+# many share one.
 K7_MEETING = {1: 0.0, 2: 1.0, 4: 1.6, 8: 2.9}
-K9_STEP = {64: (0.185, 0.26, 0.375, 0.45), 128: (0.304, 0.418, 0.582, 0.696)}
-K9_SHARED = {1: (1e9, 0.0), 2: (1.0, 0.45), 4: (0.76, 1.1)}
+# Of k8: warps of a multiprocessor; and units of a line beyond its part that a share takes.
+K8_WARPS, K8_BEYOND = 8, 12
 # Of a layout made on a GPU any line may be the longest: k8, which cuts lines, takes little more
 # where they are even, and where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
 # Of more rows lines are shared out.
@@ -57,9 +54,6 @@ UNKNOWN, SHARED_ROWS = (1.2, 1.0), 1024
 # ones of up to 128 rows took 1.5 times as long as planned by the host, 1.3 to 2.2, 57 of more rows
 # 1.3. By k8, whose plan is the same there, 1.0 to 1.1.
 PLANNED_THERE, ROWS_THERE = (1.4, 1.2), 128
-# Of 321 drawn products of 16 bits in blocks of 32 and more k5 was the fastest at 3. So it is taken
-# where it is expected to be so many times as fast: at worst 1.48 times too slow then, before 2.23.
-RARELY = 1.5
 
 
 class Sizes(NamedTuple):
@@ -74,7 +68,7 @@ class Sizes(NamedTuple):
     n_blocks: int
     longest: int  # blocks of a line of the result
     across: bool  # feature-major
-    tiles: float  # the part of dense tiles that have a block
+    tiles: float  # the part of dense tiles that have a block, of small blocks
 
     @property
     def per_line(self) -> float:
@@ -93,6 +87,12 @@ class Sizes(NamedTuple):
     def met(self, blocks: float) -> float:
         """The part of areas of so many places for blocks that has any, in a random layout."""
         return 1.0 - max(1 - self.density, 0.0) ** max(blocks, 1)
+
+    @property
+    def apart(self) -> float:
+        """Dense tiles that have a block, of those in a random layout: where blocks are together
+        there are fewer."""
+        return min(self.tiles / self.met(A_TILE / self.size**2), 1.0)
 
 
 def expected(
@@ -116,8 +116,6 @@ def expected(
         own = factors.get(case_of(name, product, block_size, dtype, precision))
         if own is not None:
             found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
-    if of.itemsize == 2 and of.size >= LARGER and "k5_tensor_core" in found:
-        found["k5_tensor_core"] *= RARELY
     if not any(layout.longest) and "k6_hopper" in found:
         there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
         found["k6_hopper"] *= there
@@ -132,16 +130,14 @@ def sizes_of(
     numbers = block_size, 4 if str(dtype) == "float32" else 2, batch
     longest = layout.longest[product == "forward"]
     of_layout = reads, makes, layout.n_blocks, longest
-    tiles = tiles_met(product, block_size, dtype, layout)
-    of = Sizes(product != "weight_grad", *numbers, *of_layout, feature_major, tiles)
-    return of if tiles else of._replace(tiles=of.met(A_TILE / block_size**2))
+    tiles = tiles_met(product, block_size, layout)
+    return Sizes(product != "weight_grad", *numbers, *of_layout, feature_major, tiles)
 
 
-def tiles_met(product: str, block_size: int, dtype: Any, layout: Layout) -> float:
-    """The part of dense tiles that have a block, in this layout; 0 where DENSE does not serve."""
-    others = product == "weight_grad" or str(dtype) == "float32" or not layout.n_blocks
-    if block_size >= LARGER or others:
-        return 0.0
+def tiles_met(product: str, block_size: int, layout: Layout) -> float:
+    """The part of dense tiles that have a block, in this layout; 1 of larger blocks."""
+    if block_size >= LARGER or not layout.n_blocks:
+        return 1.0
     plan = rung(DENSE).kept_of_tiles, product == "input_grad", block_size
     (kept,) = planned_numbers(layout.index, *plan)
     return float(min(layout.n_blocks / (layout.shape[0] * layout.shape[1]) / kept, 1.0))
@@ -176,9 +172,10 @@ def counts(name: str, of: Sizes) -> list[float]:
         used, made, whole = used + of.used(of.makes), 0, of.reads + of.makes
     a_feature = of.rows * of.itemsize / 1e6
     read = used * a_feature + of.n_blocks * of.size**2 * of.itemsize / 1e6
-    copied = of.across and of.rows * of.itemsize % BYTES > 0
-    of_bytes = [read, made * a_feature, copied, copied * whole * a_feature]
-    return [1.0, *OF_RUNG[name][not of.lines](of), *of_bytes, copied * made * a_feature]
+    odd = of.across and of.rows * of.itemsize % BYTES > 0
+    copied = odd and not (name == "k8_small_batch" and _k8_in_place(of))
+    of_bytes = read, made * a_feature, odd, copied, copied * whole * a_feature
+    return [1.0, *OF_RUNG[name][not of.lines](of), *of_bytes, odd * made * a_feature]
 
 
 Counts = tuple[float, ...]
@@ -215,42 +212,39 @@ def _k6_lines(of: Sizes) -> Counts:
     tiles = ceil(of.rows / rows) * ceil(of.makes / (columns * size if halves else 64))
     blocks, met = columns * of.per_line, of.reads / size * of.met(columns)
     steps = max(met / at_once, blocks / 8 * (columns > 1 and halves)) * deep
-    chain = max(max(tiles / PLACES, 1) * steps, of.longest / at_once * deep, 1)
-    return chain, chain * rows, ceil(tiles / PLACES)
+    longest, values = of.longest / at_once * deep, of.n_blocks * size**2 / 1e6
+    chain = max(max(tiles / PLACES, 1) * steps, longest, 1)
+    images = values * (not halves)  # of float32
+    return chain, chain * rows, ceil(tiles / PLACES), max(longest - steps, 0), images
 
 
 def _k6_blocks(of: Sizes) -> Counts:
     """Items of several blocks, those of the last round in pieces of the batch."""
-    items = max(of.n_blocks / K6_ITEM[of.itemsize][of.size], 1)
+    item, depth = K6_ITEM[of.itemsize][of.size], 32
+    if of.itemsize == 2:
+        few = of.n_blocks <= K6_ARE_FEW[of.size] * PLACES
+        short = of.size == 64 and of.rows <= SHORT
+        item = 4.67 if short else K6_FEW[of.size] if few else item
+        depth = 32 if short or (of.size == 32 and not few) else 64
+    items, steps = max(of.n_blocks / item, 1), ceil(of.rows / depth)
     whole, rest = divmod(items, PLACES)
-    steps = ceil(of.rows / (64 if of.itemsize == 2 and of.size > 32 else 32))
     pieces = max(min(PLACES / max(rest, 1), steps / 2), 1)
-    chain = whole * steps + (rest > 0) * steps / pieces
+    chain = (whole * steps + (rest > 0) * steps / pieces) * depth
     values = of.n_blocks * of.size**2 / 1e6
     return chain, int(whole) + (rest > 0), steps * items / PLACES, log2(pieces), values
 
 
 def _k7_lines(of: Sizes) -> Counts:
-    """Strips as wide as takes least time; blocks of threads share the sum of one, if few."""
-    groups, item = of.reads / 32, of.itemsize
-    blocks = of.n_blocks * 1024 / (of.reads * of.makes)  # of a warp in a group
-    alone, more = K7_GROUP[item, of.size]
-    widest = min(16 if item == 2 else 12, 2 ** max(ceil(log2(of.makes / 32)), 0))
-    found = []
-    widths = {min(widest, warps) for warps in (4, 8, 16)}
-    for rows, warps, parts in every((48, 64, 80), widths, (1, 2, 3, 4)):
-        tiles = ceil(of.makes / (32 * warps)) * ceil(of.rows / rows) * parts
-        if parts > 1 and tiles > 0.76 * PLACES:
-            continue
-        high, rounds = rows / 64, ceil(tiles / PLACES)
-        group = alone * high + more * blocks * (high if item == 4 else 1)
-        time = rounds * groups / parts * group * (warps + 4 if item == 2 else warps**0.5)
-        found.append((time + 400 * warps * high * (parts > 1), rounds, high, warps, parts))
-    _, rounds, high, warps, parts = min(found)
-    each, met = rounds * high / parts, of.met(1024 / of.size**2 * warps)
-    met = min(met * of.tiles / of.met(A_TILE / of.size**2), 1)
-    adding = warps * high * (parts > 1)
-    return each * groups * met, each * groups * blocks * warps, each * of.longest, adding
+    """Strips, in groups of features; blocks of threads share the sum of one, if few."""
+    plan, sizes = rung("k7_small_blocks").strip_plan, (of.rows, of.reads, of.makes)
+    case = of.size, of.itemsize, of.n_blocks
+    warps, parts, rows = plan.shared_out(sizes, *case, PLACES, True)
+    high, blocks = rows / 64, of.n_blocks * 1024 / (of.reads * of.makes)  # of a warp in a group
+    each = ceil(ceil(of.makes / (32 * warps)) * ceil(of.rows / rows) * parts / PLACES) / parts
+    groups, met = each * of.reads / 32, of.met(1024 / of.size**2 * warps) * of.apart
+    adding, packed = warps * high * (parts > 1), plan.is_packed(sizes, *case)
+    of_blocks = groups * blocks * warps * high, groups * blocks * warps, each * of.longest * high
+    return groups * high, groups * met * high, *of_blocks, adding, packed
 
 
 def _k7_blocks(of: Sizes) -> Counts:
@@ -267,55 +261,80 @@ def _k7_blocks(of: Sizes) -> Counts:
     return *min(found), large / PLACES * of.rows * row, of.n_blocks * of.size**2 / 1e6
 
 
-def _k8_units(of: Sizes, features: int) -> tuple[float, float]:
-    """Squares of 32 x 32 values, for each warp if there is one share; lines of 128 bytes of x that
-    a multiprocessor reads for small blocks of so many features of lines."""
-    units, warps = of.n_blocks * of.size / 32 * max(of.size / 32, 1), 8
-    if of.size >= 32:
-        return units / warps, 0.0
+def _k8_units(of: Sizes, features: int) -> tuple[float, int, float]:
+    """Squares of 32 x 32 values; warps of a multiprocessor; and lines of 128 bytes of x that one
+    reads for small blocks of so many features of lines."""
+    if of.size >= LARGER:
+        return of.n_blocks * (of.size // 32) ** 2, K8_WARPS, 0.0
     used = of.used(features) / of.size
-    units, warps = max(units + used * (0.5 - of.size / 64), used), 16 if of.itemsize == 2 else 8
+    units = max(of.n_blocks * of.size / 32 + used * (0.5 - of.size / 64), used)
     lines = of.size * ceil(of.itemsize * of.rows / 128) if of.across else of.rows
-    return units / warps, of.n_blocks * lines / PLACES
+    warps = 2 * K8_WARPS if of.itemsize == 2 else K8_WARPS
+    return units, warps, of.n_blocks * lines * of.apart / PLACES
+
+
+def _k8_in_place(of: Sizes) -> bool:
+    """Whether x, whose features begin anywhere, is not copied: a slab, or loaded by words."""
+    larger, halves = of.size >= LARGER, of.itemsize == 2
+    if of.rows <= (64 if larger else 16):
+        return True
+    squares = of.n_blocks * max(of.size // 32, 1) ** 2 * ceil(of.rows / 32)
+    if larger and not halves:
+        return of.lines and squares <= K8_WARPS * PLACES
+    by_word = of.rows * of.itemsize % WORD == 0
+    most = 16 if halves and not larger else 8
+    return ((of.lines and by_word) or not halves) and squares <= most * K8_WARPS * PLACES
 
 
 def _k8_lines(of: Sizes) -> Counts:
-    """Units of each warp in turn; lines that are longer are cut, and added up."""
-    units, of_x = _k8_units(of, of.makes)
-    tile = 16 if of.rows <= 16 and not of.across else 32
-    tiles = ceil(of.rows / tile)
+    """Tiles of the batch, and shares of the units; a line too long for a share is cut. Of a line
+    that several warps have the first one adds up what the others leave."""
+    k8, whole, size = rung("k8_small_batch").launch, of.itemsize == 4, of.size
+    copied = not of.across and size * of.itemsize <= 32 and of.rows > 16 * whole
+    copied = copied and k8.copy_pays(of.rows, of.reads, of.n_blocks, size, of.itemsize)
+    across, wide = of.across or copied, min(size, 32)
+    units, warps, of_x = _k8_units(of._replace(across=across), of.makes)
+    form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
+    rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across)
+    lines, longest, tiles = of.used(of.makes) / wide, ceil(of.longest * size / 32), of.rows / rows
+    tiles = ceil(tiles)
     shares = max(PLACES // tiles, 1)
-    each, rounds = ceil(units / shares), ceil(tiles * shares / PLACES)
-    parts = max(of.longest * of.size / 32 / each, 1)
-    adding = log2(parts), (parts > 1) * min(parts, 40) * tiles
-    chain, by_value = each * rounds, of.rows * of.itemsize % WORD > 0
-    of_columns = of.across * chain, of.across * by_value * chain
-    return chain * tile, rounds, tiles * units * tile, *adding, of_x, *of_columns
+    fair, most = ceil(units / shares), max(longest, ceil(lines / shares) * units / lines)
+    cut = most > fair + K8_BEYOND
+    fair = max(fair, warps if cut else most)
+    each, parts = ceil(fair / warps), max(longest / fair, 1) if cut else 1
+    chain = each * ceil(tiles * shares / PLACES)
+    even = size >= LARGER and not whole and not of.across
+    height = ceil(of.rows / tiles) if even else rows
+    read = tiles * units * (height + 32) * of.itemsize
+    adding = cut, log2(parts), max(min(longest / each, warps) - 1, 0) * height
+    by_value = of.across and of.rows * of.itemsize % WORD > 0
+    moved = copied * of.reads * of.rows * of.itemsize / 1e6
+    return chain, chain * height, read, *adding, of_x, by_value * chain, moved
 
 
 def _k8_blocks(of: Sizes) -> Counts:
     """Steps of 32 rows, or two of these at once; several warps share those of a unit, if few."""
-    units, of_x = _k8_units(of, of.reads)
-    at_once = 2 if of.size >= 32 and 32 < of.rows <= 64 and of.itemsize == 2 else 1
+    units, warps, of_x = _k8_units(of, of.reads)
+    if of.itemsize == 2 and units >= 8 * K8_WARPS * PLACES:
+        warps = 2 * K8_WARPS
+    at_once = 2 if of.size >= LARGER and 32 < of.rows <= 64 and of.itemsize == 2 else 1
     steps, split = ceil(of.rows / (32 * at_once)), 1
-    while 2 * split * units <= PLACES and 2 * split <= min((steps + 1) // 2, 8):
+    busy = (K8_WARPS if warps == K8_WARPS else K8_WARPS // 2) * PLACES
+    while 2 * split * units <= busy and 2 * split <= min((steps + 1) // 2, K8_WARPS):
         split *= 2
-    chain = ceil(units * split / PLACES) * ceil(steps / split) * at_once
-    return chain, log2(split), units * steps * at_once * of.itemsize, of_x
+    chain = ceil(units * split / (PLACES * warps)) * ceil(steps / split) * at_once
+    return chain, log2(split), units * steps * at_once * of.itemsize, of_x, of.across * chain
 
 
 def _k9_lines(of: Sizes) -> Counts:
     """Tiles that take least time; two or four blocks of threads may share the sum of one."""
-    steps, found = max(of.reads / 64 * of.tiles, 1), []
-    for high, columns, parts in every((1, 2, 3, 4), K9_STEP, K9_SHARED):
-        room, adding = K9_SHARED[parts]
-        tiles = ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts
-        chain, rounds = steps / parts * K9_STEP[columns][high - 1], ceil(tiles / PLACES)
-        if tiles <= room * PLACES:
-            time = rounds * (chain + 4 + 0.1 * high) + adding * high
-            found.append((time, rounds, rounds / parts))
-    time, rounds, each = min(found)
-    return time - 4 * rounds, rounds, each * of.per_line * of.size / 64
+    plan, steps = rung(DENSE).plan, max(of.reads / 64 * of.tiles, 1)
+    high, parts, columns = plan.shape_of(of.rows, of.makes, steps, PLACES)
+    rounds = ceil(ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts / PLACES)
+    each, time = rounds / parts, plan.OF_STEP[columns][high - 1] + plan.OF_ROWS[columns] * high
+    of_blocks = each * of.per_line * of.size / 64
+    return each * steps * time, rounds, high * log2(parts), of_blocks, each * of.reads / 64
 
 
 OF_RUNG: dict[str, tuple[Callable[[Sizes], Counts], ...]] = {

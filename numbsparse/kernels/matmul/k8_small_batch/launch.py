@@ -134,14 +134,21 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     products of 32 to 64 rows in blocks of 8 took 1.3 to 3.0 times as long. Float32 has tiles of 16
     rows too, of which no copy is made, and none for one of two.
     """
-    rows, piece = x.shape[0], size * x.itemsize
-    if piece > 32 or not is_aligned(x) or (x.itemsize == 4 and (rows <= 16 or not alone)):
+    (rows, features), item = x.shape, x.itemsize
+    if size * item > 32 or not is_aligned(x) or (item == 4 and (rows <= 16 or not alone)):
         return x
-    fewer = rows - size * -(-x.itemsize * rows // 128)
-    lines = n_blocks * fewer * (1 if piece == 16 else 0.7)
-    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if piece == 16 else 2
-    least = READ * n_shares() * later
-    return transposed_copy(x) if lines > least + 0.15 * x.size else x
+    pays = copy_pays(rows, features, n_blocks, size, item, alone)
+    return transposed_copy(x) if pays else x
+
+
+def copy_pays(
+    rows: int, features: int, n_blocks: int, size: int, item: int, alone: bool = True
+) -> bool:
+    """Whether lanes then read so many fewer lines: see `by_feature`."""
+    few = size * item == 16  # bytes of a small block
+    lines = n_blocks * (rows - size * -(-item * rows // 128)) * (1 if few else 0.7)
+    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if few else 2
+    return lines > READ * n_shares() * later + 0.15 * rows * features
 
 
 def along_lines(
@@ -194,7 +201,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
-    groups = _tile_rows(batch, *n, size, form, x_across) // 8
+    groups = tile_rows(batch, *n, size, form, x_across) // 8
     second, slab, begins = 8 * groups == SECOND_ROWS, slab_of(x, size), begins_of(x, size)
     together = 4 if slab else 1 if second else together_of(form, x_across)
     x_side = Operand(x_across, groups, together, slab=slab, begins=begins)
@@ -224,7 +231,7 @@ def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
     return rows + rows % 2 if lines.sums.y == FEATURES else rows
 
 
-def _tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_across: bool) -> int:
+def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_across: bool) -> int:
     """Rows of a tile: 64 read w half as often as 32, but a warp has half as many units of w.
 
     So they are for much work: many lines of y, or squares of 32 x 32 of w. Fitted to what took less
