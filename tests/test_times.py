@@ -261,6 +261,31 @@ def test_factors_that_are_fitted_choose_what_was_faster(monkeypatch):
     assert max(regret) < 1.05
 
 
+def test_factors_are_most_exact_where_they_decide(monkeypatch):
+    """One rung takes as long at all points; the other's times are no sums of what it counts."""
+    from numbsparse.bench import factors
+
+    n = np.linspace(0.1, 6, 60)
+    took = {"a": np.full(n.size, 20.0), "b": 2 + n**2}
+    timed = [
+        factors.Timed(f"{name} lines float16 8", (1.0, n[point]), of[point], point)
+        for name, of in took.items()
+        for point in range(n.size)
+    ]
+
+    def lost():
+        """By the choice, of the time of the fastest."""
+        found = factors.fitted_to_choose(timed)
+        expected = {name: found[f"{name} lines float16 8"] @ [n**0, n] for name in took}
+        chosen = np.where(expected["a"] < expected["b"], took["a"], took["b"])
+        return np.mean(chosen / np.minimum(took["a"], took["b"])) - 1
+
+    after = lost()
+    monkeypatch.setattr(factors, "LOST", 0.0)
+    assert after < 0.002
+    assert lost() > 0.1
+
+
 @on_device
 def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     from numbsparse.bench import times as bench

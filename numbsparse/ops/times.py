@@ -44,8 +44,9 @@ K7_REGION = {(2, 8): (370, 26), (2, 16): (112, 27), (4, 8): (450, 36), (4, 16): 
 # Where these are few: microseconds of quarters of them until blocks of threads have met, by how
 # many share one.
 K7_MEETING = {1: 0.0, 2: 1.0, 4: 1.6, 8: 2.9}
-# Of k8: warps of a multiprocessor; and units of a line beyond its part that a share takes.
-K8_WARPS, K8_BEYOND = 8, 12
+# Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
+# for each warp up to which words are loaded, by bytes of a value, of small blocks and of larger.
+K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: (16, 8), 4: (8, 1)}
 # Of a layout made on a GPU any line may be the longest: k8, which cuts lines, takes little more
 # where they are even, and where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
 # Of more rows lines are shared out.
@@ -269,21 +270,16 @@ def _k8_units(of: Sizes, features: int) -> tuple[float, int, float]:
     used = of.used(features) / of.size
     units = max(of.n_blocks * of.size / 32 + used * (0.5 - of.size / 64), used)
     lines = of.size * ceil(of.itemsize * of.rows / 128) if of.across else of.rows
-    warps = 2 * K8_WARPS if of.itemsize == 2 else K8_WARPS
-    return units, warps, of.n_blocks * lines * of.apart / PLACES
+    return units, K8_WARPS * 4 // of.itemsize, of.n_blocks * lines * of.apart / PLACES
 
 
 def _k8_in_place(of: Sizes) -> bool:
-    """Whether x, whose features begin anywhere, is not copied: a slab, or loaded by words."""
-    larger, halves = of.size >= LARGER, of.itemsize == 2
-    if of.rows <= (64 if larger else 16):
-        return True
+    """Whether x, whose features begin anywhere, is not copied: a slab, or few words are loaded."""
+    larger, by_word = of.size >= LARGER, of.rows * of.itemsize % WORD == 0
     squares = of.n_blocks * max(of.size // 32, 1) ** 2 * ceil(of.rows / 32)
-    if larger and not halves:
-        return of.lines and squares <= K8_WARPS * PLACES
-    by_word = of.rows * of.itemsize % WORD == 0
-    most = 16 if halves and not larger else 8
-    return ((of.lines and by_word) or not halves) and squares <= most * K8_WARPS * PLACES
+    few = squares <= K8_BY_WORDS[of.itemsize][larger] * K8_WARPS * PLACES
+    by_word = by_word and (of.lines or (of.itemsize == 4 and not larger))
+    return of.rows <= (64 if larger else 16) or (few and by_word)
 
 
 def _k8_lines(of: Sizes) -> Counts:
@@ -296,21 +292,20 @@ def _k8_lines(of: Sizes) -> Counts:
     units, warps, of_x = _k8_units(of._replace(across=across), of.makes)
     form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
     rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across)
-    lines, longest, tiles = of.used(of.makes) / wide, ceil(of.longest * size / 32), of.rows / rows
-    tiles = ceil(tiles)
-    shares = max(PLACES // tiles, 1)
+    tiles, lines = ceil(of.rows / rows), of.used(of.makes) / wide
+    if size >= LARGER and not whole and not of.across:
+        rows = ceil(of.rows / tiles)  # as many in each
+    shares, longest = max(PLACES // tiles, 1), ceil(of.longest * size / 32)
     fair, most = ceil(units / shares), max(longest, ceil(lines / shares) * units / lines)
     cut = most > fair + K8_BEYOND
     fair = max(fair, warps if cut else most)
     each, parts = ceil(fair / warps), max(longest / fair, 1) if cut else 1
-    chain = each * ceil(tiles * shares / PLACES)
-    even = size >= LARGER and not whole and not of.across
-    height = ceil(of.rows / tiles) if even else rows
-    read = tiles * units * (height + 32) * of.itemsize
-    adding = cut, log2(parts), max(min(longest / each, warps) - 1, 0) * height
+    chain, joined = each * ceil(tiles * shares / PLACES), max(min(longest / each, warps), 1)
+    adding = cut, log2(parts), (joined - 1) * rows
     by_value = of.across and of.rows * of.itemsize % WORD > 0
     moved = copied * of.reads * of.rows * of.itemsize / 1e6
-    return chain, chain * height, read, *adding, of_x, by_value * chain, moved
+    read = tiles * units * (rows + 32) * of.itemsize
+    return chain, chain * rows, read, *adding, of_x, by_value * chain, moved
 
 
 def _k8_blocks(of: Sizes) -> Counts:
@@ -319,10 +314,8 @@ def _k8_blocks(of: Sizes) -> Counts:
     if of.itemsize == 2 and units >= 8 * K8_WARPS * PLACES:
         warps = 2 * K8_WARPS
     at_once = 2 if of.size >= LARGER and 32 < of.rows <= 64 and of.itemsize == 2 else 1
-    steps, split = ceil(of.rows / (32 * at_once)), 1
-    busy = (K8_WARPS if warps == K8_WARPS else K8_WARPS // 2) * PLACES
-    while 2 * split * units <= busy and 2 * split <= min((steps + 1) // 2, K8_WARPS):
-        split *= 2
+    steps, busy = ceil(of.rows / (32 * at_once)), K8_WARPS if warps == K8_WARPS else K8_WARPS // 2
+    split = rung("k8_small_batch").blocks.split_of(steps, ceil(units), busy * PLACES)
     chain = ceil(units * split / (PLACES * warps)) * ceil(steps / split) * at_once
     return chain, log2(split), units * steps * at_once * of.itemsize, of_x, of.across * chain
 
