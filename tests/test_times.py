@@ -290,13 +290,14 @@ def test_factors_are_most_exact_where_they_decide(monkeypatch):
 def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     from numbsparse.bench import times as bench
 
-    drawn = []
+    drawn, patience = [], []
     monkeypatch.setattr(bench, "describe", lambda place: "a card")
     monkeypatch.setattr(bench, "require_times", lambda: None)
     monkeypatch.setattr(bench, "COUNT", 12)
 
     def found(points, seconds, jobs):
         drawn.extend(points)
+        patience.append(seconds)
         return [held_out.Found(of, {"k8_small_batch": 5e-6}, "", {}, np.nan, {}) for of in drawn]
 
     monkeypatch.setattr(held_out, "found", found)
@@ -308,7 +309,8 @@ def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     assert factors.pop("k6_hopper lines float16 32") == [1.0]  # as it was
     assert {case.split()[0] for case in factors} == {"k8_small_batch"}
     drawn.clear()
-    bench.run(times.FILE, 0)
+    bench.run(times.FILE, 0, minutes=2)
+    assert patience == [np.inf, 120]
     assert {of.only for of in drawn} == {None}
     assert "k6_hopper lines float16 32" not in times.measured()
 
