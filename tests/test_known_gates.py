@@ -97,6 +97,19 @@ def test_trained_gates_that_are_not_known_are_multiplied_once(rng):
     )
 
 
+@pytest.mark.parametrize(("kernel", "dtype", "size", "edge"), KERNELS)
+@pytest.mark.parametrize("trained", [False, True])
+def test_gates_that_are_all_zero_leave_zeros(kernel, dtype, size, edge, trained):
+    values = np.full((7, size, size), np.nan, as_dtype(dtype))
+    w = ns.Tensor(ns.BlockSparse(values, KEPT).to("cuda"), requires_grad=True)
+    gates = ns.Tensor(ns.to_device(np.zeros(7, np.float32)), requires_grad=trained)
+    x = ns.Tensor(ns.to_device(np.ones((5, 3 * size), as_dtype(dtype))), requires_grad=True)
+    y = ns.matmul(x, w, gate=gates, kernel=kernel)
+    y.backward(ns.to_device(np.ones(y.shape, as_dtype(dtype))))
+    found = [y.data, x.grad.data, w.grad.data.values, *([gates.grad.data] if trained else [])]
+    assert not any(array.numpy().astype(np.float32).any() for array in found)
+
+
 def test_views_that_begin_at_one_address_are_other_gates(rng):
     """What is known of one of them is not taken for another length, or for other strides."""
     buffer = ns.to_device(np.float32([1, 0, 1, 1]))

@@ -234,6 +234,24 @@ def test_set_precision_holds_until_it_is_set_again(put, asked, place):
             call()
 
 
+def test_what_is_known_of_a_product_serves_no_other_dtype_or_block_size(rng):
+    """On the CPU a product that comes again is looked up."""
+    layout, x = ns.Layout([[1]]), normal(rng, 5, 8)
+    for size in (8, 16, 8):
+        assert ns.sddmm(x.T, x, layout, block_size=size).block_size == size
+        w = ns.BlockSparse(np.ones((1, size, size), np.float32), layout, shape=(8, 8))
+        np.testing.assert_allclose(x @ w, np.broadcast_to(x.sum(1)[:, None], (5, 8)), rtol=1e-4)
+    wide, other = x.astype(np.float64), w.astype("float64")
+    for product in (
+        lambda: ns.sddmm(x.T, wide, layout, block_size=8),
+        lambda: ns.sddmm(wide.T, x, layout, block_size=8),
+        lambda: wide @ w,
+        lambda: x @ other,
+    ):
+        with pytest.raises(TypeError, match="take one dtype, got"):
+            product()
+
+
 @cheap
 def test_sddmm(rng, put, w):
     x, dy = normal(rng, 9, 30), normal(rng, 9, 22)

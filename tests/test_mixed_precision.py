@@ -248,6 +248,12 @@ def test_the_scale_stays_within_its_bounds():
         assert scaler.state_dict()["scale"] == last
 
 
+def test_a_loss_of_16_bits_is_scaled_in_float32():
+    """In float16 it would be infinite."""
+    scaled = optim.LossScaler(2.0**15).scale(ns.Tensor(np.float16(100).reshape(1)))
+    assert (scaled.dtype, scaled.item()) == (np.float32, 100 * 2.0**15)
+
+
 def test_norm_of_no_gradients():
     assert clip_grad_norm([nn.Parameter(np.ones(2))], 1.0).item() == 0
 

@@ -42,6 +42,20 @@ CASES = {
 }
 
 
+def test_a_step_without_gradients_is_counted():
+    parameter = nn.Parameter(np.ones(2, np.float32))
+    optimizer = optim.SGD([parameter], 0.1)
+    optimizer.step()
+    parameter.grad = ns.Tensor(np.ones(2, np.float32))
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert (state["steps"], state["0.steps"], parameter.data.tolist()) == (
+        2,
+        1,
+        [np.float32(0.9)] * 2,
+    )
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_optimizer_follows_its_formula(rng, put, name):
     make, formula, options = CASES[name]

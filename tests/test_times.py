@@ -213,6 +213,28 @@ def test_the_choice_is_the_fastest_of_those_that_serve(written):
     assert choice.choose("forward", "k1_naive", *case) == "k1_naive"
 
 
+@on_device
+def test_a_choice_is_remembered_for_one_order_of_memory_and_one_longest_line(monkeypatch):
+    x, layouts = (
+        ns.to_device(np.ones((4, 64), np.float32)),
+        (Layout(np.eye(2)), Layout([[1, 1], [0, 0]])),
+    )
+
+    def expected(*of):
+        *_, of_layout, feature_major = of
+        return {"k1_naive" if feature_major or max(of_layout.longest) > 1 else "k3_registers": 1.0}
+
+    monkeypatch.setattr(times, "expected", expected)
+    monkeypatch.setattr(tuned, "fastest", lambda case: None)
+    choice.forget()
+    names = [
+        choice.choose("forward", "auto", 32, x, 4, "highest", of, feature_major=across)
+        for of, across in every(layouts, (False, True))
+    ]
+    choice.forget()
+    assert names == ["k3_registers", "k1_naive", "k1_naive", "k1_naive"]
+
+
 def test_the_committed_factors_are_whole():
     content = json.loads(times.FILE.read_text(encoding="utf-8"))
     of = layout(16, 16, 0.25)

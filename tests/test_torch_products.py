@@ -20,6 +20,19 @@ def matrix(shape=(12, 16), dtype=torch.float64, of=LAYOUT):
     return nst.BlockSparse(drawn(of.n_blocks, 4, 4, dtype=dtype), of, shape=shape)
 
 
+def test_a_matrix_moves_as_its_values_do():
+    w = matrix((10, 13), torch.float32)
+    for of, dense in ((w, w.to_dense()), (w.T, w.to_dense().T)):
+        wide = of.to(torch.float64)
+        assert (wide.shape, wide.layout, wide.dtype) == (of.shape, of.layout, torch.float64)
+        assert torch.equal(wide.to_dense(), dense.double())
+        assert of.to("meta").device.type == "meta"
+    wide.to_dense().sum().backward()
+    assert w.values.grad.any()
+    with pytest.raises(TypeError, match=r"got torch.int32"):
+        w.to(torch.int32)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

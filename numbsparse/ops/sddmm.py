@@ -93,7 +93,7 @@ def _sddmm(
         layout, block_size = layout.stored_layout, layout.own_size(block_size)
     layout = as_layout(layout)
     size = size_of_blocks(shape, layout.shape, block_size)
-    if kept is not None and kept.in_place and kept.places is not None:
+    if kept is not None and kept.in_place and kept.places is not None and layout.n_blocks:
         chosen = _chosen(a, size, layout, kernel, precision)
         if takes_places(chosen, "weight_grad", a.dtype):
             kernel, layout, index = chosen, kept.full, kept.index_beside(a)

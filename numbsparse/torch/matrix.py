@@ -89,6 +89,11 @@ class BlockSparse(Blocks):
     def __rmatmul__(self, x: torch.Tensor) -> torch.Tensor:
         return matmul(x, self)
 
+    def to(self, *where: Any, **how: Any) -> "BlockSparse":
+        """The same matrix with its values elsewhere, or of another dtype: as `Tensor.to`."""
+        moved = BlockSparse(self.values.to(*where, **how), self.handle, shape=self.stored_shape)
+        return moved.T if self.is_transposed else moved
+
     def to_dense(self) -> torch.Tensor:
         """The dense matrix, (in_features, out_features); differentiable."""
         index, (in_blocks, out_blocks) = self.handle.layout.index, self.handle.layout.shape
