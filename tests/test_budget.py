@@ -7,9 +7,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_150,
+    "numbsparse": 3_145,
     "numbsparse/autograd": 752,
-    "numbsparse/bench": 2_910,
+    "numbsparse/bench": 2_897,
     "numbsparse/compat": 400,
     "numbsparse/device": 4_145,
     "numbsparse/distributed": 2_025,
@@ -24,11 +24,11 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_766,
     "numbsparse/ops": 5_478,
-    "numbsparse/pages": 1_845,
+    "numbsparse/pages": 1_836,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_936,
+    "numbsparse/torch": 1_930,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
