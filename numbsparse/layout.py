@@ -140,9 +140,8 @@ class Layout:
             )
         indptr = _integers("indptr", indptr)
         if indptr[0] != 0 or (np.diff(indptr) < 0).any():
-            raise ValueError(
-                f"indptr takes {in_blocks + 1} rising numbers from 0 on, got {_short(indptr)}"
-            )
+            got = np.array2string(indptr, threshold=8, edgeitems=3)
+            raise ValueError(f"indptr takes {in_blocks + 1} rising numbers from 0 on, got {got}")
         if np.shape(indices) != (indptr[-1],):
             raise ValueError(
                 f"indices takes the shape ({indptr[-1]},) (the last of indptr), "
@@ -395,7 +394,3 @@ def _integers(argument: str, numbers: Any) -> np.ndarray:
 def _read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
-
-
-def _short(array: np.ndarray) -> str:
-    return np.array2string(array, threshold=8, edgeitems=3)

@@ -251,6 +251,7 @@ def test_pixels_of_each_residue_alone(product, case):
 
 
 @needs_cuda
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", ["k2_unfolded", "k6_strips"])
 @pytest.mark.parametrize(

@@ -97,6 +97,7 @@ NANS = np.uint32([0x7FC00000, 0xFFC00000, 0x7FFFFFFF, 0xFFFFFFFF]).view(np.float
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
+@pytest.mark.pairs
 @pytest.mark.parametrize("precision", ["highest", "high"])
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_any_nan_stays_one(rung, size, product, precision, rng):

@@ -33,7 +33,7 @@ KERNELS = [
 @pytest.mark.parametrize("gates", [MASK, NUMBERS], ids=["mask", "numbers"])
 @pytest.mark.parametrize("call", ["x @ w", "x @ w.T"])
 @pytest.mark.parametrize("trained", [False, True])
-@pytest.mark.every(3)
+@pytest.mark.pairs
 def test_a_step_with_gates_that_are_known(
     kernel, dtype, size, edge, gates, call, trained, rng, monkeypatch
 ):

@@ -85,7 +85,7 @@ def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
-@pytest.mark.every(3)
+@pytest.mark.pairs
 @pytest.mark.parametrize("swapped", [False, True], ids=["", "swapped"])
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("alone", [False, True], ids=["", "single products"])

@@ -57,7 +57,7 @@ def run(
     """
     require_times()
     if json_file is not None:
-        content = fit(jobs, minutes) if of_images else fit_products(jobs, COUNT, only, minutes)
+        content = fit(jobs, only, of_images, minutes)
         if only is not None:
             known = json.loads(json_file.read_text(encoding="utf-8"))["factors"]
             content["factors"] = known | content["factors"]
@@ -76,14 +76,14 @@ def run(
             print(by_kind(found))
 
 
-def fit_products(
-    jobs: int, count: int, only: str | None = None, minutes: float = inf
-) -> dict[str, Any]:
-    """What `ops.times` reads: of so many drawn ones, that no seed of the command draws."""
-    points = islice(held_out.drawn(np.random.default_rng([0, 2]), only), count)
-    found = list(held_out.found(points, minutes * 60, jobs))
+def fit(jobs: int, only: str | None, of_images: bool, minutes: float = inf) -> dict[str, Any]:
+    """What `ops.times` or `costs` reads: of drawn ones, that no seed of the command draws."""
+    count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS) if of_images else COUNT
+    rng = np.random.default_rng([0, 1 if of_images else 2])
+    points = islice(drawn(rng) if of_images else held_out.drawn(rng, only), count)
+    found = list(held_out.found(points, minutes * 60, jobs, *([count] if of_images else [])))
     print(held_out.summary(found, most=0), flush=True)
-    return content_of(found)
+    return (content_of_images if of_images else content_of)(found)
 
 
 def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
@@ -157,15 +157,6 @@ class Convolution(NamedTuple):
         return Found(self, row["seconds"], chosen, beside["seconds"], np.nan, faults)
 
 
-def fit(jobs: int, minutes: float = inf) -> dict[str, Any]:
-    """What `costs` reads: of drawn ones, that no seed of the command draws."""
-    count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS)
-    points = islice(drawn(np.random.default_rng([0, 1])), count)
-    found = list(held_out.found(points, minutes * 60, jobs, count))
-    print(held_out.summary(found, most=0), flush=True)
-    return content(found)
-
-
 def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
     """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
     for size, numbers in cycle(every(SIZES, APART)):
@@ -196,7 +187,7 @@ def by_kind(all_found: Iterable[Found]) -> str:
     )
 
 
-def content(all_found: Iterable[Found]) -> dict[str, Any]:
+def content_of_images(all_found: Iterable[Found]) -> dict[str, Any]:
     """The factors by case, with where they were measured."""
     timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
     for each in all_found:

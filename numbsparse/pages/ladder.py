@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from numbsparse import device
-from numbsparse.bench.results import Row, first
+from numbsparse.bench.results import Row
 from numbsparse.kernels.ladder import NAMES, STEPS
 from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
 from numbsparse.machine import reach_of
@@ -149,7 +149,7 @@ def figures_of_steps() -> Iterator[Figures]:
         dtype = dtype_of(name)
         timed = [in_section(on_gpu(), "steps", dtype=dtype, block_size=B) for B in SIZES]
         speeds = tuple(rate_of(name, rows, "forward", dtype) for rows in timed)
-        shape = timed[0][0] if timed[0] else _row_of_ladder(dtype)
+        shape = timed[0][0]
         reads, roof = reads_at(name, shape, dtype), roofline(name, shape)
         assert reads is not None
         assert roof is not None
@@ -161,14 +161,6 @@ def figures_of_steps() -> Iterator[Figures]:
         what = name, idea_of(module), lines_of(name), new
         before = Figures(*what, reads, speeds, gain, roof, shape["flops"] / roof.seconds)
         yield before
-
-
-def _row_of_ladder(dtype: str) -> Row:
-    """The benchmark's row of the same shape."""
-    shape = {"product": "forward", "dtype": dtype, "features": 8192, "block_size": SIZES[0]}
-    found = first(on_gpu()["ladder"]["rows"], **shape)
-    assert found is not None
-    return found
 
 
 def dtype_of(name: str) -> str:
