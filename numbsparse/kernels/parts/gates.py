@@ -1,70 +1,105 @@
-"""Gates: a number for each block of a weight, read ahead, and no work where it is 0."""
+"""Gates: a number for each block of a weight, and no work where it is 0."""
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32
+from numba import cuda, float32, int32, uint32
 
+from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
-from numbsparse.kernels.ptx import elect, mbarrier_arrive
+from numbsparse.kernels.ptx import as_float32, as_uint32, elect, mbarrier_arrive, redux_or
 
 
 @cache
-def gating(together: int, gated: bool) -> tuple[Any, Any, Any, Any]:
-    """(take, follow, wanted, go_on): gates of a unit's blocks, 0 where there is none.
+def listing(together: int, WARPS: int, whole: bool) -> Any:
+    """list_left(plan, unit, last, continued, gates, shift, left, counts): how many units are left.
 
-    Where blocks are not `gated` they do nothing, and all is wanted.
-
-    take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
-    wanted(own) is whether any is not 0. go_on(plan, unit, record, gates, shift, asked) gives the
-    records of a unit and of the next one: the first is there before its gates are asked for, these
-    before they are looked at. Where a warp waited for its record in between, small batches with all
-    gates one took up to 1.1 times as long (H200).
+    All warps of a block come here, each with its run of units of the plan, and leave those of which
+    any block has a gate that is not 0 in `left`, in their order, with the numbers of a record and a
+    gate for each block; where a gate is 0 there is no block. If `whole`, the first unit of a piece
+    of a line is among them in any case, and what `continued` is not begins with one.
     """
-    place_of, read = picking(0, together), reading(together)
+    RECORD, ENTRY = 2 * together + 2, listed(together)
+    END, read, place_of = RECORD - 1, reading(together), picking(0, together)
 
     @cuda.jit(device=True)
-    def take(record, gates, shift, taken):
-        if gated:
+    def look(plan, unit, first, last, continued, gates, shift, own):
+        """Whether a lane's unit is left; its gates."""
+        some = False
+        if unit < last:
+            record = read(plan, unit)
             for k in range(together):
                 place = place_of(record, k)
-                taken[k] = gates[place >> shift] if place >= 0 else float32(0)
-
-    @cuda.jit(device=True)
-    def follow(own, coming):
-        if gated:
-            for k in range(together):
-                own[k] = coming[k]
-
-    @cuda.jit(device=True)
-    def wanted(own):
-        some = not gated
-        if gated:
-            for k in range(together):
+                own[k] = gates[place >> shift] if place >= 0 else float32(0)
                 some = some or own[k] != 0
+            if whole:
+                before = max(unit - 1, 0) * RECORD + END
+                same = continued if unit == first else plan[before] == record[END]
+                some = some or not same
         return some
 
     @cuda.jit(device=True)
-    def go_on(plan, unit, record, gates, shift, asked):
-        if gated:
-            take(record, gates, shift, asked)
-            return record, read(plan, unit + 1)
-        return read(plan, unit), record
+    def list_left(plan, unit, last, continued, gates, shift, left, counts):
+        own, lane = cuda.local.array(together, float32), int32(cuda.threadIdx.x % 32)
+        warp, many = int32(cuda.threadIdx.x) // 32, int32(0)
+        how = unit, last, continued, gates, shift
+        for begin in range(unit, last, 32):
+            mine = look(plan, begin + lane, *how, own)
+            many += int32(cuda.popc(redux_or(uint32(uint32(1 if mine else 0) << uint32(lane)))))
+        if lane == 0:
+            counts[warp] = many
+        cuda.syncthreads()
+        at = many = int32(0)
+        for k in range(WARPS):
+            at, many = at + (counts[k] if k < warp else int32(0)), many + counts[k]
+        for begin in range(unit, last, 32):  # what is read again is near
+            mine = look(plan, begin + lane, *how, own)
+            votes = redux_or(uint32(uint32(1 if mine else 0) << uint32(lane)))
+            if mine:
+                to, record = (at + bits_below(votes, lane)) * ENTRY, read(plan, begin + lane)
+                for e in range(RECORD):
+                    left[to + e] = record[e]
+                for k in range(together):
+                    left[to + RECORD + k] = int32(as_uint32(own[k]))
+                    if own[k] == 0:
+                        left[to + 2 * k] = int32(-1)
+            at += int32(cuda.popc(votes))
+        cuda.syncthreads()
+        return many
 
-    return take, follow, wanted, go_on
+    return list_left
+
+
+def listed(together: int) -> int:
+    """Numbers of a unit that is left, an even many."""
+    return 2 * together + 2 + together + together % 2
 
 
 @cache
-def filling_wanted(fill: Any, wanted: Any, engine: bool) -> Any:
-    """fill(...), unless all gates of the unit are 0: then the stage is as if filled."""
+def gates_of(together: int, gated: bool) -> Any:
+    """take(left, unit, own): the gates of a unit's blocks, of those that are listed."""
+    FIRST, ENTRY = 2 * together + 2, listed(together)
 
     @cuda.jit(device=True)
-    def request(own_gates, record, operands, top, shared, start, bars, bar):
-        if wanted(own_gates):
+    def take(left, unit, own):
+        if gated:
+            for k in range(together):
+                own[k] = as_float32(uint32(left[unit * ENTRY + FIRST + k]))
+
+    return take
+
+
+@cache
+def filling_blocks(fill: Any, passes: bool) -> Any:
+    """fill(...); where a unit has no block, which it `passes`, the stage is as if filled."""
+
+    @cuda.jit(device=True)
+    def request(record, operands, top, shared, start, bars, bar):
+        if not passes or record[0] >= 0:
             fill(record, operands, top, shared, start, bars, bar)
-        elif engine and elect() != 0:
+        elif elect() != 0:
             mbarrier_arrive(bars, bar)
 
     return request

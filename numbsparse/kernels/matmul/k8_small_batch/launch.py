@@ -6,8 +6,8 @@ from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
-from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
-from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.lines import LISTED, Lines, line_kernel
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
     WORD,
@@ -18,6 +18,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
+from numbsparse.kernels.parts.gates import listed
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
@@ -158,13 +159,17 @@ def along_lines(
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
+    of_layout = index, plan_lines, transposed, size
+    work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
+    while gated and warps * work[1] + READ_AHEAD > LISTED // (4 * listed(WIDTH // lines.depth)):
+        shares, slots = 2 * shares, 2 * slots
+        work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and not lines.carried and lines.source.stages == 2 and units <= SHORT
     lines = lines._replace(patient=patient)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
-    w_view = size, shift_of(size), (size * size // WIDTH).bit_length() - 1, rows
+    w_view = size, shift_of(size), block_shift_of(size), rows
     maps = work[0]
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
@@ -288,6 +293,11 @@ def with_stages(kernel: Any, most: int) -> Any:
 
 def shift_of(size: int) -> int:
     return max(size // WIDTH, 1).bit_length() - 1
+
+
+def block_shift_of(size: int) -> int:
+    """By which the place of what a block has is shifted to its number."""
+    return (size * size // WIDTH).bit_length() - 1
 
 
 def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, int]]:

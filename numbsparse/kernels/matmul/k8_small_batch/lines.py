@@ -16,7 +16,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.carried import put as carry
 from numbsparse.kernels.parts.carried import take
-from numbsparse.kernels.parts.gates import filling_wanted, gating
+from numbsparse.kernels.parts.gates import filling_blocks, gates_of, listed, listing
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -30,6 +30,8 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
+
+LISTED = 16 * 1024  # bytes of the units that gates leave
 
 
 class Lines(NamedTuple):
@@ -76,7 +78,8 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
+        words = stages + self.slot_words + self.warps * self.room_words
+        return 4 * words + (LISTED if self.sums.w.gated else 0) + ALIGNED
 
     @property
     def room_words(self) -> int:
@@ -100,16 +103,19 @@ def line_kernel(lines: Lines) -> Any:
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
-    read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
+    ENTRY, PASSES = listed(TOGETHER) if GATED else RECORD, GATED and ENGINE
+    read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
+    list_left, take_gates = listing(TOGETHER, WARPS, True), gates_of(TOGETHER, GATED)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    request = filling_wanted(fill, wanted, ENGINE)
+    request = filling_blocks(fill, PASSES)
+    begin = request if PASSES else fill
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     CARRIED, OWN = lines.carried, WIDTH if lines.carried else 1
+    LEFT = ROOM + WARPS * ROOM_WORDS
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -132,9 +138,7 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc, own_x = cuda.local.array(SUMS, float32), cuda.local.array(OWN, float32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
-        coming_gates = cuda.local.array(TOGETHER, float32)
-        asked_gates = cuda.local.array(TOGETHER, float32)
+        own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -142,38 +146,47 @@ def line_kernel(lines: Lines) -> Any:
         if OVERLAP:
             let_next_kernel_start()
         number = int64(cuda.blockIdx.x) * WARPS + warp
-        unit = int32(number * each)
+        unit, units = int32(number * each), plan
         # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections.counts + number]
+        if GATED:
+            last, continued = int32(unit + abs(count)), count < 0
+            ends = cuda.shared.array(WARPS, int32)  # of the piece that a warp goes on with
+            prepare(bars, bar, fresh, maps)
+            if OVERLAP:
+                wait_for_earlier_kernels()
+            units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            how = continued, gates, w_view[2], units, ends
+            left = list_left(plan, unit, last, *how)
+            unit, last = int32(left * warp // WARPS), int32(left * (warp + 1) // WARPS)
+            there, before = unit < last, max(unit - 1, 0) * ENTRY + END
+            continued = there and unit > 0 and units[before] == units[unit * ENTRY + END]
+            ends[warp] = units[unit * ENTRY + END] if continued else int32(-1)
         for s in range(FIRST):
-            record = read(plan, unit + s)
+            record = read(units, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + FIRST), read(plan, unit)
-        coming, later = now, record
-        if GATED:
-            coming, later = read(plan, unit + 1), read(plan, unit + FIRST + 1)
+        record, now = read(units, unit + FIRST), read(units, unit)
+        coming = now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
-        prepare(bars, bar, fresh, maps)
-        if OVERLAP:
-            wait_for_earlier_kernels()
-        last, there, continued = int32(unit + abs(count)), count != 0, count < 0
+        if not GATED:
+            prepare(bars, bar, fresh, maps)
+            if OVERLAP:
+                wait_for_earlier_kernels()
+            last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                fill(records[s], operands, top, shared, start, bars, own)
+                begin(records[s], operands, top, shared, start, bars, own)
             close()
-        if there:
-            take_gates(now, gates, w_view[2], coming_gates)
-            take_gates(record, gates, w_view[2], asked_gates)
-            if CARRIED:
-                take(x, x_view, now[1], top, own_x)
-                carry(own_x, shared, base)
-                if unit + 1 < last:
-                    take(x, x_view, records[1][1], top, own_x)
-                sync_warp()
+        if there and CARRIED:
+            take(x, x_view, now[1], top, own_x)
+            carry(own_x, shared, base)
+            if unit + 1 < last:
+                take(x, x_view, records[1][1], top, own_x)
+            sync_warp()
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc, room)
@@ -182,21 +195,18 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            after = read(plan, unit + (2 if GATED else 1))
-            coming = coming if GATED else after
+            coming = read(units, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
-                # Read while the tile was on its way, as those after it are while it is multiplied.
-                next_gates(own_gates, coming_gates)
-                take_gates(coming, gates, w_view[2], coming_gates)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(asked_gates, record, operands, top, shared, place, bars, own)
-                    record, later = go_on(plan, unit + 2, later, gates, w_view[2], asked_gates)
-                if wanted(own_gates):
+                    request(record, operands, top, shared, place, bars, own)
+                    record = read(units, unit + 2)
+                take_gates(units, unit, own_gates)
+                if not PASSES or units[unit * ENTRY] >= 0:
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if CARRIED and more:
@@ -204,11 +214,10 @@ def line_kernel(lines: Lines) -> Any:
                     sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    request(asked_gates, record, operands, top, shared, start, bars, own)
+                    request(record, operands, top, shared, start, bars, own)
                     if CARRIED:
                         take(x, x_view, record[1], top, own_x)
-                    then = unit + STAGES + 1
-                    record, later = go_on(plan, then, later, gates, w_view[2], asked_gates)
+                    record = read(units, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
@@ -219,7 +228,11 @@ def line_kernel(lines: Lines) -> Any:
                     cuda.syncthreads()
                 if there and not continued:
                     slot, start_of = int32(first_slot + warp), unit
-                    while start_of < end:  # what later warps have of this line
+                    if GATED and not more:
+                        for other in range(warp + 1, WARPS):
+                            if ends[other] == end:
+                                pieces.add_saved(slots, first_slot + other - 1, acc)
+                    while not GATED and start_of < end:  # what later warps have of this line
                         pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                     finish(dense, w_view[0], top, parts_of, name, y, own_view, acc, room)
@@ -228,7 +241,6 @@ def line_kernel(lines: Lines) -> Any:
                 pieces.clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
-            coming = after
 
     return kernel
 
