@@ -78,8 +78,9 @@ def listed(together: int) -> int:
 
 
 @cache
-def gates_of(together: int, gated: bool) -> Any:
-    """take(left, unit, own): the gates of a unit's blocks, of those that are listed."""
+def gates_of(together: int, gated: bool, passes: bool) -> Any:
+    """take(left, unit, own): whether a unit that is listed has a block, or none `passes` as such;
+    the gates of its blocks."""
     FIRST, ENTRY = 2 * together + 2, listed(together)
 
     @cuda.jit(device=True)
@@ -87,17 +88,18 @@ def gates_of(together: int, gated: bool) -> Any:
         if gated:
             for k in range(together):
                 own[k] = as_float32(uint32(left[unit * ENTRY + FIRST + k]))
+        return not passes or left[unit * ENTRY] >= 0
 
     return take
 
 
 @cache
-def filling_blocks(fill: Any, passes: bool) -> Any:
-    """fill(...); where a unit has no block, which it `passes`, the stage is as if filled."""
+def filling_blocks(fill: Any) -> Any:
+    """fill(...) by the copy engine; where a unit has no block the stage is as if filled."""
 
     @cuda.jit(device=True)
     def request(record, operands, top, shared, start, bars, bar):
-        if not passes or record[0] >= 0:
+        if record[0] >= 0:
             fill(record, operands, top, shared, start, bars, bar)
         elif elect() != 0:
             mbarrier_arrive(bars, bar)

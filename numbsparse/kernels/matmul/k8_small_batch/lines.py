@@ -105,12 +105,11 @@ def line_kernel(lines: Lines) -> Any:
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if GATED else RECORD, GATED and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
-    list_left, take_gates = listing(TOGETHER, WARPS, True), gates_of(TOGETHER, GATED)
+    list_left, take_gates = listing(TOGETHER, WARPS, True), gates_of(TOGETHER, GATED, PASSES)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    request = filling_blocks(fill, PASSES)
-    begin = request if PASSES else fill
+    request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
@@ -179,7 +178,7 @@ def line_kernel(lines: Lines) -> Any:
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                begin(records[s], operands, top, shared, start, bars, own)
+                request(records[s], operands, top, shared, start, bars, own)
             close()
         if there and CARRIED:
             take(x, x_view, now[1], top, own_x)
@@ -205,8 +204,7 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                take_gates(units, unit, own_gates)
-                if not PASSES or units[unit * ENTRY] >= 0:
+                if take_gates(units, unit, own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if CARRIED and more:
