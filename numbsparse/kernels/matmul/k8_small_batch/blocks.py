@@ -95,9 +95,7 @@ def multiply_blocks(x, dy, index, dvalues, how: tuple[Form, Any]) -> None:
     again(index, along_blocks, (x, dy, dvalues), form, more=more)
 
 
-def along_blocks(
-    index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, first: bool
-) -> None:
+def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, first: bool) -> None:
     """dvalues = x.T @ dy at the kept blocks; gates as in `launch.along_lines`."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
