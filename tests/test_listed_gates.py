@@ -8,7 +8,7 @@ from gate_helpers import close, spread
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul.k8_small_batch import blocks, launch, lines
+from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
 
 
 def problem_of(dtype, size, edge, part, rng):
@@ -35,8 +35,7 @@ def problem_of(dtype, size, edge, part, rng):
 def test_lines_that_several_warps_and_shares_have(
     part, dtype, size, batch, edge, transposed, rng, monkeypatch
 ):
-    for module in (lines, launch):
-        monkeypatch.setattr(module, "LISTED", 2048)  # more shares than usual
+    monkeypatch.setattr(launch, "RUN", 8)  # more shares than usual
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
     values[gates == 0] = np.nan  # which is not read
@@ -68,7 +67,7 @@ def test_lines_that_several_warps_and_shares_have(
 def test_a_weight_gradient_leaves_others_as_they_were(
     part, dtype, size, batch, edge, rng, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "LISTED", 1536)
+    monkeypatch.setattr(blocks, "RUN", 8)
     monkeypatch.setattr(blocks, "GATED_FROM", 0)
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)

@@ -11,70 +11,76 @@ from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
 from numbsparse.kernels.ptx import as_float32, as_uint32, elect, mbarrier_arrive, redux_or
 
+RUN = 32  # units of a warp that are listed, one a lane
+
 
 @cache
-def listing(together: int, WARPS: int, whole: bool) -> Any:
-    """list_left(plan, unit, last, continued, gates, shift, left, counts): how many units are left.
+def listing(together: int, whole: bool) -> tuple[Any, Any]:
+    """(look, list_left): units of which any block has a gate that is not 0.
 
-    All warps of a block come here, each with its run of units of the plan, and leave those of which
-    any block has a gate that is not 0 in `left`, in their order, with the numbers of a record and a
-    gate for each block; where a gate is 0 there is no block. If `whole`, the first unit of a piece
-    of a line is among them in any case, and what `continued` is not begins with one.
+    list_left(run, looked, gates, shift, left, counts): all warps of a block come here, each with a
+    run of units, (first, end, whether another warp has begun its first piece of a line), and leave
+    those units in `left`, in their order, with the numbers of a record and a gate for each block;
+    where a gate is 0 there is no block. If `whole`, the first unit of a piece is among them in any
+    case. It returns how many they are.
+
+    look(plan, first, each) is what a lane needs to know of one of `each` units before: no gates, so
+    that earlier kernels may still run.
     """
     RECORD, ENTRY = 2 * together + 2, listed(together)
     END, read, place_of = RECORD - 1, reading(together), picking(0, together)
 
     @cuda.jit(device=True)
-    def look(plan, unit, first, last, continued, gates, shift, own):
-        """Whether a lane's unit is left; its gates."""
-        some = False
-        if unit < last:
-            record = read(plan, unit)
-            for k in range(together):
-                place = place_of(record, k)
-                own[k] = gates[place >> shift] if place >= 0 else float32(0)
-                some = some or own[k] != 0
-            if whole:
-                before = max(unit - 1, 0) * RECORD + END
-                same = continued if unit == first else plan[before] == record[END]
-                some = some or not same
-        return some
+    def look(plan, first, each):
+        unit = first + min(int32(cuda.threadIdx.x % 32), max(int32(each) - 1, 0))
+        record = read(plan, unit)
+        begins = whole and plan[uint32(max(unit - 1, 0) * RECORD + END)] != record[END]
+        return record, begins
 
     @cuda.jit(device=True)
-    def list_left(plan, unit, last, continued, gates, shift, left, counts):
-        own, lane = cuda.local.array(together, float32), int32(cuda.threadIdx.x % 32)
-        warp, many = int32(cuda.threadIdx.x) // 32, int32(0)
-        how = unit, last, continued, gates, shift
-        for begin in range(unit, last, 32):
-            mine = look(plan, begin + lane, *how, own)
-            many += int32(cuda.popc(redux_or(uint32(uint32(1 if mine else 0) << uint32(lane)))))
+    def list_left(run, looked, gates, shift, left, counts):
+        own = cuda.local.array(together, float32)
+        (record, begins), (first, end, continued) = looked, run
+        warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
+        there = first + lane < end
+        some = not continued if whole and lane == 0 else begins
+        for k in range(together):
+            place = place_of(record, k)
+            own[k] = float32(0)
+            if there and place >= 0:
+                own[k] = gates[uint32(place >> shift)]
+            some = some or own[k] != 0
+        mine = uint32(1 if some and there else 0)
+        bits = redux_or(uint32(mine << uint32(lane)))
         if lane == 0:
-            counts[warp] = many
+            counts[warp] = int32(cuda.popc(bits))
         cuda.syncthreads()
-        at = many = int32(0)
-        for k in range(WARPS):
-            at, many = at + (counts[k] if k < warp else int32(0)), many + counts[k]
-        for begin in range(unit, last, 32):  # what is read again is near
-            mine = look(plan, begin + lane, *how, own)
-            votes = redux_or(uint32(uint32(1 if mine else 0) << uint32(lane)))
-            if mine:
-                to, record = (at + bits_below(votes, lane)) * ENTRY, read(plan, begin + lane)
-                for e in range(RECORD):
-                    left[to + e] = record[e]
-                for k in range(together):
-                    left[to + RECORD + k] = int32(as_uint32(own[k]))
-                    if own[k] == 0:
-                        left[to + 2 * k] = int32(-1)
-            at += int32(cuda.popc(votes))
+        at, many = bits_below(bits, lane), int32(0)
+        for k in range(uint32(cuda.blockDim.x) // 32):
+            count = counts[k]
+            at, many = at + (count if k < warp else int32(0)), many + count
+        if mine != 0:
+            to = uint32(at * ENTRY)
+            for e in range(RECORD):
+                left[uint32(to + e)] = record[e]
+            for k in range(together):
+                left[uint32(to + RECORD + k)] = int32(as_uint32(own[k]))
+                if own[k] == 0:
+                    left[uint32(to + 2 * k)] = int32(-1)
         cuda.syncthreads()
         return many
 
-    return list_left
+    return look, list_left
 
 
 def listed(together: int) -> int:
     """Numbers of a unit that is left, an even many."""
     return 2 * together + 2 + together + together % 2
+
+
+def listed_bytes(together: int, warps: int) -> int:
+    """Shared memory for what is listed, and what a warp looks at behind its last unit."""
+    return 4 * listed(together) * (warps * RUN + RUN)
 
 
 @cache
@@ -87,8 +93,8 @@ def gates_of(together: int, gated: bool, passes: bool) -> Any:
     def take(left, unit, own):
         if gated:
             for k in range(together):
-                own[k] = as_float32(uint32(left[unit * ENTRY + FIRST + k]))
-        return not passes or left[unit * ENTRY] >= 0
+                own[k] = as_float32(uint32(left[uint32(unit * ENTRY + FIRST + k)]))
+        return not passes or left[uint32(unit * ENTRY)] >= 0
 
     return take
 

@@ -203,13 +203,13 @@ def take_across_slab(form: Form, groups: int) -> Any:
 
 @cache
 def gating(form: Form, operand: Operand) -> Any:
-    """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0.
+    """raw[j, e] times the gate of its terms at step s, rounded; where that is 0 there are zeros.
 
     Of 16 bits not where it is one; of float32 a look at it takes longer than to multiply.
     """
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
     ALWAYS = not form.is_16_bit
-    scaled = scaling(form.dtype, skips=True)
+    scaled = scaling(form.dtype)
 
     @cuda.jit(device=True)
     def leave(gates, s, raw):

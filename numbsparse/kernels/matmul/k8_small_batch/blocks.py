@@ -21,13 +21,12 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.block_products import holding, multiplying
-from numbsparse.kernels.matmul.k8_small_batch.lines import LISTED
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import listed, listing
+from numbsparse.kernels.parts.gates import RUN, listed, listed_bytes, listing
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -81,7 +80,8 @@ class Blocks(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.warps * self.warp_words + (LISTED if self.gated else 0) + ALIGNED
+        nbytes = 4 * self.warps * self.warp_words + ALIGNED
+        return nbytes + (listed_bytes(WIDTH // self.depth, self.warps) if self.gated else 0)
 
 
 @of_any_rows
@@ -117,8 +117,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
     gates = gates if split == 1 and most >= GATED_FROM * warps * shares else ()
-    gated, room = isinstance(gates, DeviceArray), LISTED // (4 * listed(WIDTH // depth))
-    while gated and -(-most // shares) + READ_AHEAD > room:
+    gated = isinstance(gates, DeviceArray)
+    while gated and most > RUN * warps * shares:
         shares *= 2
     how = steps > 1, split, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
@@ -202,7 +202,7 @@ def block_kernel(blocks: Blocks) -> Any:
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     ENTRY, LEFT = listed(WIDTH // depth) if GATED else RECORD, WARPS * MINE
     read, prepare, close = reading(WIDTH // depth, ENTRY), opening(source, 3), closing(source)
-    list_left = listing(WIDTH // depth, WARPS, False)
+    look, list_left = listing(WIDTH // depth, False)
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
@@ -227,14 +227,15 @@ def block_kernel(blocks: Blocks) -> Any:
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
         if GATED:
             counts = cuda.shared.array(WARPS, int32)
+            left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            run = int32(unit), int32(last), False
+            looked = look(plan, run[0], last - unit)
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 let_next_kernel_start()
                 wait_for_earlier_kernels()
-            listed_here = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
-            how = True, gates, w_view[2], listed_here, counts
-            left = int64(list_left(plan, int32(unit), int32(last), *how))
-            unit, last, plan = left * warp // WARPS, left * (warp + 1) // WARPS, listed_here
+            many = int64(list_left(run, looked, gates, w_view[2], left, counts))
+            unit, last, plan = many * warp // WARPS, many * (warp + 1) // WARPS, left
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP and not GATED:
             let_next_kernel_start()

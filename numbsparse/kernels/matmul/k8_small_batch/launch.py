@@ -6,8 +6,8 @@ from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import copy_engine, shared_memory
-from numbsparse.kernels.matmul.k8_small_batch.lines import LISTED, Lines, line_kernel
-from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
+from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
     WORD,
@@ -18,7 +18,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.gates import listed
+from numbsparse.kernels.parts.gates import RUN
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
@@ -161,7 +161,7 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     of_layout = index, plan_lines, transposed, size
     work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    while gated and warps * work[1] + READ_AHEAD > LISTED // (4 * listed(WIDTH // lines.depth)):
+    while gated and work[1] > RUN:
         shares, slots = 2 * shares, 2 * slots
         work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]

@@ -16,7 +16,13 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.carried import put as carry
 from numbsparse.kernels.parts.carried import take
-from numbsparse.kernels.parts.gates import filling_blocks, gates_of, listed, listing
+from numbsparse.kernels.parts.gates import (
+    filling_blocks,
+    gates_of,
+    listed,
+    listed_bytes,
+    listing,
+)
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -30,8 +36,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
-
-LISTED = 16 * 1024  # bytes of the units that gates leave
 
 
 class Lines(NamedTuple):
@@ -79,7 +83,8 @@ class Lines(NamedTuple):
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
         words = stages + self.slot_words + self.warps * self.room_words
-        return 4 * words + (LISTED if self.sums.w.gated else 0) + ALIGNED
+        gated, together = self.sums.w.gated > 0, WIDTH // self.depth
+        return 4 * words + ALIGNED + (listed_bytes(together, self.warps) if gated else 0)
 
     @property
     def room_words(self) -> int:
@@ -105,7 +110,8 @@ def line_kernel(lines: Lines) -> Any:
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if GATED else RECORD, GATED and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
-    list_left, take_gates = listing(TOGETHER, WARPS, True), gates_of(TOGETHER, GATED, PASSES)
+    look, list_left = listing(TOGETHER, True)
+    take_gates = gates_of(TOGETHER, GATED, PASSES)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -149,14 +155,14 @@ def line_kernel(lines: Lines) -> Any:
         # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections.counts + number]
         if GATED:
-            last, continued = int32(unit + abs(count)), count < 0
             ends = cuda.shared.array(WARPS, int32)  # of the piece that a warp goes on with
+            units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            looked = look(plan, unit, each)
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 wait_for_earlier_kernels()
-            units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
-            how = continued, gates, w_view[2], units, ends
-            left = list_left(plan, unit, last, *how)
+            run = unit, int32(unit + abs(count)), count < 0
+            left = list_left(run, looked, gates, w_view[2], units, ends)
             unit, last = int32(left * warp // WARPS), int32(left * (warp + 1) // WARPS)
             there, before = unit < last, max(unit - 1, 0) * ENTRY + END
             continued = there and unit > 0 and units[before] == units[unit * ENTRY + END]
@@ -226,13 +232,13 @@ def line_kernel(lines: Lines) -> Any:
                     cuda.syncthreads()
                 if there and not continued:
                     slot, start_of = int32(first_slot + warp), unit
-                    if GATED and not more:
-                        for other in range(warp + 1, WARPS):
-                            if ends[other] == end:
-                                pieces.add_saved(slots, first_slot + other - 1, acc)
-                    while not GATED and start_of < end:  # what later warps have of this line
-                        pieces.add_saved(slots, slot, acc)
+                    other = uint32(WARPS if more else warp + 1)
+                    # What later warps have of this line.
+                    while other < WARPS if GATED else start_of < end:
+                        if not GATED or ends[other] == end:
+                            pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
+                        other = uint32(other + 1)
                     finish(dense, w_view[0], top, parts_of, name, y, own_view, acc, room)
                 if not more:
                     break
