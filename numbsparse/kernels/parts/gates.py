@@ -9,33 +9,45 @@ from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
-from numbsparse.kernels.ptx import as_float32, as_uint32, elect, mbarrier_arrive, redux_or
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    elect,
+    mbarrier_arrive,
+    redux_or,
+    sync_warp,
+)
 
 RUN = 32  # units of a warp that are listed, one a lane
 
 
 @cache
 def listing(together: int, whole: bool) -> tuple[Any, Any]:
-    """(look, list_left): units of which any block has a gate that is not 0.
+    """(look, list_left): what of the units of a block of threads gates that are not 0 leave.
 
-    list_left(run, looked, gates, shift, left, counts): all warps of a block come here, each with a
-    run of units, (first, end, whether another warp has begun its first piece of a line), and leave
-    those units in `left`, in their order, with the numbers of a record and a gate for each block;
-    where a gate is 0 there is no block. If `whole`, the first unit of a piece is among them in any
-    case. It returns how many they are.
+    list_left(run, looked, gates, shift, left, counts): all warps come here, each with a run of
+    units, (first, end, whether another warp has begun its first piece of a line). The blocks that
+    are left follow each other in units anew, `together` in one as long as a line goes on in a run,
+    and these in `left`, with the numbers of a record and a gate for each block. If `whole`, a piece
+    that begins has a unit in any case, maybe without a block. It returns how many there are.
 
     look(plan, first, each) is what a lane needs to know of one of `each` units before: no gates, so
     that earlier kernels may still run.
     """
     RECORD, ENTRY = 2 * together + 2, listed(together)
-    END, read, place_of = RECORD - 1, reading(together), picking(0, together)
+    NAME, END, read = RECORD - 2, RECORD - 1, reading(together)
+    LINE, place_of, other_of = END if whole else NAME, picking(0, together), picking(1, together)
 
     @cuda.jit(device=True)
     def look(plan, first, each):
+        """A record, and whether its line is another one than that of the unit before."""
         unit = first + min(int32(cuda.threadIdx.x % 32), max(int32(each) - 1, 0))
         record = read(plan, unit)
-        begins = whole and plan[uint32(max(unit - 1, 0) * RECORD + END)] != record[END]
-        return record, begins
+        return record, plan[uint32(max(unit - 1, 0) * RECORD + LINE)] != record[LINE]
+
+    @cuda.jit(device=True)
+    def votes(yes, lane):
+        return redux_or(uint32(uint32(1 if yes else 0) << uint32(lane)))
 
     @cuda.jit(device=True)
     def list_left(run, looked, gates, shift, left, counts):
@@ -43,15 +55,26 @@ def listing(together: int, whole: bool) -> tuple[Any, Any]:
         (record, begins), (first, end, continued) = looked, run
         warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
         there = first + lane < end
-        some = not continued if whole and lane == 0 else begins
+        begins = there and (not continued if lane == 0 else begins)
+        begun = votes(begins, lane) | uint32(1)
+        line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to this lane
+        start = 31 - int32(cuda.clz(int32(line)))
+        opened = whole and (start > 0 or not continued)
+        before = here = int32(0)  # blocks of the line that are left: of lanes before; of this one
         for k in range(together):
             place = place_of(record, k)
             own[k] = float32(0)
             if there and place >= 0:
                 own[k] = gates[uint32(place >> shift)]
-            some = some or own[k] != 0
-        mine = uint32(1 if some and there else 0)
-        bits = redux_or(uint32(mine << uint32(lane)))
+            bits = votes(own[k] != 0, lane)
+            before += bits_below(uint32(bits >> uint32(start)), lane - start)
+            here += int32(1 if own[k] != 0 else 0)
+        # The first block that has a unit of its own: others of this lane have the one before.
+        next_unit = (before + together - 1) // together * together
+        if opened and before == 0:
+            next_unit = 0 if lane == start else together
+        mine = there and (next_unit < before + here or (opened and lane == start))
+        bits = votes(mine, lane)
         if lane == 0:
             counts[warp] = int32(cuda.popc(bits))
         cuda.syncthreads()
@@ -59,14 +82,21 @@ def listing(together: int, whole: bool) -> tuple[Any, Any]:
         for k in range(uint32(cuda.blockDim.x) // 32):
             count = counts[k]
             at, many = at + (count if k < warp else int32(0)), many + count
-        if mine != 0:
+        if mine:
             to = uint32(at * ENTRY)
-            for e in range(RECORD):
-                left[uint32(to + e)] = record[e]
             for k in range(together):
-                left[uint32(to + RECORD + k)] = int32(as_uint32(own[k]))
-                if own[k] == 0:
-                    left[uint32(to + 2 * k)] = int32(-1)
+                left[uint32(to + 2 * k)], left[uint32(to + 2 * k + 1)] = int32(-1), int32(0)
+                left[uint32(to + RECORD + k)] = int32(0)
+            left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
+        sync_warp()
+        for k in range(together):
+            if own[k] != 0:
+                to = uint32((at if before >= next_unit else at - 1) * ENTRY)
+                slot = before % together
+                left[uint32(to + 2 * slot)] = place_of(record, k)
+                left[uint32(to + 2 * slot + 1)] = other_of(record, k)
+                left[uint32(to + RECORD + slot)] = int32(as_uint32(own[k]))
+                before += 1
         cuda.syncthreads()
         return many
 
