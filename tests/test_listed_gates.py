@@ -20,7 +20,9 @@ def problem_of(dtype, size, edge, part, rng):
     return kept, tuple(n * size - edge for n in kept.shape), gates
 
 
-@pytest.mark.parametrize("part", [0.5, 0.1, 0.95, 0.0])
+@pytest.mark.parametrize(
+    ("part", "listed_from"), [(0.5, 0), (0.1, 0), (0.95, 0), (0.0, 0), (0.5, 99), (0.0, 99)]
+)
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge", "transposed"),
     [
@@ -33,8 +35,9 @@ def problem_of(dtype, size, edge, part, rng):
     ],
 )
 def test_lines_that_several_warps_and_shares_have(
-    part, dtype, size, batch, edge, transposed, rng, monkeypatch
+    part, listed_from, dtype, size, batch, edge, transposed, rng, monkeypatch
 ):
+    monkeypatch.setattr(launch, "LISTED_FROM", listed_from)
     monkeypatch.setattr(launch, "RUN", 8)  # more shares than usual
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
@@ -68,7 +71,7 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     part, dtype, size, batch, edge, rng, monkeypatch
 ):
     monkeypatch.setattr(blocks, "RUN", 8)
-    monkeypatch.setattr(blocks, "GATED_FROM", 0)
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     values = ns.to_device(np.full((len(gates), size, size), 7, x.dtype))

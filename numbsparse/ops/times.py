@@ -121,6 +121,7 @@ def expected(
     if not any(layout.longest) and "k6_hopper" in found:
         there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
         found["k6_hopper"] *= there
+        found["k5_tensor_core"] *= 1.0 if of.lines or of.itemsize == 2 else RARELY
     return found
 
 

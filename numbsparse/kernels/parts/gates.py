@@ -114,17 +114,25 @@ def listed_bytes(together: int, warps: int) -> int:
 
 
 @cache
-def gates_of(together: int, gated: bool, passes: bool) -> Any:
-    """take(left, unit, own): whether a unit that is listed has a block, or none `passes` as such;
-    the gates of its blocks."""
-    FIRST, ENTRY = 2 * together + 2, listed(together)
+def gates_of(together: int, gated: bool, lists: bool, passes: bool) -> Any:
+    """take(record, left, unit, gates, shift, own): whether a unit is to be multiplied; the gates of
+    its blocks, as they are listed or where its record says.
+
+    Of those that are listed none `passes` without a block.
+    """
+    FIRST, ENTRY, place_of = 2 * together + 2, listed(together), picking(0, together)
 
     @cuda.jit(device=True)
-    def take(left, unit, own):
-        if gated:
-            for k in range(together):
+    def take(record, left, unit, gates, shift, own):
+        some = not gated or (lists and (not passes or record[0] >= 0))
+        for k in range(together if gated else 0):
+            if lists:
                 own[k] = as_float32(uint32(left[uint32(unit * ENTRY + FIRST + k)]))
-        return not passes or left[uint32(unit * ENTRY)] >= 0
+            else:
+                place = place_of(record, k)
+                own[k] = gates[uint32(place >> shift)] if place >= 0 else float32(0)
+                some = some or own[k] != 0
+        return some
 
     return take
 

@@ -48,7 +48,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-GATED_FROM = 2  # units of a warp: gates of fewer are not read
+GATED_FROM = 2, 16  # units of a warp, and their steps: gates of fewer are not read
 
 
 class Blocks(NamedTuple):
@@ -116,7 +116,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    gates = gates if split == 1 and most >= GATED_FROM * warps * shares else ()
+    each = most / (warps * shares)
+    gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
     gated = isinstance(gates, DeviceArray)
     while gated and most > RUN * warps * shares:
         shares *= 2

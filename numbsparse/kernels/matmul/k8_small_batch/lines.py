@@ -4,6 +4,10 @@ While one unit is multiplied, the next ones are on their way to the ring of the 
 share take equal runs of its units wherever lines end: what a warp has of a line that began in an
 earlier one it leaves in shared memory, where the warp in which it began adds it up. Where more than
 one share holds a line each leaves its part, and the last to finish writes the line.
+
+Of blocks with gates a share first lists what these leave, in shared memory, and its warps take equal
+runs of that. Warps of few units, the longest run of which would hardly become shorter, look at the
+gates of each.
 """
 
 from functools import cache
@@ -48,6 +52,7 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
+    lists: bool = False  # whether what gates leave is listed
 
     @property
     def rows(self) -> int:
@@ -102,16 +107,16 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
+    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
-    ENTRY, PASSES = listed(TOGETHER) if GATED else RECORD, GATED and ENGINE
+    ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     look, list_left = listing(TOGETHER, True)
-    take_gates = gates_of(TOGETHER, GATED, PASSES)
+    take_gates = gates_of(TOGETHER, GATED, LISTS, PASSES)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -154,7 +159,7 @@ def line_kernel(lines: Lines) -> Any:
         unit, units = int32(number * each), plan
         # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections.counts + number]
-        if GATED:
+        if LISTS:
             ends = cuda.shared.array(WARPS, int32)  # of the piece that a warp goes on with
             units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
             looked = look(plan, unit, each)
@@ -175,7 +180,7 @@ def line_kernel(lines: Lines) -> Any:
         coming = now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
-        if not GATED:
+        if not LISTS:
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 wait_for_earlier_kernels()
@@ -203,6 +208,7 @@ def line_kernel(lines: Lines) -> Any:
             coming = read(units, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
+                wanted = take_gates(now, units, unit, gates, w_view[2], own_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 if PATIENT and more:
@@ -210,7 +216,7 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                if take_gates(units, unit, own_gates):
+                if wanted:
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if CARRIED and more:
@@ -234,8 +240,8 @@ def line_kernel(lines: Lines) -> Any:
                     slot, start_of = int32(first_slot + warp), unit
                     other = uint32(WARPS if more else warp + 1)
                     # What later warps have of this line.
-                    while other < WARPS if GATED else start_of < end:
-                        if not GATED or ends[other] == end:
+                    while other < WARPS if LISTS else start_of < end:
+                        if not LISTS or ends[other] == end:
                             pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
                         other = uint32(other + 1)
@@ -244,7 +250,7 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end = coming[NAME], coming[END]
+            name, end, now = coming[NAME], coming[END], coming
 
     return kernel
 
