@@ -114,27 +114,31 @@ def listed_bytes(together: int, warps: int) -> int:
 
 
 @cache
-def gates_of(together: int, gated: bool, lists: bool, passes: bool) -> Any:
-    """take(record, left, unit, gates, shift, own): whether a unit is to be multiplied; the gates of
-    its blocks, as they are listed or where its record says.
+def gates_of(together: int, gated: bool, lists: bool) -> tuple[Any, Any]:
+    """(ask, take): the gates of a unit's blocks.
 
-    Of those that are listed none `passes` without a block.
+    ask(record, gates, shift, own) asks for them where its record says. take(left, unit, own) takes
+    them where they are listed; it is whether any is not 0.
     """
     FIRST, ENTRY, place_of = 2 * together + 2, listed(together), picking(0, together)
 
     @cuda.jit(device=True)
-    def take(record, left, unit, gates, shift, own):
-        some = not gated or (lists and (not passes or record[0] >= 0))
-        for k in range(together if gated else 0):
-            if lists:
-                own[k] = as_float32(uint32(left[uint32(unit * ENTRY + FIRST + k)]))
-            else:
-                place = place_of(record, k)
-                own[k] = gates[uint32(place >> shift)] if place >= 0 else float32(0)
+    def ask(record, gates, shift, own):
+        for k in range(together):
+            place = place_of(record, k)
+            own[k] = gates[uint32(place >> shift)] if place >= 0 else float32(0)
+
+    @cuda.jit(device=True)
+    def take(left, unit, own):
+        some = not gated
+        if gated:
+            for k in range(together):
+                if lists:
+                    own[k] = as_float32(uint32(left[uint32(unit * ENTRY + FIRST + k)]))
                 some = some or own[k] != 0
         return some
 
-    return take
+    return ask, take
 
 
 @cache

@@ -48,7 +48,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-GATED_FROM = 2, 16  # units of a warp, and their steps: gates of fewer are not read
+GATED_FROM = 2, 12  # units of a warp, and their steps: gates of fewer are not read
 
 
 class Blocks(NamedTuple):

@@ -116,7 +116,7 @@ def line_kernel(lines: Lines) -> Any:
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     look, list_left = listing(TOGETHER, True)
-    take_gates = gates_of(TOGETHER, GATED, LISTS, PASSES)
+    ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -208,7 +208,8 @@ def line_kernel(lines: Lines) -> Any:
             coming = read(units, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
-                wanted = take_gates(now, units, unit, gates, w_view[2], own_gates)
+                if GATED and not LISTS:
+                    ask_gates(now, gates, w_view[2], own_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 if PATIENT and more:
@@ -216,7 +217,7 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                if wanted:
+                if take_gates(units, unit, own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if CARRIED and more:
@@ -250,7 +251,9 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end, now = coming[NAME], coming[END], coming
+            name, end = coming[NAME], coming[END]
+            if GATED:
+                now = coming
 
     return kernel
 
