@@ -5,9 +5,9 @@ share take equal runs of its units wherever lines end: what a warp has of a line
 earlier one it leaves in shared memory, where the warp in which it began adds it up. Where more than
 one share holds a line each leaves its part, and the last to finish writes the line.
 
-Of blocks with gates a share first lists what these leave, in shared memory, and its warps take equal
-runs of that. Warps of few units, the longest run of which would hardly become shorter, look at the
-gates of each.
+Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
+equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
+at the gates of each.
 """
 
 from functools import cache
