@@ -16,44 +16,43 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     redux_or,
     sync_warp,
+    wait_for_earlier_kernels,
 )
 
 RUN = 32  # units of a warp that are listed, one a lane
 
 
 @cache
-def listing(together: int, whole: bool) -> tuple[Any, Any]:
-    """(look, list_left): what of the units of a block of threads gates that are not 0 leave.
+def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
+    """deal(plan, run, each, ring, gates, shift, left, ends): what gates that are not 0 leave of the
+    units of a block of threads, dealt to its warps anew.
 
-    list_left(run, looked, gates, shift, left, counts): all warps come here, each with a run of
-    units, (first, end, whether another warp has begun its first piece of a line). The blocks that
-    are left follow each other in units anew, `together` in one as long as a line goes on in a run,
-    and these in `left`, with the numbers of a record and a gate for each block. If `whole`, a piece
-    that begins has a unit in any case, maybe without a block. It returns how many there are.
-
-    look(plan, first, each) is what a lane needs to know of one of `each` units before: no gates, so
-    that earlier kernels may still run.
+    All warps come here, each with a run of up to `each` units, (first, end, whether another warp
+    has begun its first piece of a line). The blocks that are left follow each other in units anew,
+    `together` in one as long as a line goes on in a run, and these in `left`, with the numbers of a
+    record and a gate for each block. If `whole`, a piece that begins has a unit in any case, maybe
+    without a block. It returns a warp's run of what is left; `ends` has the ends of the pieces that
+    warps go on with. The plan is read, and the ring prepared, while earlier kernels run.
     """
     RECORD, ENTRY = 2 * together + 2, listed(together)
     NAME, END, read = RECORD - 2, RECORD - 1, reading(together)
     LINE, place_of, other_of = END if whole else NAME, picking(0, together), picking(1, together)
 
     @cuda.jit(device=True)
-    def look(plan, first, each):
-        """A record, and whether its line is another one than that of the unit before."""
-        unit = first + min(int32(cuda.threadIdx.x % 32), max(int32(each) - 1, 0))
-        record = read(plan, unit)
-        return record, plan[uint32(max(unit - 1, 0) * RECORD + LINE)] != record[LINE]
-
-    @cuda.jit(device=True)
     def votes(yes, lane):
         return redux_or(uint32(uint32(1 if yes else 0) << uint32(lane)))
 
     @cuda.jit(device=True)
-    def list_left(run, looked, gates, shift, left, counts):
-        own = cuda.local.array(together, float32)
-        (record, begins), (first, end, continued) = looked, run
+    def deal(plan, run, each, ring, gates, shift, left, ends):
+        own, (first, end, continued) = cuda.local.array(together, float32), run
         warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
+        warps = uint32(cuda.blockDim.x) // 32
+        unit = first + min(lane, max(int32(each) - 1, 0))
+        record = read(plan, unit)
+        begins = plan[uint32(max(unit - 1, 0) * RECORD + LINE)] != record[LINE]
+        prepare(*ring)
+        if overlap:
+            wait_for_earlier_kernels()
         there = first + lane < end
         begins = there and (not continued if lane == 0 else begins)
         begun = votes(begins, lane) | uint32(1)
@@ -76,11 +75,11 @@ def listing(together: int, whole: bool) -> tuple[Any, Any]:
         mine = there and (next_unit < before + here or (opened and lane == start))
         bits = votes(mine, lane)
         if lane == 0:
-            counts[warp] = int32(cuda.popc(bits))
+            ends[warp] = int32(cuda.popc(bits))
         cuda.syncthreads()
         at, many = bits_below(bits, lane), int32(0)
-        for k in range(uint32(cuda.blockDim.x) // 32):
-            count = counts[k]
+        for k in range(warps):
+            count = ends[k]
             at, many = at + (count if k < warp else int32(0)), many + count
         if mine:
             to = uint32(at * ENTRY)
@@ -98,9 +97,13 @@ def listing(together: int, whole: bool) -> tuple[Any, Any]:
                 left[uint32(to + RECORD + slot)] = int32(as_uint32(own[k]))
                 before += 1
         cuda.syncthreads()
-        return many
+        first, end = int32(many * warp // warps), int32(many * (warp + 1) // warps)
+        before, now = uint32(max(first - 1, 0) * ENTRY + LINE), uint32(first * ENTRY + LINE)
+        continued = 0 < first < end and left[before] == left[now]
+        ends[warp] = left[now] if continued else int32(-1)
+        return first, end, continued
 
-    return look, list_left
+    return deal
 
 
 def listed(together: int) -> int:

@@ -26,7 +26,7 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import RUN, listed, listed_bytes, listing
+from numbsparse.kernels.parts.gates import RUN, dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -203,7 +203,7 @@ def block_kernel(blocks: Blocks) -> Any:
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
     ENTRY, LEFT = listed(WIDTH // depth) if GATED else RECORD, WARPS * MINE
     read, prepare, close = reading(WIDTH // depth, ENTRY), opening(source, 3), closing(source)
-    look, list_left = listing(WIDTH // depth, False)
+    deal = dealing(WIDTH // depth, False, prepare, OVERLAP)
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
@@ -227,16 +227,13 @@ def block_kernel(blocks: Blocks) -> Any:
         part = int64(warp % SPLIT)
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
         if GATED:
-            counts = cuda.shared.array(WARPS, int32)
+            ends = cuda.shared.array(WARPS, int32)
             left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
-            run = int32(unit), int32(last), False
-            looked = look(plan, run[0], last - unit)
-            prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 let_next_kernel_start()
-                wait_for_earlier_kernels()
-            many = int64(list_left(run, looked, gates, w_view[2], left, counts))
-            unit, last, plan = many * warp // WARPS, many * (warp + 1) // WARPS, left
+            run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
+            run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
+            unit, last, plan = int64(run[0]), int64(run[1]), left
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP and not GATED:
             let_next_kernel_start()

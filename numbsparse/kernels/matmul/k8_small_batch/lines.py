@@ -20,13 +20,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.carried import put as carry
 from numbsparse.kernels.parts.carried import take
-from numbsparse.kernels.parts.gates import (
-    filling_blocks,
-    gates_of,
-    listed,
-    listed_bytes,
-    listing,
-)
+from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -115,7 +109,7 @@ def line_kernel(lines: Lines) -> Any:
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
-    look, list_left = listing(TOGETHER, True)
+    deal = dealing(TOGETHER, True, prepare, OVERLAP)
     ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
@@ -162,16 +156,9 @@ def line_kernel(lines: Lines) -> Any:
         if LISTS:
             ends = cuda.shared.array(WARPS, int32)  # of the piece that a warp goes on with
             units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
-            looked = look(plan, unit, each)
-            prepare(bars, bar, fresh, maps)
-            if OVERLAP:
-                wait_for_earlier_kernels()
-            run = unit, int32(unit + abs(count)), count < 0
-            left = list_left(run, looked, gates, w_view[2], units, ends)
-            unit, last = int32(left * warp // WARPS), int32(left * (warp + 1) // WARPS)
-            there, before = unit < last, max(unit - 1, 0) * ENTRY + END
-            continued = there and unit > 0 and units[before] == units[unit * ENTRY + END]
-            ends[warp] = units[unit * ENTRY + END] if continued else int32(-1)
+            ring, run = (bars, bar, fresh, maps), (unit, int32(unit + abs(count)), count < 0)
+            run = deal(plan, run, each, ring, gates, w_view[2], units, ends)
+            (unit, last, continued), there = run, run[0] < run[1]
         for s in range(FIRST):
             record = read(units, unit + s)
             for e in range(RECORD):
