@@ -82,3 +82,27 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     found = np.where(left, host(got).astype(np.float64), 0)
     close(found, a.T @ b * left, abs(a).T @ abs(b) * left, dtype, batch)
     assert (values.numpy()[gates == 0] == 7).all()
+
+
+@pytest.mark.parametrize(("dtype", "size", "batch"), [("float32", 32, 9), ("float16", 64, 20)])
+def test_layouts_made_on_a_gpu(dtype, size, batch, rng, monkeypatch):
+    monkeypatch.setattr(launch, "LISTED_FROM", 0)
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    kept, shape, gates = problem_of(dtype, size, 0, 0.5, rng)
+    rows, columns = (ns.to_device(a.astype(np.int32)) for a in np.nonzero(kept))
+    made = ns.Layout.on_device(rows, columns, kept.shape, capacity=len(gates) + 3)
+    values = rng.standard_normal((len(gates) + 3, size, size)).astype(as_dtype(dtype))
+    w, more = ns.BlockSparse(ns.to_device(values), made), np.zeros(3, np.float32)
+    given = ops.all_blocks(w, ns.to_device(np.concatenate([gates, more])))
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    got = host(ops.matmul(ns.to_device(x), w, gate=given, kernel="k8_small_batch"))
+    gated = values[: len(gates)].astype(np.float64) * gates[:, None, None]
+    dense, wide = ns.BlockSparse(gated, kept).toarray(), x.astype(np.float64)
+    close(got, wide @ dense, abs(wide) @ abs(dense), dtype, len(dense))
+    dw = ops.sddmm(ns.to_device(x).T, ns.to_device(dy), given, kernel="k8_small_batch").values
+    found = np.where(gates[:, None, None] != 0, host(dw)[: len(gates)].astype(np.float64), 0)
+    right = ns.BlockSparse.from_dense(wide.T @ dy.astype(np.float64), kept, block_size=size)
+    of = ns.BlockSparse.from_dense(abs(wide).T @ abs(dy.astype(np.float64)), kept, block_size=size)
+    left = gates[:, None, None] != 0
+    close(found, right.data * left, of.data * left, dtype, batch)
+    assert (host(dw)[len(gates) :] == 0).all()
