@@ -1,70 +1,158 @@
-"""Gates: a number for each block of a weight, read ahead, and no work where it is 0."""
+"""Gates: a number for each block of a weight, and no work where it is 0."""
 
 from functools import cache
 from typing import Any
 
-from numba import cuda, float32
+from numba import cuda, float32, int32, uint32
 
+from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
-from numbsparse.kernels.ptx import elect, mbarrier_arrive
+from numbsparse.kernels.ptx import (
+    as_float32,
+    as_uint32,
+    elect,
+    mbarrier_arrive,
+    redux_or,
+    sync_warp,
+    wait_for_earlier_kernels,
+)
+
+RUN = 32  # units of a warp that are listed, one a lane
 
 
 @cache
-def gating(together: int, gated: bool) -> tuple[Any, Any, Any, Any]:
-    """(take, follow, wanted, go_on): gates of a unit's blocks, 0 where there is none.
+def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
+    """deal(plan, run, each, ring, gates, shift, left, ends): what gates that are not 0 leave of the
+    units of a block of threads, dealt to its warps anew.
 
-    Where blocks are not `gated` they do nothing, and all is wanted.
-
-    take(record, gates, shift, taken) reads them, follow(own, coming) goes on to the next ones, and
-    wanted(own) is whether any is not 0. go_on(plan, unit, record, gates, shift, asked) gives the
-    records of a unit and of the next one: the first is there before its gates are asked for, these
-    before they are looked at. Where a warp waited for its record in between, small batches with all
-    gates one took up to 1.1 times as long (H200).
+    All warps come here, each with a run of up to `each` units, (first, end, whether another warp
+    has begun its first piece of a line). The blocks that are left follow each other in units anew,
+    `together` in one as long as a line goes on in a run, and these in `left`, with the numbers of a
+    record and a gate for each block. If `whole`, a piece that begins has a unit in any case, maybe
+    without a block. It returns a warp's run of what is left; `ends` has the ends of the pieces that
+    warps go on with. The plan is read, and the ring prepared, while earlier kernels run.
     """
-    place_of, read = picking(0, together), reading(together)
+    RECORD, ENTRY = 2 * together + 2, listed(together)
+    NAME, END, read = RECORD - 2, RECORD - 1, reading(together)
+    LINE, place_of, other_of = END if whole else NAME, picking(0, together), picking(1, together)
 
     @cuda.jit(device=True)
-    def take(record, gates, shift, taken):
-        if gated:
+    def votes(yes, lane):
+        return redux_or(uint32(uint32(1 if yes else 0) << uint32(lane)))
+
+    @cuda.jit(device=True)
+    def deal(plan, run, each, ring, gates, shift, left, ends):
+        own, (first, end, continued) = cuda.local.array(together, float32), run
+        warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
+        warps = uint32(cuda.blockDim.x) // 32
+        unit = first + min(lane, max(int32(each) - 1, 0))
+        record = read(plan, unit)
+        begins = plan[uint32(max(unit - 1, 0) * RECORD + LINE)] != record[LINE]
+        prepare(*ring)
+        if overlap:
+            wait_for_earlier_kernels()
+        there = first + lane < end
+        begins = there and (not continued if lane == 0 else begins)
+        begun = votes(begins, lane) | uint32(1)
+        line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to this lane
+        start = 31 - int32(cuda.clz(int32(line)))
+        opened = whole and (start > 0 or not continued)
+        before = here = int32(0)  # blocks of the line that are left: of lanes before; of this one
+        for k in range(together):
+            place = place_of(record, k)
+            own[k] = float32(0)
+            if there and place >= 0:
+                own[k] = gates[uint32(place >> shift)]
+            bits = votes(own[k] != 0, lane)
+            before += bits_below(uint32(bits >> uint32(start)), lane - start)
+            here += int32(1 if own[k] != 0 else 0)
+        # The first block that has a unit of its own: others of this lane have the one before.
+        next_unit = (before + together - 1) // together * together
+        if opened and before == 0:
+            next_unit = 0 if lane == start else together
+        mine = there and (next_unit < before + here or (opened and lane == start))
+        bits = votes(mine, lane)
+        if lane == 0:
+            ends[warp] = int32(cuda.popc(bits))
+        cuda.syncthreads()
+        at, many = bits_below(bits, lane), int32(0)
+        for k in range(warps):
+            count = ends[k]
+            at, many = at + (count if k < warp else int32(0)), many + count
+        if mine:
+            to = uint32(at * ENTRY)
             for k in range(together):
-                place = place_of(record, k)
-                taken[k] = gates[place >> shift] if place >= 0 else float32(0)
+                left[uint32(to + 2 * k)], left[uint32(to + 2 * k + 1)] = int32(-1), int32(0)
+                left[uint32(to + RECORD + k)] = int32(0)
+            left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
+        sync_warp()
+        for k in range(together):
+            if own[k] != 0:
+                to = uint32((at if before >= next_unit else at - 1) * ENTRY)
+                slot = before % together
+                left[uint32(to + 2 * slot)] = place_of(record, k)
+                left[uint32(to + 2 * slot + 1)] = other_of(record, k)
+                left[uint32(to + RECORD + slot)] = int32(as_uint32(own[k]))
+                before += 1
+        cuda.syncthreads()
+        first, end = int32(many * warp // warps), int32(many * (warp + 1) // warps)
+        before, now = uint32(max(first - 1, 0) * ENTRY + LINE), uint32(first * ENTRY + LINE)
+        continued = 0 < first < end and left[before] == left[now]
+        ends[warp] = left[now] if continued else int32(-1)
+        return first, end, continued
+
+    return deal
+
+
+def listed(together: int) -> int:
+    """Numbers of a unit that is left, an even many."""
+    return 2 * together + 2 + together + together % 2
+
+
+def listed_bytes(together: int, warps: int) -> int:
+    """Shared memory for what is listed, and what a warp looks at behind its last unit."""
+    return 4 * listed(together) * (warps * RUN + RUN)
+
+
+@cache
+def gates_of(together: int, gated: bool, lists: bool) -> tuple[Any, Any]:
+    """(ask, take): the gates of a unit's blocks.
+
+    ask(record, gates, shift, own) asks for them where its record says. take(left, unit, own) takes
+    them where they are listed; it is whether any is not 0.
+    """
+    FIRST, ENTRY, place_of = 2 * together + 2, listed(together), picking(0, together)
 
     @cuda.jit(device=True)
-    def follow(own, coming):
-        if gated:
-            for k in range(together):
-                own[k] = coming[k]
+    def ask(record, gates, shift, own):
+        for k in range(together):
+            place = place_of(record, k)
+            own[k] = gates[uint32(place >> shift)] if place >= 0 else float32(0)
 
     @cuda.jit(device=True)
-    def wanted(own):
+    def take(left, unit, own):
         some = not gated
         if gated:
             for k in range(together):
+                if lists:
+                    own[k] = as_float32(uint32(left[uint32(unit * ENTRY + FIRST + k)]))
                 some = some or own[k] != 0
         return some
 
-    @cuda.jit(device=True)
-    def go_on(plan, unit, record, gates, shift, asked):
-        if gated:
-            take(record, gates, shift, asked)
-            return record, read(plan, unit + 1)
-        return read(plan, unit), record
-
-    return take, follow, wanted, go_on
+    return ask, take
 
 
 @cache
-def filling_wanted(fill: Any, wanted: Any, engine: bool) -> Any:
-    """fill(...), unless all gates of the unit are 0: then the stage is as if filled."""
+def filling_blocks(fill: Any) -> Any:
+    """fill(...) by the copy engine; where a unit has no block the stage is as if filled."""
 
     @cuda.jit(device=True)
-    def request(own_gates, record, operands, top, shared, start, bars, bar):
-        if wanted(own_gates):
+    def request(record, operands, top, shared, start, bars, bar):
+        if record[0] >= 0:
             fill(record, operands, top, shared, start, bars, bar)
-        elif engine and elect() != 0:
+        elif elect() != 0:
             mbarrier_arrive(bars, bar)
 
     return request

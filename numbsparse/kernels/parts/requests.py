@@ -27,9 +27,12 @@ ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
 
 
 @cache
-def reading(blocks: int) -> Any:
-    """read(plan, unit): a unit's record, two numbers for each of its blocks and two more."""
-    WORDS = 2 * blocks + 2
+def reading(blocks: int, apart: int = 0) -> Any:
+    """read(plan, unit): a unit's record, two numbers for each of its blocks and two more.
+
+    apart : numbers of a unit, if they are more
+    """
+    WORDS = apart or 2 * blocks + 2
 
     @cuda.jit(device=True)
     def read_two(plan, at):

@@ -205,11 +205,12 @@ def take_across_slab(form: Form, groups: int) -> Any:
 def gating(form: Form, operand: Operand) -> Any:
     """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0.
 
-    Of 16 bits not where it is one; of float32 a look at it takes longer than to multiply.
+    Of 16 bits not where it is one; of float32 a look at it takes longer than to multiply. A tile of
+    a single block whose gate is 0 is not multiplied.
     """
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
     ALWAYS = not form.is_16_bit
-    scaled = scaling(form.dtype, skips=True)
+    scaled = scaling(form.dtype, skips=TERMS < WIDTH)
 
     @cuda.jit(device=True)
     def leave(gates, s, raw):

@@ -47,8 +47,9 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 LARGEST_BATCH = 8192
-TAKES_GATES = TAKES_UNKNOWN_GATES = ("forward", "input_grad")
-TAKES_PLACES, CLEARS_REST = (*TAKES_GATES, "weight_grad"), True
+TAKES_GATES = ("forward", "input_grad")
+TAKES_UNKNOWN_GATES = TAKES_PLACES = (*TAKES_GATES, "weight_grad")
+CLEARS_REST = True
 
 unsupported = reach(
     "k8_small_batch", "cuda", BLOCK_SIZES, DTYPES, largest_batch=LARGEST_BATCH, capability=(8, 0)
@@ -65,9 +66,9 @@ def input_grad(dy, values, index, dx, precision="highest", gates=None):
     _product(index, dy, aligned_values(values), dx, True, precision, gates)
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest"):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    multiply_blocks(x, dy, index, dvalues, _form(dvalues, precision))
+def weight_grad(x, dy, index, dvalues, precision="highest", gates=None):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
+    multiply_blocks(x, dy, index, dvalues, (_form(dvalues, precision), gates))
 
 
 def _product(index, x, values, y, transposed, precision, gates):

@@ -6,6 +6,8 @@ is loaded into registers once for a line, dy each time. What bounds it is writin
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
 them adds what the others leave in shared memory, in their order.
+
+Of blocks with gates a share lists the units that these leave first, as in `lines`.
 """
 
 from functools import cache
@@ -14,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, int32, int64, uint32, uint64
 
+from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
@@ -23,6 +26,7 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
+from numbsparse.kernels.parts.gates import RUN, dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -44,6 +48,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
+GATED_FROM = 2, 12  # units of a warp, and their steps: gates of fewer are not read
 
 
 class Blocks(NamedTuple):
@@ -62,6 +67,7 @@ class Blocks(NamedTuple):
     split: int = 1
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
+    gated: bool = False
 
     @property
     def stage_words(self) -> int:
@@ -74,20 +80,23 @@ class Blocks(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * self.warps * self.warp_words + ALIGNED
+        nbytes = 4 * self.warps * self.warp_words + ALIGNED
+        return nbytes + (listed_bytes(WIDTH // self.depth, self.warps) if self.gated else 0)
 
 
 @of_any_rows
-def multiply_blocks(x, dy, index, dvalues, form: Form) -> None:
-    """dvalues = x.T @ dy at the kept blocks."""
+def multiply_blocks(x, dy, index, dvalues, how: tuple[Form, Any]) -> None:
+    """dvalues = x.T @ dy at the kept blocks; `how` has the gates, if any."""
+    form, gates = how
     n_blocks, size, _ = dvalues.shape
     near = launch.in_reach(size, n_blocks, x, dy)
     x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
-    again(index, along_blocks, (x, dy, dvalues), form)
+    more = () if gates is None else (gates,)
+    again(index, along_blocks, (x, dy, dvalues), form, more=more)
 
 
-def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> None:
-    """dvalues = x.T @ dy at the kept blocks."""
+def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, first: bool) -> None:
+    """dvalues = x.T @ dy at the kept blocks; gates as in `launch.along_lines`."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
@@ -107,10 +116,17 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    how = steps > 1, split, in_step, made
+    each = most / (warps * shares)
+    gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
+    gated = isinstance(gates, DeviceArray)
+    while gated and most > RUN * warps * shares:
+        shares *= 2
+    how = steps > 1, split, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
-    w_view = size, launch.shift_of(size)
+    w_view: Any = size, launch.shift_of(size)
+    if gated:
+        w_view = *w_view, launch.block_shift_of(size)
     maps = units
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
@@ -120,7 +136,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    after = units, count, dvalues.reshape(1, -1).span
+    after = units, count, dvalues.reshape(1, -1).span, gates
     launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
 
 
@@ -176,7 +192,7 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, GATED = blocks
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
@@ -185,13 +201,15 @@ def block_kernel(blocks: Blocks) -> Any:
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
     M, RUN, PIECES = -(-x_side.groups // 2), form.run, WIDTH**2 // form.run
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
-    read, prepare, close = reading(WIDTH // depth), opening(source, 3), closing(source)
+    ENTRY, LEFT = listed(WIDTH // depth) if GATED else RECORD, WARPS * MINE
+    read, prepare, close = reading(WIDTH // depth, ENTRY), opening(source, 3), closing(source)
+    deal = dealing(WIDTH // depth, False, prepare, OVERLAP)
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
     write = writing(form, depth, x_side.groups, source.engine)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
-    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues):
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
         operands = x, x_view, dy, dy_view, maps
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -208,8 +226,16 @@ def block_kernel(blocks: Blocks) -> Any:
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part = int64(warp % SPLIT)
         first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
+        if GATED:
+            ends = cuda.shared.array(WARPS, int32)
+            left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            if OVERLAP:
+                let_next_kernel_start()
+            run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
+            run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
+            unit, last, plan = int64(run[0]), int64(run[1]), left
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
-        if OVERLAP:
+        if OVERLAP and not GATED:
             let_next_kernel_start()
         ahead, step_ahead = unit, first
         for s in range(STAGES):
@@ -218,9 +244,10 @@ def block_kernel(blocks: Blocks) -> Any:
                 records[s, e] = record[e]
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
         record, now = read(plan, ahead), whole
-        prepare(bars, bar, fresh, maps)
-        if OVERLAP:
-            wait_for_earlier_kernels()
+        if not GATED:
+            prepare(bars, bar, fresh, maps)
+            if OVERLAP:
+                wait_for_earlier_kernels()
         requested = held = now[LINE] - 1
         ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):

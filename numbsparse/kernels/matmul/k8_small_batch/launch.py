@@ -18,6 +18,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
+from numbsparse.kernels.parts.gates import RUN
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
@@ -39,6 +40,7 @@ MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multipro
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
 CARRIED = 1  # units for a warp, up to which lanes carry x
+LISTED_FROM = 4  # units of a warp: what gates leave of fewer is not listed
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
@@ -165,13 +167,18 @@ def along_lines(
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
+    of_layout = index, plan_lines, transposed, size
+    work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
+    lists = gated and work[1] >= LISTED_FROM
+    while lists and work[1] > RUN:
+        shares, slots = 2 * shares, 2 * slots
+        work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and not lines.carried and lines.source.stages == 2 and units <= SHORT
-    lines = lines._replace(patient=patient)
+    lines = lines._replace(patient=patient, lists=lists)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
-    w_view = size, shift_of(size), (size * size // WIDTH).bit_length() - 1, rows
+    w_view = size, shift_of(size), block_shift_of(size), rows
     maps = work[0]
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
@@ -295,6 +302,11 @@ def with_stages(kernel: Any, most: int) -> Any:
 
 def shift_of(size: int) -> int:
     return max(size // WIDTH, 1).bit_length() - 1
+
+
+def block_shift_of(size: int) -> int:
+    """By which the place of what a block has is shifted to its number."""
+    return (size * size // WIDTH).bit_length() - 1
 
 
 def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, int]]:

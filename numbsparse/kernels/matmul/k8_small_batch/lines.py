@@ -4,6 +4,10 @@ While one unit is multiplied, the next ones are on their way to the ring of the 
 share take equal runs of its units wherever lines end: what a warp has of a line that began in an
 earlier one it leaves in shared memory, where the warp in which it began adds it up. Where more than
 one share holds a line each leaves its part, and the last to finish writes the line.
+
+Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
+equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
+at the gates of each.
 """
 
 from functools import cache
@@ -16,7 +20,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.carried import put as carry
 from numbsparse.kernels.parts.carried import take
-from numbsparse.kernels.parts.gates import filling_wanted, gating
+from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -42,6 +46,7 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
+    lists: bool = False  # whether what gates leave is listed
 
     @property
     def rows(self) -> int:
@@ -76,7 +81,9 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
+        words = stages + self.slot_words + self.warps * self.room_words
+        gated, together = self.sums.w.gated > 0, WIDTH // self.depth
+        return 4 * words + ALIGNED + (listed_bytes(together, self.warps) if gated else 0)
 
     @property
     def room_words(self) -> int:
@@ -94,22 +101,25 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT = lines
+    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB = sums.x.slab > 0
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
-    read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
-    take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
+    ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
+    read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
+    deal = dealing(TOGETHER, True, prepare, OVERLAP)
+    ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
     wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
-    request = filling_wanted(fill, wanted, ENGINE)
+    request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     CARRIED, OWN = lines.carried, WIDTH if lines.carried else 1
+    LEFT = ROOM + WARPS * ROOM_WORDS
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -132,9 +142,7 @@ def line_kernel(lines: Lines) -> Any:
         bars = cuda.shared.array(BARRIERS, uint64)
         acc, own_x = cuda.local.array(SUMS, float32), cuda.local.array(OWN, float32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
-        coming_gates = cuda.local.array(TOGETHER, float32)
-        asked_gates = cuda.local.array(TOGETHER, float32)
+        own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -142,38 +150,40 @@ def line_kernel(lines: Lines) -> Any:
         if OVERLAP:
             let_next_kernel_start()
         number = int64(cuda.blockIdx.x) * WARPS + warp
-        unit = int32(number * each)
+        unit, units = int32(number * each), plan
         # All that is read of the plan is loaded at once, and used after the wait.
         count = plan[sections.counts + number]
+        if LISTS:
+            ends = cuda.shared.array(WARPS, int32)  # of the piece that a warp goes on with
+            units = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            ring, run = (bars, bar, fresh, maps), (unit, int32(unit + abs(count)), count < 0)
+            run = deal(plan, run, each, ring, gates, w_view[2], units, ends)
+            (unit, last, continued), there = run, run[0] < run[1]
         for s in range(FIRST):
-            record = read(plan, unit + s)
+            record = read(units, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(plan, unit + FIRST), read(plan, unit)
-        coming, later = now, record
-        if GATED:
-            coming, later = read(plan, unit + 1), read(plan, unit + FIRST + 1)
+        record, now = read(units, unit + FIRST), read(units, unit)
+        coming = now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
-        prepare(bars, bar, fresh, maps)
-        if OVERLAP:
-            wait_for_earlier_kernels()
-        last, there, continued = int32(unit + abs(count)), count != 0, count < 0
+        if not LISTS:
+            prepare(bars, bar, fresh, maps)
+            if OVERLAP:
+                wait_for_earlier_kernels()
+            last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                fill(records[s], operands, top, shared, start, bars, own)
+                request(records[s], operands, top, shared, start, bars, own)
             close()
-        if there:
-            take_gates(now, gates, w_view[2], coming_gates)
-            take_gates(record, gates, w_view[2], asked_gates)
-            if CARRIED:
-                take(x, x_view, now[1], top, own_x)
-                carry(own_x, shared, base)
-                if unit + 1 < last:
-                    take(x, x_view, records[1][1], top, own_x)
-                sync_warp()
+        if there and CARRIED:
+            take(x, x_view, now[1], top, own_x)
+            carry(own_x, shared, base)
+            if unit + 1 < last:
+                take(x, x_view, records[1][1], top, own_x)
+            sync_warp()
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc, room)
@@ -182,21 +192,19 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            after = read(plan, unit + (2 if GATED else 1))
-            coming = coming if GATED else after
+            coming = read(units, unit + 1)
             if there:
                 start = uint32(base + stage * STAGE)
+                if GATED and not LISTS:
+                    ask_gates(now, gates, w_view[2], own_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
-                # Read while the tile was on its way, as those after it are while it is multiplied.
-                next_gates(own_gates, coming_gates)
-                take_gates(coming, gates, w_view[2], coming_gates)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(asked_gates, record, operands, top, shared, place, bars, own)
-                    record, later = go_on(plan, unit + 2, later, gates, w_view[2], asked_gates)
-                if wanted(own_gates):
+                    request(record, operands, top, shared, place, bars, own)
+                    record = read(units, unit + 2)
+                if take_gates(units, unit, own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
                 if CARRIED and more:
@@ -204,11 +212,10 @@ def line_kernel(lines: Lines) -> Any:
                     sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
-                    request(asked_gates, record, operands, top, shared, start, bars, own)
+                    request(record, operands, top, shared, start, bars, own)
                     if CARRIED:
                         take(x, x_view, record[1], top, own_x)
-                    then = unit + STAGES + 1
-                    record, later = go_on(plan, then, later, gates, w_view[2], asked_gates)
+                    record = read(units, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
@@ -219,16 +226,21 @@ def line_kernel(lines: Lines) -> Any:
                     cuda.syncthreads()
                 if there and not continued:
                     slot, start_of = int32(first_slot + warp), unit
-                    while start_of < end:  # what later warps have of this line
-                        pieces.add_saved(slots, slot, acc)
+                    other = uint32(WARPS if more else warp + 1)
+                    # What later warps have of this line.
+                    while other < WARPS if LISTS else start_of < end:
+                        if not LISTS or ends[other] == end:
+                            pieces.add_saved(slots, slot, acc)
                         slot, start_of = int32(slot + 1), int32(start_of + each)
+                        other = uint32(other + 1)
                     finish(dense, w_view[0], top, parts_of, name, y, own_view, acc, room)
                 if not more:
                     break
                 pieces.clear(acc)
                 continued = False
             name, end = coming[NAME], coming[END]
-            coming = after
+            if GATED:
+                now = coming
 
     return kernel
 

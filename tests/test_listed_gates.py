@@ -1,0 +1,108 @@
+"""k8_small_batch lists what gates leave in each share, and deals it to the warps anew."""
+
+import numpy as np
+import pytest
+from conftest import host
+from gate_helpers import close, spread
+
+import numbsparse as ns
+from numbsparse import ops
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
+
+
+def problem_of(dtype, size, edge, part, rng):
+    """(the pattern, the shape, gates): one column without blocks, one that is full."""
+    kept = rng.random((160 // size + 2, 192 // size)) < 0.6
+    kept[:, 1], kept[:, 2] = False, True
+    numbers = rng.choice(np.float32([1, 0.5, -2]), int(kept.sum()))
+    gates = np.where(rng.random(len(numbers)) < part, numbers, np.float32(0))
+    return kept, tuple(n * size - edge for n in kept.shape), gates
+
+
+@pytest.mark.parametrize(
+    ("part", "listed_from"), [(0.5, 0), (0.1, 0), (0.95, 0), (0.0, 0), (0.5, 99), (0.0, 99)]
+)
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge", "transposed"),
+    [
+        ("float32", 32, 5, 0, False),
+        ("float32", 8, 9, 3, True),
+        ("float32", 32, 20, 5, True),
+        ("float16", 16, 3, 0, False),
+        ("float16", 64, 40, 0, True),
+        ("bfloat16", 32, 70, 0, False),
+    ],
+)
+def test_lines_that_several_warps_and_shares_have(
+    part, listed_from, dtype, size, batch, edge, transposed, rng, monkeypatch
+):
+    monkeypatch.setattr(launch, "LISTED_FROM", listed_from)
+    monkeypatch.setattr(launch, "RUN", 8)  # more shares than usual
+    kept, shape, gates = problem_of(dtype, size, edge, part, rng)
+    values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
+    values[gates == 0] = np.nan  # which is not read
+    w = ns.BlockSparse(values, kept, shape=shape).to("cuda")
+    used, given = w.T if transposed else w, ops.all_blocks(w, ns.to_device(gates))
+    x = rng.standard_normal((batch, used.shape[0])).astype(as_dtype(dtype))
+    got, again = (
+        host(ops.matmul(ns.to_device(x), used, gate=given, kernel="k8_small_batch"))
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(got, again)
+    gated = np.nan_to_num(values.astype(np.float64)) * gates[:, None, None]
+    dense = ns.BlockSparse(gated, kept, shape=shape).toarray()
+    dense, wide = dense.T if transposed else dense, x.astype(np.float64)
+    close(got, wide @ dense, abs(wide) @ abs(dense), dtype, len(dense))
+
+
+@pytest.mark.parametrize("part", [0.5, 0.0])
+@pytest.mark.parametrize(
+    ("dtype", "size", "batch", "edge"),
+    [
+        ("float32", 32, 5, 0),
+        ("float32", 8, 70, 3),
+        ("float16", 16, 33, 0),
+        ("float16", 64, 40, 0),
+        ("bfloat16", 32, 9, 5),
+    ],
+)
+def test_a_weight_gradient_leaves_others_as_they_were(
+    part, dtype, size, batch, edge, rng, monkeypatch
+):
+    monkeypatch.setattr(blocks, "RUN", 8)
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    kept, shape, gates = problem_of(dtype, size, edge, part, rng)
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    values = ns.to_device(np.full((len(gates), size, size), 7, x.dtype))
+    operands = ns.to_device(x).T, ns.to_device(dy), ns.Layout(kept), "k8_small_batch"
+    got = ops.sddmm_into(values, *operands, "highest", ns.to_device(gates))
+    left = spread(gates != 0, got) != 0
+    a, b = x.astype(np.float64), dy.astype(np.float64)
+    found = np.where(left, host(got).astype(np.float64), 0)
+    close(found, a.T @ b * left, abs(a).T @ abs(b) * left, dtype, batch)
+    assert (values.numpy()[gates == 0] == 7).all()
+
+
+@pytest.mark.parametrize(("dtype", "size", "batch"), [("float32", 32, 9), ("float16", 64, 20)])
+def test_layouts_made_on_a_gpu(dtype, size, batch, rng, monkeypatch):
+    monkeypatch.setattr(launch, "LISTED_FROM", 0)
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    kept, shape, gates = problem_of(dtype, size, 0, 0.5, rng)
+    rows, columns = (ns.to_device(a.astype(np.int32)) for a in np.nonzero(kept))
+    made = ns.Layout.on_device(rows, columns, kept.shape, capacity=len(gates) + 3)
+    values = rng.standard_normal((len(gates) + 3, size, size)).astype(as_dtype(dtype))
+    w, more = ns.BlockSparse(ns.to_device(values), made), np.zeros(3, np.float32)
+    given = ops.all_blocks(w, ns.to_device(np.concatenate([gates, more])))
+    x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
+    got = host(ops.matmul(ns.to_device(x), w, gate=given, kernel="k8_small_batch"))
+    gated = values[: len(gates)].astype(np.float64) * gates[:, None, None]
+    dense, wide = ns.BlockSparse(gated, kept).toarray(), x.astype(np.float64)
+    close(got, wide @ dense, abs(wide) @ abs(dense), dtype, len(dense))
+    dw = ops.sddmm(ns.to_device(x).T, ns.to_device(dy), given, kernel="k8_small_batch").values
+    found = np.where(gates[:, None, None] != 0, host(dw)[: len(gates)].astype(np.float64), 0)
+    right = ns.BlockSparse.from_dense(wide.T @ dy.astype(np.float64), kept, block_size=size)
+    of = ns.BlockSparse.from_dense(abs(wide).T @ abs(dy.astype(np.float64)), kept, block_size=size)
+    left = gates[:, None, None] != 0
+    close(found, right.data * left, of.data * left, dtype, batch)
+    assert (host(dw)[len(gates) :] == 0).all()
