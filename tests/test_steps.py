@@ -284,12 +284,12 @@ def test_the_steps_are_the_files():
 
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
-    """Results in which step n takes 1/n seconds at B = 32, and nothing else was timed."""
+    """Results in which step n of 16 bits takes 1/n seconds at B = 32, and nothing else was timed."""
     known = {"limits": on_gpu()["limits"], "ladder": on_gpu()["ladder"]}
     row = forward_row("float16") | {"not_timed": {}}
     halves = {name: 1 / (i + 1) for i, name in enumerate(NAMES) if name > "s08"}
     section = {"machine": "a card", "command": "bench", "took": 1.0}
-    section["rows"] = [row | {"seconds": halves}]
+    section["rows"] = [forward_row("float32") | {"seconds": {}}, row | {"seconds": halves}]
     save(tmp_path / "cuda.json", known | {"steps": section})
     save(tmp_path / "profile.json", {"float16": {"machine": "a card", "command": "", "rows": []}})
     monkeypatch.setattr(committed, "RESULTS", tmp_path)
@@ -348,7 +348,7 @@ CEILINGS = {
     "k5_tensor_core": (3, 505),
     "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 814),
-    "k8_small_batch": (4, 826),
+    "k8_small_batch": (4, 832),
     "k9_dense_tiles": (3, 554),
 }
 

@@ -54,8 +54,8 @@ K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: (16, 8), 4: (8, 1)}
 UNKNOWN, SHARED_ROWS = (1.2, 1.0), 1024
 # Its weight-gradients by k6 read more, and do not begin an item before the last one ends: 15 drawn
 # ones of up to 128 rows took 1.5 times as long as planned by the host, 1.3 to 2.2, 57 of more rows
-# 1.3. By k8, whose plan is the same there, 1.0 to 1.1. Of 48 others, five in float32 took 1.1 to 1.8
-# times as long by k5, expected to be as fast as if no line were longer than another.
+# 1.3. By k8, whose plan is the same there, 1.0 to 1.1. Of 48 others, five in float32 took 1.1 to
+# 1.8 times as long by k5, expected to be as fast as if no line were longer than another.
 PLANNED_THERE, ROWS_THERE, K5_THERE = (1.4, 1.2), 128, 1.5
 
 
