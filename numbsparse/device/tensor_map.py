@@ -14,7 +14,7 @@ from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
 
 WORDS = 16  # of 64 bits
-SWIZZLES = (32, 64, 128)  # bytes of a line of a box
+SWIZZLES = (32, 64, 128)  # bytes of a line of a box: others stay in order
 REMEMBERED = 4096  # maps
 
 SIMULATED_MAP = np.dtype(
@@ -34,10 +34,10 @@ _maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> DeviceArray:
-    """The map of an array of two to five axes for boxes of it, each line swizzled.
+    """The map of an array of two to five axes for boxes of it.
 
     No axis of x is empty, the last one is gapless; its address and the other strides are multiples
-    of 16 bytes. A line of the box has 32, 64 or 128 bytes. With `steps`, up to 8, a box has every
+    of 16 bytes, as a line of the box is, which is swizzled if it has 32, 64 or 128. With `steps`, up to 8, a box has every
     so many-th item along each axis, of no more than 256 there. The map is 16 words of int64.
     """
     return _remembered((_key(x, box, steps),), (WORDS,))
@@ -53,8 +53,8 @@ def _key(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> Key:
     fitting = -(-x.nbytes // 16) * 16
     strides = tuple(fitting if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
     key = (x.address, x.shape, strides[:-1], x.itemsize, box, steps or (1,) * x.ndim)
-    if box[-1] * x.itemsize not in SWIZZLES:
-        raise _refused(key, f"a line of it has none of {SWIZZLES} bytes")
+    if box[-1] * x.itemsize % 16:
+        raise _refused(key, "a line of it is not a multiple of 16 bytes")
     return key
 
 
@@ -94,6 +94,8 @@ def _simulated(key: Key) -> np.ndarray:
 def _encoded(key: Key) -> np.ndarray:
     driver = runtime.driver()
     address, shape, strides, itemsize, box, steps = key
+    line = box[-1] * itemsize
+    swizzle = f"{line}B" if line in SWIZZLES else "NONE"
     # Copied as they are, so only the size of the values counts.
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"
     error, encoded = driver.cuTensorMapEncodeTiled(
@@ -105,7 +107,7 @@ def _encoded(key: Key) -> np.ndarray:
         [driver.cuuint32_t(n * step) for n, step in zip(box[::-1], steps[::-1], strict=True)],
         [driver.cuuint32_t(step) for step in reversed(steps)],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[-1] * itemsize}B"),
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

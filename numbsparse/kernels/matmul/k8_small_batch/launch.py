@@ -22,6 +22,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.skewed import boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
@@ -53,7 +54,8 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    return whole and (begins_of(x, size) == BYTES or carried(x, size)) and has_engine()
+    within = begins_of(x, size) == BYTES or carried(x, size) or skewed(x, size)
+    return whole and within and has_engine()
 
 
 def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
@@ -63,7 +65,12 @@ def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArr
     Two are copied by one launch.
     """
     n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
-    kept = [slab_of(x, size) > 0 or words_pay(x, size, n_blocks, len(operands)) for x in operands]
+    kept = [
+        slab_of(x, size) > 0
+        or (len(operands) == 1 and skewed(x, size))
+        or words_pay(x, size, n_blocks, len(operands))
+        for x in operands
+    ]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
@@ -110,6 +117,13 @@ def carried(x: DeviceArray, size: int) -> bool:
     """
     whole = x.itemsize == 4 and size >= WIDTH and x.shape[1] % size == 0 and has_engine()
     return whole and begins_of(x, size) == WORD and x.span.size + 2 * WIDTH < NEAR
+
+
+def skewed(x: DeviceArray, size: int) -> bool:
+    """Whether the copy engine can load x, whose features begin anywhere: see `parts.skewed`."""
+    whole = size >= WIDTH and x.shape[1] % size == 0 and has_engine() and slab_of(x, size) == 0
+    there = x.batch_is_contiguous and x.address % BYTES == 0 and x.strides[1] > 0
+    return whole and there and not is_aligned(x) and not is_aligned(x.T)
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -169,6 +183,8 @@ def along_lines(
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = x.T if x_across else x, x_box
+        if lines.sums.x.skewed:
+            x_tiles = boxes_of(x, lines.rows)
         alone = slab_of(x, size) or lines.carried
         maps = tensor_maps(w_tiles if alone else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
@@ -195,14 +211,17 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
-    second, slab, begins = 8 * groups == SECOND_ROWS, slab_of(x, size), begins_of(x, size)
-    together = 4 if slab else 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, slab=slab, begins=begins)
+    second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
+    begins = BYTES if skew else begins_of(x, size)
+    together = 4 if slab or skew else 1 if second else together_of(form, x_across)
+    x_side = Operand(x_across, groups, together, slab=slab, begins=begins, skewed=skew)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    if second or (x_side.slab and order == FEATURES):  # nothing of a lane is stored together
+    if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
+    elif skew and y.batch_is_contiguous:
+        order = LINES
     elif order == ANY and source.engine and y.batch_is_contiguous and not (slab and form.is_16_bit):
         order = LINES
     sums = Sums(form, x_side, w_side, order)

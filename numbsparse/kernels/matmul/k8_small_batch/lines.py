@@ -98,7 +98,7 @@ def line_kernel(lines: Lines) -> Any:
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
-    SLAB = sums.x.slab > 0
+    SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
@@ -125,7 +125,8 @@ def line_kernel(lines: Lines) -> Any:
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
             own_view = min(y_view[0], top + w_view[3]), y_view[1], y_view[2], y_view[3]
-        x_top, pitch = uint32(top if SLAB else 0), uint32(x_view[0] if SLAB else 0)
+        x_top = uint32(top if SLAB else 0)
+        pitch = uint32(x_view[0] if SLAB else x_view[3] if SKEWED else 0)
         if FAR:
             block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
