@@ -66,9 +66,7 @@ def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArr
     """
     n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
     kept = [
-        slab_of(x, size) > 0
-        or (len(operands) == 1 and skewed(x, size))
-        or words_pay(x, size, n_blocks, len(operands))
+        slab_of(x, size) > 0 or skewed(x, size) or words_pay(x, size, n_blocks, len(operands))
         for x in operands
     ]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
