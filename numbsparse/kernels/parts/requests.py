@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.skewed import loading, words_of
+from numbsparse.kernels.parts.skewed import BOXES, PIECES, loading, places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -168,7 +168,7 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
     CARRIED = x_side.begins < BYTES  # by the lanes: see `carried`
     x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
     A_ROW = 4 * form.row  # bytes
-    SKEWED, ROWS = x_side.skewed, 8 * x_side.groups + form.run
+    SKEWED, ROWS = x_side.skewed == BOXES, 8 * x_side.groups + form.run
     load = loading(form.run, 8 * x_side.groups)
 
     @cuda.jit(device=True)
@@ -198,6 +198,8 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
 def x_words(form: Form, x_side: Operand) -> int:
     """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
     words = 8 * (x_side.slab or x_side.groups) * form.row
-    if x_side.skewed:
-        words = form.run * words_of(form.run, 8 * x_side.groups)[0]
+    if x_side.skewed == BOXES:
+        words = places_of(form.run, 8 * x_side.groups, BOXES).words
+    elif x_side.skewed:
+        words = x_side.groups // 4 * places_of(form.run, WIDTH, PIECES).words
     return -(-words // 256) * 256

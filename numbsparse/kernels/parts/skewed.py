@@ -1,13 +1,14 @@
 """Tiles of features that begin between multiples of 16 bytes, as those of an odd batch do.
 
-The copy engine loads no box that begins there. But features as many apart as 16 bytes have values,
-RUN, begin equally far behind such a multiple. So there is a box for each of the first RUN of a
-tile, of every RUN-th feature from it on, which begins at the multiple before and has RUN rows of
-the batch more. Lanes add what a box is skewed by when they read it.
+They are loaded from the multiple before on. Features as many apart as 16 bytes have values, RUN,
+begin equally far behind one, so what each of a tile is skewed by is known without a look at its
+address. Lanes copy pieces of 16 bytes, one more for each feature; or the copy engine, which loads
+no box that begins elsewhere, has a box for each of the first RUN features, of every RUN-th from
+there on.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32, uint64
 
@@ -16,12 +17,25 @@ from numbsparse.kernels.ptx import tma_load_2d
 
 WIDTH = 32  # features of a tile
 LINE = 32  # words: at multiples of which a box begins in shared memory
+BOXES, PIECES = "boxes", "pieces"  # by which it is loaded
 
 
-def words_of(run: int, rows: int) -> tuple[int, int]:
-    """(words of a box, of a feature in it) of so many rows of the batch."""
+class Places(NamedTuple):
+    """Where features of a tile are, in words: number i at i % RUN * box + i // RUN * further."""
+
+    run: int  # values in 16 bytes
+    box: int
+    further: int
+    words: int  # of all
+
+
+def places_of(run: int, rows: int, by: str) -> Places:
+    """Of so many rows of the batch."""
     feature = (rows + run) * 4 // run
-    return -(-WIDTH // run * feature // LINE) * LINE, feature
+    if by == PIECES:
+        return Places(run, feature, run * feature, WIDTH * feature)
+    box = -(-WIDTH // run * feature // LINE) * LINE
+    return Places(run, box, feature, run * box)
 
 
 def boxes_of(x: DeviceArray, rows: int) -> tuple[DeviceArray, tuple[int, int]]:
@@ -37,7 +51,7 @@ def boxes_of(x: DeviceArray, rows: int) -> tuple[DeviceArray, tuple[int, int]]:
 def loading(run: int, rows: int) -> Any:
     """load(shared, start, x_map, line, top, pitch, bars, bar): request the boxes of a tile, of rows
     from `top` on, a multiple of RUN; features are `pitch` values apart."""
-    BOX, _ = words_of(run, rows)
+    BOX = places_of(run, rows, BOXES).box
 
     @cuda.jit(device=True)
     def load(shared, start, x_map, line, top, pitch, bars, bar):
@@ -51,10 +65,10 @@ def loading(run: int, rows: int) -> Any:
 
 
 @cache
-def taking_16_bit(rows: int) -> Any:
+def taking_16_bit(rows: int, by: str) -> Any:
     """As `tiles.take_across_slab` of a slab: a lane holds four neighbours."""
-    BOX, FEATURE = words_of(8, rows)
-    UNITS = rows // 32
+    _, BOX, FURTHER, TILE = places_of(8, min(rows, WIDTH) if by == PIECES else rows, by)
+    UNITS, NEXT = rows // WIDTH, TILE if by == PIECES else WIDTH // 2
 
     @cuda.jit(device=True)
     def take(tile, start, s, pitch, raw):
@@ -65,10 +79,10 @@ def taking_16_bit(rows: int) -> Any:
         shift = uint32(16 * (other % 2))
         place = start + 2 * q * BOX + 2 * g
         for e in range(2):
-            even = place + skew // 2 + (2 * s + e) * FEATURE
-            odd = place + other // 2 + (2 * s + e) * FEATURE + BOX
+            even = place + skew // 2 + (2 * s + e) * FURTHER
+            odd = place + other // 2 + (2 * s + e) * FURTHER + BOX
             for u in range(UNITS):
-                a, b = even + 16 * u, odd + 16 * u
+                a, b = even + u * NEXT, odd + u * NEXT
                 first, middle, last = tile[b], tile[b + 1], tile[b + 2]
                 for k in range(2):
                     one = uint32(tile[a + k])
@@ -81,10 +95,10 @@ def taking_16_bit(rows: int) -> Any:
 
 
 @cache
-def taking_float32(rows: int) -> Any:
+def taking_float32(rows: int, by: str) -> Any:
     """The same of float32."""
-    BOX, FEATURE = words_of(4, rows)
-    UNITS = rows // 32
+    _, BOX, FURTHER, TILE = places_of(4, min(rows, WIDTH) if by == PIECES else rows, by)
+    UNITS, NEXT = rows // WIDTH, TILE if by == PIECES else WIDTH
 
     @cuda.jit(device=True)
     def take(tile, start, s, pitch, raw):
@@ -92,9 +106,10 @@ def taking_float32(rows: int) -> Any:
         g, q = lane // 4, lane % 4
         for e in range(2):
             box = uint32(2 * q + e) % 4
-            at = start + box * BOX + uint32(box * pitch) % 4 + (2 * s + q // 2) * FEATURE + 4 * g
+            skew = uint32(box * pitch) % 4
+            at = start + box * BOX + skew + (2 * s + q // 2) * FURTHER + 4 * g
             for u in range(UNITS):
                 for k in range(4):
-                    raw[4 * u + k, e] = tile[at + 32 * u + k]
+                    raw[4 * u + k, e] = tile[at + u * NEXT + k]
 
     return take

@@ -1,4 +1,4 @@
-"""Tiles made of the boxes that features are loaded by which begin anywhere: see `skewed`."""
+"""Tiles made of features that were loaded from 16 bytes on, before they begin: see `skewed`."""
 
 from functools import cache
 from typing import Any
@@ -6,43 +6,45 @@ from typing import Any
 from numba import cuda, uint32, uint64
 
 from numbsparse.kernels.parts.lanes import word_of
-from numbsparse.kernels.parts.skewed import words_of
+from numbsparse.kernels.parts.skewed import places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form
 
 
 @cache
-def straightening(form: Form) -> Any:
-    """straighten(shared, boxes, tile, pitch, many): a tile of the boxes, of `many` rows of the
-    batch or more; what is behind them is 0."""
-    RUN, at_word = form.run, word_of(form)
-    BOX, FEATURE = words_of(RUN, WIDTH)
+def straightening(form: Form, features: int, by: str) -> Any:
+    """straighten(shared, start, tile, pitch, many): a tile of so many features, and of `many` rows
+    of the batch or more; what is behind them is 0."""
+    at_word = word_of(form)
+    RUN, BOX, FURTHER, _ = places_of(form.run, WIDTH, by)
+    EIGHTS, FOURS = features // 8, features // 4
 
     @cuda.jit(device=True)
-    def of_16_bit(shared, boxes, tile, pitch, many):
+    def of_16_bit(shared, start, tile, pitch, many):
         lane = uint32(cuda.threadIdx.x) % 32
         word, half = lane % 16, lane // 16
         there = uint32(0)  # of the two values of a word those that are
         if 2 * word < many:
             there = uint32(0xFFFFFFFF) if 2 * word + 1 < many else uint32(0xFFFF)
-        skew = uint32(0)
-        for r in range(8):
-            shift, at = uint32(16 * (skew % 2)), uint32(boxes + r * BOX + skew // 2 + word)
-            for k in range(2):
-                row = uint32(2 * k + half)
-                low, high = shared[at + row * FEATURE], shared[at + row * FEATURE + 1]
+        skew = uint32(half * pitch) % 8
+        for r in range(4):
+            number = uint32(2 * r + half)
+            shift, at = uint32(16 * (skew % 2)), uint32(start + number * BOX + skew // 2 + word)
+            for k in range(EIGHTS):
+                low, high = shared[at + k * FURTHER], shared[at + k * FURTHER + 1]
                 value = uint32((uint64(high) << uint64(32) | uint64(low)) >> uint64(shift))
-                shared[tile + at_word(8 * row + r, word)] = value & there
-            skew = uint32(skew + pitch) % 8
+                shared[tile + at_word(8 * k + number, word)] = value & there
+            skew = uint32(skew + 2 * pitch) % 8
 
     @cuda.jit(device=True)
-    def of_float32(shared, boxes, tile, pitch, many):
+    def of_float32(shared, start, tile, pitch, many):
         lane = uint32(cuda.threadIdx.x) % 32
         there = uint32(0xFFFFFFFF) if lane < many else uint32(0)
         skew = uint32(0)
         for r in range(4):
-            at = uint32(boxes + r * BOX + skew + lane)
-            for k in range(8):
-                shared[tile + at_word(uint32(4 * k + r), lane)] = shared[at + k * FEATURE] & there
+            at = uint32(start + r * BOX + skew + lane)
+            for k in range(FOURS):
+                value = shared[at + k * FURTHER]
+                shared[tile + at_word(uint32(4 * k + r), lane)] = value & there
             skew = uint32(skew + pitch) % 4
 
     return of_16_bit if form.is_16_bit else of_float32

@@ -66,7 +66,7 @@ class Operand(NamedTuple):
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
     begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
-    skewed: bool = False  # whether the copy engine loads lines that begin anywhere: see `skewed`
+    skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
 
 
 @cache
@@ -243,7 +243,7 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
         across = operand.across
         take = take_across_slab(form, operand.groups) if across else take_along_slab(form, operand)
     if operand.skewed:
-        take = (taking_16_bit if sixteen else taking_float32)(8 * operand.groups)
+        take = (taking_16_bit if sixteen else taking_float32)(8 * operand.groups, operand.skewed)
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)

@@ -27,7 +27,7 @@ from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.skewed import boxes_of, loading, words_of
+from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of, loading, places_of
 from numbsparse.kernels.parts.straightened import straightening
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
@@ -65,14 +65,14 @@ class Blocks(NamedTuple):
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
 
-    skewed: tuple[bool, bool] = (False, False)  # of x and dy: see `parts.skewed`
+    skewed: tuple[str, str] = ("", "")  # of x and dy, by what they are: see `parts.skewed`
 
     @property
     def words(self) -> tuple[int, int]:
         """Of x and of dy in a stage."""
-        tiles, run = self.tiles * WIDTH * self.form.row, self.form.run
-        boxes = -(-run * words_of(run, WIDTH)[0] // 256) * 256
-        x, dy = (boxes if skewed else tiles for skewed in self.skewed)
+        tiles = self.tiles * WIDTH * self.form.row
+        own = [places_of(self.form.run, WIDTH, by).words if by else tiles for by in self.skewed]
+        x, dy = (-(-words // 256) * 256 for words in own)
         return x, dy
 
     @property
@@ -82,7 +82,7 @@ class Blocks(NamedTuple):
     @property
     def straight_words(self) -> int:
         """Of tiles that are made of boxes."""
-        return sum(self.skewed) * WIDTH * self.form.row
+        return sum(map(bool, self.skewed)) * WIDTH * self.form.row
 
     @property
     def warp_words(self) -> int:
@@ -110,10 +110,11 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
-    skewed = launch.skewed(x, size), launch.skewed(dy, size)
+    skewed = tuple(launch.skewed(a, size) for a in (x, dy))
     pairs = zip((x, dy), skewed, strict=True)
     begins = [BYTES if skew else launch.begins_of(a, size) for a, skew in pairs]
     engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
+    skewed = tuple(by if engine else by and PIECES for by in skewed)
     together = launch.together_of(form, True)
     x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
     dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
@@ -204,9 +205,10 @@ def block_kernel(blocks: Blocks) -> Any:
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
     form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, _ = blocks
-    X_SKEWED, DY_SKEWED = blocks.skewed
+    X_SKEWED, DY_SKEWED = (by != "" for by in blocks.skewed)
     EARLY, STRAIGHT, TILE = X_SKEWED and DY_SKEWED, blocks.straight_words, WIDTH * form.row
-    straighten = straightening(form)
+    straighten_x = straightening(form, depth, blocks.skewed[0])
+    straighten_dy = straightening(form, WIDTH, blocks.skewed[1])
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
@@ -272,12 +274,12 @@ def block_kernel(blocks: Blocks) -> Any:
             if X_SKEWED or DY_SKEWED:
                 many = x_view[0] - step * ROWS
                 if DY_SKEWED:
-                    straighten(shared, dy_at, straight, uint32(dy_view[3]), many)
+                    straighten_dy(shared, dy_at, straight, uint32(dy_view[3]), many)
                     dy_at = straight
                 if X_SKEWED:
                     to = uint32(straight + (TILE if DY_SKEWED else 0))
                     if new:
-                        straighten(shared, x_at, to, uint32(x_view[3]), many)
+                        straighten_x(shared, x_at, to, uint32(x_view[3]), many)
                     x_at = to
                 sync_warp()
             if EARLY and ahead < last:
@@ -340,11 +342,17 @@ def requesting(blocks: Blocks) -> Any:
     """
     form, depth, x_side, dy_side, source, *_ = blocks
     TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
-    X_START, X_SKEWED, DY_SKEWED = blocks.words[1], *blocks.skewed
+    X_START = blocks.words[1]
+    X_SKEWED, DY_SKEWED = (by == BOXES for by in blocks.skewed)
     load = loading(form.run, WIDTH)
     if not source.engine:
-        copy_x = copying_side(form, depth, WIDTH, depth, x_side, x_side.across, source.reach)
-        copy_dy = copying_side(form, WIDTH, WIDTH, depth, dy_side, dy_side.across, source.reach)
+        how = x_side.across, source.reach
+        loaded_x, loaded_dy = (
+            side._replace(skewed=by)
+            for side, by in zip((x_side, dy_side), blocks.skewed, strict=True)
+        )
+        copy_x = copying_side(form, depth, WIDTH, depth, loaded_x, *how)
+        copy_dy = copying_side(form, WIDTH, WIDTH, depth, loaded_dy, dy_side.across, source.reach)
     X_ACROSS, DY_ACROSS, X_SLAB, DY_SLAB = x_side.across, dy_side.across, x_side.slab, dy_side.slab
     A_ROW, BOX_ROWS = 4 * form.row, WIDTH + form.run  # bytes of a row
 

@@ -22,7 +22,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
-from numbsparse.kernels.parts.skewed import boxes_of
+from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
@@ -54,7 +54,7 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    within = begins_of(x, size) == BYTES or carried(x, size) or skewed(x, size)
+    within = begins_of(x, size) == BYTES or carried(x, size) or skewed(x, size) == BOXES
     return whole and within and has_engine()
 
 
@@ -65,8 +65,11 @@ def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArr
     Two are copied by one launch.
     """
     n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
+    slabs = max(slab_of(x, size) for x in operands) > 4  # which have two tiles in a step
     kept = [
-        slab_of(x, size) > 0 or skewed(x, size) or words_pay(x, size, n_blocks, len(operands))
+        slab_of(x, size) > 0
+        or (skewed(x, size) != "" and not slabs)
+        or words_pay(x, size, n_blocks, len(operands))
         for x in operands
     ]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
@@ -117,11 +120,14 @@ def carried(x: DeviceArray, size: int) -> bool:
     return whole and begins_of(x, size) == WORD and x.span.size + 2 * WIDTH < NEAR
 
 
-def skewed(x: DeviceArray, size: int) -> bool:
-    """Whether the copy engine can load x, whose features begin anywhere: see `parts.skewed`."""
-    whole = size >= WIDTH and x.shape[1] % size == 0 and has_engine() and slab_of(x, size) == 0
+def skewed(x: DeviceArray, size: int) -> str:
+    """By what x is loaded whose features begin anywhere, see `parts.skewed`; "" elsewhere."""
+    engine = size >= WIDTH and has_engine()
     there = x.batch_is_contiguous and x.address % BYTES == 0 and x.strides[1] > 0
-    return whole and there and not is_aligned(x) and not is_aligned(x.T)
+    aligned = is_aligned(x) or is_aligned(x.T)
+    if aligned or not there or slab_of(x, size) or (engine and x.shape[1] % size):
+        return ""
+    return BOXES if engine else PIECES
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -181,7 +187,7 @@ def along_lines(
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = x.T if x_across else x, x_box
-        if lines.sums.x.skewed:
+        if lines.sums.x.skewed == BOXES:
             x_tiles = boxes_of(x, lines.rows)
         alone = slab_of(x, size) or lines.carried
         maps = tensor_maps(w_tiles if alone else x_tiles, w_tiles)
@@ -219,7 +225,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
     elif skew and y.batch_is_contiguous:
-        order = LINES
+        order = LINES if form.is_16_bit or groups == 4 else ANY  # of 64 float32 there is no room
     elif order == ANY and source.engine and y.batch_is_contiguous and not (slab and form.is_16_bit):
         order = LINES
     sums = Sums(form, x_side, w_side, order)

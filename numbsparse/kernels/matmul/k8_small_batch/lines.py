@@ -21,6 +21,7 @@ from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
+from numbsparse.kernels.parts.skewed import places_of
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
@@ -98,7 +99,7 @@ def line_kernel(lines: Lines) -> Any:
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
-    SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed
+    SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     read, prepare, close = reading(TOGETHER), opening(source, 2), closing(source)
     take_gates, next_gates, wanted, go_on = gating(TOGETHER, GATED)
@@ -240,6 +241,8 @@ def consuming(sums: Sums) -> Any:
     form, x, *_ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
+    if x.skewed:
+        NEXT = places_of(form.run, WIDTH, x.skewed).words
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
     # starts from zero, because tensor cores cut off what they add.
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
