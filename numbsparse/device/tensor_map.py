@@ -37,8 +37,9 @@ def tensor_map(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> DeviceArray:
     """The map of an array of two to five axes for boxes of it.
 
     No axis of x is empty, the last one is gapless; its address and the other strides are multiples
-    of 16 bytes, as a line of the box is, which is swizzled if it has 32, 64 or 128. With `steps`, up to 8, a box has every
-    so many-th item along each axis, of no more than 256 there. The map is 16 words of int64.
+    of 16 bytes, as a line of the box is, which is swizzled if it has 32, 64 or 128. With `steps`,
+    up to 8, a box has every so many-th item along each axis, of no more than 256 there. The map is
+    16 words of int64.
     """
     return _remembered((_key(x, box, steps),), (WORDS,))
 

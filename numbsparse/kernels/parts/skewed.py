@@ -39,7 +39,7 @@ def places_of(run: int, rows: int, by: str) -> Places:
 
 
 def boxes_of(x: DeviceArray, rows: int) -> tuple[DeviceArray, tuple[int, int]]:
-    """What `tensor_maps` takes of x (rows, features): a line for RUN features, one after another."""
+    """What `tensor_maps` takes of x (rows, features): lines of RUN features, one after another."""
     run, stride = 16 // x.itemsize, x.strides[1]
     length = (run - 1) * stride // x.itemsize + x.shape[0]
     shape, strides = (x.shape[1] // run, length), (run * stride, x.itemsize)

@@ -5,9 +5,21 @@ from typing import Any
 
 from numba import cuda, uint32, uint64
 
-from numbsparse.kernels.parts.lanes import word_of
 from numbsparse.kernels.parts.skewed import places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form
+
+
+@cache
+def word_of(form: Form) -> Any:
+    """Where word `word` of row `row` of a swizzled tile is."""
+    SHARE, IN_ROW = WIDTH // form.row, form.row // 4
+
+    @cuda.jit(device=True)
+    def place(row, word):
+        piece = (row * IN_ROW + word // 4) ^ (row // SHARE % (8 // SHARE))
+        return uint32(4 * piece + word % 4)
+
+    return place
 
 
 @cache
@@ -15,7 +27,7 @@ def straightening(form: Form, features: int, by: str) -> Any:
     """straighten(shared, start, tile, pitch, many): a tile of so many features, and of `many` rows
     of the batch or more; what is behind them is 0."""
     at_word = word_of(form)
-    RUN, BOX, FURTHER, _ = places_of(form.run, WIDTH, by)
+    _, BOX, FURTHER, _ = places_of(form.run, WIDTH, by)
     EIGHTS, FOURS = features // 8, features // 4
 
     @cuda.jit(device=True)

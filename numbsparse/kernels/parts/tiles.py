@@ -65,7 +65,6 @@ class Operand(NamedTuple):
     together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
-    begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
 
 

@@ -21,7 +21,7 @@ from numbsparse.kernels.matmul.k8_small_batch.block_products import holding, mul
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
+from numbsparse.kernels.parts.aligned import is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
@@ -110,14 +110,12 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
-    skewed = tuple(launch.skewed(a, size) for a in (x, dy))
-    pairs = zip((x, dy), skewed, strict=True)
-    begins = [BYTES if skew else launch.begins_of(a, size) for a, skew in pairs]
-    engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
-    skewed = tuple(by if engine else by and PIECES for by in skewed)
+    by = [launch.skewed(a, size) for a in (x, dy)]
+    engine = size >= WIDTH and whole and launch.has_engine()
+    skewed = (by[0], by[1]) if engine else (by[0] and PIECES, by[1] and PIECES)
     together = launch.together_of(form, True)
-    x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
-    dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
+    x_side = Operand(x_across, depth // 8, slab=slabs[0])
+    dy_side = Operand(dy_across, 4, together, slab=slabs[1])
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None

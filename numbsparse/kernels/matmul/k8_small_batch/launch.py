@@ -10,7 +10,6 @@ from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
-    WORD,
     aligned_in_place,
     is_aligned,
     is_gapless,
@@ -38,8 +37,6 @@ SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 t
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
-MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
-CARRIED = 1  # units for a warp, up to which lanes carry x
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
@@ -54,70 +51,20 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    within = begins_of(x, size) == BYTES or carried(x, size) or skewed(x, size) == BOXES
-    return whole and within and has_engine()
+    return whole and skewed(x, size) != PIECES and has_engine()
 
 
 def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
     """Each, or a copy unless it or its transpose is aligned, or a slab of all rows is read at once,
-    or it is read by words.
+    or it is `skewed`.
 
     Two are copied by one launch.
     """
-    n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
     slabs = max(slab_of(x, size) for x in operands) > 4  # which have two tiles in a step
-    kept = [
-        slab_of(x, size) > 0
-        or (skewed(x, size) != "" and not slabs)
-        or words_pay(x, size, n_blocks, len(operands))
-        for x in operands
-    ]
+    kept = [slab_of(x, size) > 0 or (skewed(x, size) != "" and not slabs) for x in operands]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
-
-
-def words_pay(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
-    """Whether a copy takes longer than the words that each unit is loaded by, more than pieces.
-
-    Of few blocks float32 took 0.64 to 1.02 of the time so, 0.89 at the median, and 16 bits 0.74 to
-    0.98, 0.84 (17 to 129 rows, H200). 16 bits that begin inside words took up to three times as
-    long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more 66 to 258 rows took
-    16 bits 0.67 to 0.99, 0.86 at the median, of more units 1.38; float32 up to 2.6, but for the
-    few that are `carried`.
-    """
-    rows, begins = x.shape[0], begins_of(x, size)
-    if carried(x, size):
-        units = n_blocks // 2 * -(-rows // WIDTH)
-        return operands == 1 and units <= CARRIED * WARPS * n_shares()
-    inside = begins < WORD and rows >= WIDTH
-    if begins == BYTES or (x.itemsize == 2 and (operands > 1 or inside)):
-        return False
-    return n_blocks * -(-rows // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
-
-
-def begins_of(x: DeviceArray, size: int) -> int:
-    """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
-    else 16, as all other lines do.
-    """
-    if is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
-        return BYTES
-    by_engine = size >= WIDTH and x.itemsize == 4 and has_engine() and x.shape[1] % size
-    if by_engine or slab_of(x, size) or x.address % WORD or x.strides[1] <= 0:
-        return BYTES
-    return 2 if x.strides[1] % WORD else WORD
-
-
-def carried(x: DeviceArray, size: int) -> bool:
-    """Whether lanes may carry x, float32, to its tiles while the copy engine loads w.
-
-    An H200 took 0.68 to 1.11 of the time that it takes with a copy so, 0.85 at the median, where
-    warps have a unit or less; 0.76 to 1.06 of two or three, and 1.03 to 1.34 of more. With values
-    of 16 bits, two in a word, it took 0.75 to 1.69, 1.25 at the median, and a weight-gradient 0.76
-    to 2.17.
-    """
-    whole = x.itemsize == 4 and size >= WIDTH and x.shape[1] % size == 0 and has_engine()
-    return whole and begins_of(x, size) == WORD and x.span.size + 2 * WIDTH < NEAR
 
 
 def skewed(x: DeviceArray, size: int) -> str:
@@ -178,7 +125,7 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     work = planned(index, plan_lines, transposed, size, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
-    patient = engine and not lines.carried and lines.source.stages == 2 and units <= SHORT
+    patient = engine and lines.source.stages == 2 and units <= SHORT
     lines = lines._replace(patient=patient)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
@@ -189,8 +136,7 @@ def along_lines(
         x_tiles = x.T if x_across else x, x_box
         if lines.sums.x.skewed == BOXES:
             x_tiles = boxes_of(x, lines.rows)
-        alone = slab_of(x, size) or lines.carried
-        maps = tensor_maps(w_tiles if alone else x_tiles, w_tiles)
+        maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
@@ -216,17 +162,15 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
     second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
-    begins = BYTES if skew else begins_of(x, size)
     together = 4 if slab or skew else 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, slab=slab, begins=begins, skewed=skew)
+    x_side = Operand(x_across, groups, together, slab=slab, skewed=skew)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    if second or (slab and order == FEATURES):  # nothing of a lane is stored together
-        order = ANY
-    elif skew and y.batch_is_contiguous:
-        order = LINES if form.is_16_bit or groups == 4 else ANY  # of 64 float32 there is no room
-    elif order == ANY and source.engine and y.batch_is_contiguous and not (slab and form.is_16_bit):
+    room = y.batch_is_contiguous and (form.is_16_bit or groups <= 4)  # for lines in shared memory
+    if second or (order == FEATURES and (slab or (skew and not room))):
+        order = ANY  # nothing of a lane is stored together
+    elif room and (skew or (order == ANY and source.engine and not (slab and form.is_16_bit))):
         order = LINES
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
@@ -295,10 +239,10 @@ def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
 
 
 def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
-    """Whether what lanes copy is there or not, none in part; of the batch, words see to that."""
+    """Whether what lanes copy is there or not, none in part; skewed tiles see to that."""
     rows, features = (n * x.itemsize % BYTES == 0 for n in x.shape)
-    by_words = begins_of(x, size) < BYTES
-    return features and (rows or by_words or is_aligned(x) or slab_of(x, size) > 0)
+    apart = skewed(x, size) or slab_of(x, size) > 0
+    return features and (rows or is_aligned(x) or bool(apart))
 
 
 def with_stages(kernel: Any, most: int) -> Any:

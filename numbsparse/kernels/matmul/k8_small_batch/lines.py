@@ -13,11 +13,8 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.carried import put as carry
-from numbsparse.kernels.parts.carried import take
 from numbsparse.kernels.parts.gates import filling_wanted, gating
-from numbsparse.kernels.parts.lanes import lanes_ask, straightening
+from numbsparse.kernels.parts.lanes import lanes_ask
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
@@ -48,11 +45,6 @@ class Lines(NamedTuple):
     def rows(self) -> int:
         """Rows of the batch that a tile has."""
         return 8 * self.sums.x.groups
-
-    @property
-    def carried(self) -> bool:
-        """Whether lanes carry x to its tiles, and the engine loads w."""
-        return self.source.engine and self.sums.x.begins < BYTES
 
     @property
     def first(self) -> int:
@@ -108,9 +100,7 @@ def line_kernel(lines: Lines) -> Any:
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_wanted(fill, wanted, ENGINE)
     put, finish = storing(sums), finishing(lines)
-    straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
-    CARRIED, OWN = lines.carried, WIDTH if lines.carried else 1
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -132,7 +122,7 @@ def line_kernel(lines: Lines) -> Any:
             block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
-        acc, own_x = cuda.local.array(SUMS, float32), cuda.local.array(OWN, float32)
+        acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)  # of a unit, the next one, and one ahead
         coming_gates = cuda.local.array(TOGETHER, float32)
@@ -170,12 +160,6 @@ def line_kernel(lines: Lines) -> Any:
         if there:
             take_gates(now, gates, w_view[2], coming_gates)
             take_gates(record, gates, w_view[2], asked_gates)
-            if CARRIED:
-                take(x, x_view, now[1], top, own_x)
-                carry(own_x, shared, base)
-                if unit + 1 < last:
-                    take(x, x_view, records[1][1], top, own_x)
-                sync_warp()
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc, room)
@@ -189,7 +173,6 @@ def line_kernel(lines: Lines) -> Any:
             if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
-                straighten(shared, start)
                 # Read while the tile was on its way, as those after it are while it is multiplied.
                 next_gates(own_gates, coming_gates)
                 take_gates(coming, gates, w_view[2], coming_gates)
@@ -201,14 +184,9 @@ def line_kernel(lines: Lines) -> Any:
                 if wanted(own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
-                if CARRIED and more:
-                    carry(own_x, shared, uint32(base + (1 - stage) * STAGE))
-                    sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
                     request(asked_gates, record, operands, top, shared, start, bars, own)
-                    if CARRIED:
-                        take(x, x_view, record[1], top, own_x)
                     then = unit + STAGES + 1
                     record, later = go_on(plan, then, later, gates, w_view[2], asked_gates)
                 close()
