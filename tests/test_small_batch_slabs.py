@@ -44,10 +44,15 @@ def by_the_engine(B):
     return B >= WIDTH and launch.has_engine()
 
 
-def read_in_place(a, B):
-    """Whether gapless features of a are read as one piece of memory, or from 16 bytes on."""
-    whole = a.shape[1] % B == 0
-    return whole or len(a) <= 16 or not by_the_engine(B)
+def read_in_place(a, B, operands=1):
+    """Whether gapless features of a are read as one piece of memory, from 16 bytes on, or word by
+    word."""
+    whole = by_the_engine(B) and a.shape[1] % B == 0
+    if len(a) <= (2 * WIDTH if whole else 16):
+        return True
+    if operands == 1 and (whole or a.itemsize == 2):
+        return True
+    return a.itemsize == 4 and not by_the_engine(B)
 
 
 def drawn_case(rng, name, B, dtype):
@@ -100,12 +105,13 @@ def test_gapless_features(name, blocks, numbers, y_memory, rows, rng, copies):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
 def test_other_memory_is_copied(name, dtype, batch, memory, B, rng, copies):
-    """Where the first feature begins between multiples of 16 bytes."""
+    """Where the first feature begins inside a word, or, for the copy engine, inside 16 bytes."""
     layout, values, _, _ = drawn_case(rng, name, B, dtype)
     n_in, n_out = (3 * B, 4 * B) if name == "forward" else (4 * B, 3 * B)
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     check(rung, name, x, values, layout, n_out, memory, "feature-major, inside")
-    assert copies == ([(n_in, batch)] if memory == "feature-major, inside" else [])
+    copied = memory == "feature-major, inside" and (dtype != "float32" or by_the_engine(B))
+    assert copies == ([(n_in, batch)] if copied else [])
 
 
 @pytest.mark.pairs
@@ -127,7 +133,7 @@ def test_gapless_factors(blocks, numbers, first, second, rows, rng, copies):
     copied = []
     for a, memory in zip(factors, (first, second), strict=True):
         if memory == "feature-major":
-            copied += [] if read_in_place(a, B) else [a.T.shape]
+            copied += [] if read_in_place(a, B, 2) else [a.T.shape]
         elif a.shape[1] * a.itemsize % aligned.BYTES:
             copied.append(a.shape)
     assert copies == copied
@@ -150,6 +156,7 @@ def test_features_that_begin_anywhere(B, numbers, first, second, rows, rng):
 
 
 @pytest.mark.pairs
+@pytest.mark.parametrize("many", [False, True], ids=["few units", "many units"])
 @pytest.mark.parametrize("batch", [33, 65, 66, 127, 131])
 @pytest.mark.parametrize("x_memory", MEMORIES[1:3])
 @pytest.mark.parametrize("y_memory", MEMORIES)
@@ -157,15 +164,20 @@ def test_features_that_begin_anywhere(B, numbers, first, second, rows, rng):
 @pytest.mark.parametrize("B", [8, 16, 32, 64])
 @pytest.mark.parametrize("name", ["forward", "input_grad"])
 def test_features_are_loaded_from_16_bytes_on(
-    name, B, numbers, y_memory, x_memory, batch, rng, copies
+    name, B, numbers, y_memory, x_memory, batch, many, rng, copies, monkeypatch
 ):
-    """By lanes and by the copy engine; of tiles whose last rows are not there."""
+    """By the copy engine, and by lanes where units are few, which else have words of float32 only;
+    of tiles whose last rows are not there, and of lines in parts."""
     dtype, precision = numbers
     layout, values, _, _ = drawn_case(rng, name, B, dtype)
     n_in, n_out = (3 * B, 4 * B) if name == "forward" else (4 * B, 3 * B)
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
+    most = dict.fromkeys(launch.MOST_BY_WORDS, 0 if many else 99)
+    monkeypatch.setattr(launch, "MOST_BY_WORDS", most)
     check(rung, name, x, values, layout, n_out, x_memory, y_memory, precision)
-    assert copies == []
+    line = (batch if x_memory == "feature-major" else batch + 2) * x.itemsize
+    copied = many and not by_the_engine(B) and line % aligned.BYTES > 0
+    assert copies == ([x.T.shape] if copied else [])
 
 
 @pytest.mark.parametrize(

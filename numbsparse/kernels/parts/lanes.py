@@ -9,12 +9,13 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from numba import cuda, int32, int64, uint32
+from numba import cuda, int32, int64, uint32, uint64
 
+from numbsparse.kernels.parts.aligned import BYTES, WORD
 from numbsparse.kernels.parts.requests import Reach, copying, counting, picking, x_words
 from numbsparse.kernels.parts.skewed import PIECES, places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
-from numbsparse.kernels.ptx import cp_async_zero_fill
+from numbsparse.kernels.ptx import cp_async_word, cp_async_zero_fill, sync_warp
 
 
 @cache
@@ -48,34 +49,107 @@ def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) 
 
 
 @cache
+def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) -> Any:
+    """As `copying` of 32 others, which are contiguous: word by word, as features begin anywhere.
+
+    Of an `odd` stride every other feature of 16 bits begins inside a word. The tile has those from
+    the value before on, up to the 31st of the batch: see `straightening`.
+    """
+    RUN, ITEM, ROW, ODD = form.run // 4, 16 // form.run, form.row, int(odd)
+    AT_ONCE, LINES, SHIFT = 32 // ROW, features // depth, uint32(ROW.bit_length() - 1)
+    place_of, line_of = picking(0, LINES), picking(1, LINES)
+    (number_type, plus, times), at_word = counting(near), word_of(form)
+
+    @cuda.jit(device=True)
+    def copy(memory, record, in_all, stride, first, many, shared, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        word, other = lane % uint32(ROW), lane >> SHIFT  # of the rows that are copied at once
+        j = plus(plus(first, word * uint32(RUN)), -int32(other * ODD))
+        left = plus(many, -j)
+        inside = int32(min(left, number_type(RUN)) * ITEM) if left > 0 else int32(0)
+        for k in range(LINES):
+            line = plus(times(line_of(record, k), depth), other)
+            left = plus(in_all, -line) if place_of(record, k) >= 0 else number_type(0)
+            at = plus(times(line, stride), j)
+            for n in range(depth // AT_ONCE):
+                nbytes = inside if n * AT_ONCE < left else int32(0)
+                to = uint32(start + at_word(k * depth + n * AT_ONCE + other, word))
+                cp_async_word(shared, to, memory, int64(at), nbytes)
+                at = plus(at, times(stride, AT_ONCE))
+
+    return copy
+
+
+@cache
 def copying_skewed(form: Form, features: int, depth: int, near: bool) -> Any:
     """As `copying` of 32 others, which are contiguous: from 16 bytes on, as `skewed` says."""
     RUN, ITEM, LINES = form.run, 16 // form.run, features // depth
-    MANY = WIDTH // RUN + 1  # pieces of a feature
-    FEATURE = places_of(RUN, WIDTH, PIECES).box
+    MANY, FEATURE = WIDTH // RUN + 1, places_of(RUN, WIDTH, PIECES).box  # pieces and words of one
     place_of, line_of = picking(0, LINES), picking(1, LINES)
     number_type, plus, times = counting(near)
 
     @cuda.jit(device=True)
     def copy(memory, record, in_all, stride, first, many, shared, start):
         lane = uint32(cuda.threadIdx.x) % 32
-        for n in range(-(-features * MANY // 32)):
+        for n in range(features * MANY // 32):
             number = uint32(lane + 32 * n)
             feature, piece = number // uint32(MANY), number % uint32(MANY)
             k = uint32(feature // depth)
             line = plus(times(line_of(record, k), depth), feature % depth)
             at = plus(times(line, stride), first)
-            skew = int32(at % RUN)
-            at = plus(at, int32(piece * RUN) - skew)
-            there = place_of(record, k) >= 0 and line < number_type(in_all)
-            there = there and first + int32(piece * RUN) - skew < many
+            ahead = int32(piece * RUN) - int32(at % RUN)
+            at, there = plus(at, ahead), place_of(record, k) >= 0 and first + ahead < many
+            there = there and line < number_type(in_all)
             left = min(plus(memory.size, -at), number_type(RUN))
-            nbytes = int32(left * ITEM) if there else int32(0)
-            if feature < features:
-                to = uint32(start + feature * FEATURE + 4 * piece)
-                cp_async_zero_fill(shared, to, memory, int64(at if there else 0), nbytes)
+            to, nbytes = uint32(start + feature * FEATURE + 4 * piece), int32(left * ITEM)
+            at, nbytes = int64(at if there else 0), nbytes if there else int32(0)
+            cp_async_zero_fill(shared, to, memory, at, nbytes)
 
     return copy
+
+
+@cache
+def word_of(form: Form) -> Any:
+    """Where word `word` of row `row` of a swizzled tile is."""
+    SHARE, IN_ROW = WIDTH // form.row, form.row // 4
+
+    @cuda.jit(device=True)
+    def place(row, word):
+        piece = (row * IN_ROW + word // 4) ^ (row // SHARE % (8 // SHARE))
+        return uint32(4 * piece + word % 4)
+
+    return place
+
+
+@cache
+def straightening(form: Form, side: Operand) -> Any:
+    """straighten(shared, start): rows of odd features, which begin inside a word, move by a value.
+
+    Of one tile of 16 bits, across. Half of the warp has a row, half the next one of these.
+    """
+    STEPS, at_word = WIDTH // 4, word_of(form)
+
+    @cuda.jit(device=True)
+    def straighten(shared, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        own = cuda.local.array(STEPS, uint32)
+        word = lane % 16
+        then = uint32(min(word + 1, 15))  # behind the last is a row of the batch that is not there
+        for n in range(STEPS):
+            row = uint32(4 * n + lane // 16 * 2 + 1)
+            low, high = shared[start + at_word(row, word)], shared[start + at_word(row, then)]
+            own[n] = uint32((uint64(high) << uint64(32) | low) >> uint64(16))
+        sync_warp()
+        for n in range(STEPS):
+            row = uint32(4 * n + lane // 16 * 2 + 1)
+            shared[start + at_word(row, word)] = own[n]
+        sync_warp()
+
+    @cuda.jit(device=True)
+    def nothing(shared, start):
+        pass
+
+    return straighten if side.begins < WORD else nothing
 
 
 @cache
@@ -90,10 +164,12 @@ def copying_side(
 ) -> Any:
     """An operand's part of a stage: a tile, or one for each 32 of the others, or a slab."""
     TILES, TILE, SLAB = 1 if by_feature else others // WIDTH, WIDTH * form.row, side.slab > 0
+    BY_WORDS = side.begins < BYTES
     copy_tile = copying(form, (features, others // TILES), depth, by_feature, reach)
     copy_slabs = copying_slabs(form, (features, 8 * side.slab), depth, reach)
-    copy_skewed, SKEWED = copying_skewed(form, features, depth, reach.near), side.skewed != ""
-    SKEWED_TILE = places_of(form.run, WIDTH, PIECES).words
+    SKEWED, SKEWED_TILE = side.skewed != "", places_of(form.run, WIDTH, PIECES).words
+    copy_skewed = copying_skewed(form, features, depth, reach.near)
+    copy_words = copying_words(form, features, depth, side.begins < WORD, reach.near)
 
     @cuda.jit(device=True)
     def copy(memory, record, view, first, shared, start):
@@ -104,6 +180,10 @@ def copying_side(
             for u in range(TILES):
                 here, place = first + u * WIDTH, uint32(start + u * SKEWED_TILE)
                 copy_skewed(memory, record, features, of_feature, here, batch, shared, place)
+        elif BY_WORDS:
+            for u in range(TILES):
+                here, place = first + u * WIDTH, uint32(start + u * TILE)
+                copy_words(memory, record, features, of_feature, here, batch, shared, place)
         else:
             stride = of_batch if by_feature else of_feature
             for u in range(TILES):

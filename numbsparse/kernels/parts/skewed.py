@@ -67,14 +67,15 @@ def loading(run: int, rows: int) -> Any:
 @cache
 def taking_16_bit(rows: int, by: str) -> Any:
     """As `tiles.take_across_slab` of a slab: a lane holds four neighbours."""
-    _, BOX, FURTHER, TILE = places_of(8, min(rows, WIDTH) if by == PIECES else rows, by)
-    UNITS, NEXT = rows // WIDTH, TILE if by == PIECES else WIDTH // 2
+    alone = by == PIECES  # are 32 rows
+    _, BOX, FURTHER, TILE = places_of(8, WIDTH if alone else rows, by)
+    UNITS, NEXT = rows // WIDTH, TILE if alone else WIDTH // 2
 
     @cuda.jit(device=True)
     def take(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
-        skew = uint32(2 * q * pitch) % 8  # of the even feature of each two, a word or more
+        skew = uint32(2 * q * pitch) % 8  # of the even feature of each two: words
         other = uint32(skew + pitch) % 8
         shift = uint32(16 * (other % 2))
         place = start + 2 * q * BOX + 2 * g
@@ -95,10 +96,9 @@ def taking_16_bit(rows: int, by: str) -> Any:
 
 
 @cache
-def taking_float32(rows: int, by: str) -> Any:
-    """The same of float32."""
-    _, BOX, FURTHER, TILE = places_of(4, min(rows, WIDTH) if by == PIECES else rows, by)
-    UNITS, NEXT = rows // WIDTH, TILE if by == PIECES else WIDTH
+def taking_float32(rows: int) -> Any:
+    """The same of float32, from boxes."""
+    _, BOX, FURTHER, _ = places_of(4, rows, BOXES)
 
     @cuda.jit(device=True)
     def take(tile, start, s, pitch, raw):
@@ -108,8 +108,7 @@ def taking_float32(rows: int, by: str) -> Any:
             box = uint32(2 * q + e) % 4
             skew = uint32(box * pitch) % 4
             at = start + box * BOX + skew + (2 * s + q // 2) * FURTHER + 4 * g
-            for u in range(UNITS):
-                for k in range(4):
-                    raw[4 * u + k, e] = tile[at + u * NEXT + k]
+            for j in range(rows // 8):
+                raw[j, e] = tile[at + j // 4 * WIDTH + j % 4]
 
     return take

@@ -65,6 +65,7 @@ class Operand(NamedTuple):
     together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
+    begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
 
 
@@ -242,7 +243,8 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
         across = operand.across
         take = take_across_slab(form, operand.groups) if across else take_along_slab(form, operand)
     if operand.skewed:
-        take = (taking_16_bit if sixteen else taking_float32)(8 * operand.groups, operand.skewed)
+        rows, by = 8 * operand.groups, operand.skewed
+        take = taking_16_bit(rows, by) if sixteen else taking_float32(rows)
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)

@@ -21,14 +21,12 @@ from numbsparse.kernels.matmul.k8_small_batch.block_products import holding, mul
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import is_aligned, of_any_rows
+from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of, loading, places_of
-from numbsparse.kernels.parts.straightened import straightening
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -65,30 +63,14 @@ class Blocks(NamedTuple):
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
 
-    skewed: tuple[str, str] = ("", "")  # of x and dy, by what they are: see `parts.skewed`
-
-    @property
-    def words(self) -> tuple[int, int]:
-        """Of x and of dy in a stage."""
-        tiles = self.tiles * WIDTH * self.form.row
-        own = [places_of(self.form.run, WIDTH, by).words if by else tiles for by in self.skewed]
-        x, dy = (-(-words // 256) * 256 for words in own)
-        return x, dy
-
     @property
     def stage_words(self) -> int:
-        return sum(self.words)
-
-    @property
-    def straight_words(self) -> int:
-        """Of tiles that are made of boxes."""
-        return sum(map(bool, self.skewed)) * WIDTH * self.form.row
+        return 2 * self.tiles * WIDTH * self.form.row
 
     @property
     def warp_words(self) -> int:
         """A ring, and a square of dw that waits to be written."""
-        ring = self.source.stages * self.stage_words
-        return ring + self.straight_words + WIDTH * self.form.row
+        return self.source.stages * self.stage_words + WIDTH * self.form.row
 
     @property
     def shared_bytes(self) -> int:
@@ -110,24 +92,22 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
-    by = [launch.skewed(a, size) for a in (x, dy)]
-    engine = size >= WIDTH and whole and launch.has_engine()
-    skewed = (by[0], by[1]) if engine else (by[0] and PIECES, by[1] and PIECES)
+    begins = [launch.begins_of(a, size) for a in (x, dy)]
+    engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
     together = launch.together_of(form, True)
-    x_side = Operand(x_across, depth // 8, slab=slabs[0])
-    dy_side = Operand(dy_across, 4, together, slab=slabs[1])
+    x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
+    dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
     many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
     in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares), any(slabs))
-    in_step = 1 if any(skewed) else in_step
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
     source = launch.source_of(engine, size, x, dy)
-    how = steps > 1, split, in_step, made, skewed
+    how = steps > 1, split, in_step, made
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     w_view = size, launch.shift_of(size)
@@ -135,14 +115,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, *, first: bool) -> No
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
         maps = tensor_maps(
-            *(
-                squares
-                if slab
-                else boxes_of(a, WIDTH)
-                if skew
-                else (a if is_aligned(a) else a.T, box)
-                for a, slab, skew in zip((x, dy), slabs, skewed, strict=True)
-            ),
+            squares if slabs[0] else (x if x_across else x.T, box),
+            squares if slabs[1] else (dy if dy_across else dy.T, box),
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
@@ -202,16 +176,12 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, _ = blocks
-    X_SKEWED, DY_SKEWED = (by != "" for by in blocks.skewed)
-    EARLY, STRAIGHT, TILE = X_SKEWED and DY_SKEWED, blocks.straight_words, WIDTH * form.row
-    straighten_x = straightening(form, depth, blocks.skewed[0])
-    straighten_dy = straightening(form, WIDTH, blocks.skewed[1])
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE = blocks
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
-    X_START, ROWS, RECORD = blocks.words[1], TILES * WIDTH, 2 * (WIDTH // depth) + 2
+    X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
     M, RUN, PIECES = -(-x_side.groups // 2), form.run, WIDTH**2 // form.run
     HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
@@ -231,8 +201,7 @@ def block_kernel(blocks: Blocks) -> Any:
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
-        straight, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
-        leaving = uint32(straight + STRAIGHT)
+        leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
         units = count[0] if MADE else count
         unit, last = units * number // ALL, units * (number + 1) // ALL
@@ -268,32 +237,14 @@ def block_kernel(blocks: Blocks) -> Any:
             coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
-            x_at, dy_at, new = uint32(start + X_START), start, LONG or now[LINE] != held
-            if X_SKEWED or DY_SKEWED:
-                many = x_view[0] - step * ROWS
-                if DY_SKEWED:
-                    straighten_dy(shared, dy_at, straight, uint32(dy_view[3]), many)
-                    dy_at = straight
-                if X_SKEWED:
-                    to = uint32(straight + (TILE if DY_SKEWED else 0))
-                    if new:
-                        straighten_x(shared, x_at, to, uint32(x_view[3]), many)
-                    x_at = to
-                sync_warp()
-            if EARLY and ahead < last:
-                other, top = LONG or record[LINE] != requested, step_ahead * ROWS
-                request(record, other, operands, top, shared, start, bars, own)
-                requested = record[LINE]
-                ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
-                record = read(plan, ahead)
-            if new:
-                hold(shared, x_at, pitch, x_hi, x_lo)
+            if LONG or now[LINE] != held:
+                hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
                 held = now[LINE]
             if step == first:
                 pieces.clear(acc)
-            multiply(shared, dy_at, pitch, x_hi, x_lo, acc)
+            multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
-            if not EARLY and ahead < last:
+            if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
                 request(record, other, operands, top, shared, start, bars, own)
                 requested = record[LINE]
@@ -340,28 +291,19 @@ def requesting(blocks: Blocks) -> Any:
     """
     form, depth, x_side, dy_side, source, *_ = blocks
     TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
-    X_START = blocks.words[1]
-    X_SKEWED, DY_SKEWED = (by == BOXES for by in blocks.skewed)
-    load = loading(form.run, WIDTH)
+    X_START = TILES * TILE
     if not source.engine:
-        how = x_side.across, source.reach
-        loaded_x, loaded_dy = (
-            side._replace(skewed=by)
-            for side, by in zip((x_side, dy_side), blocks.skewed, strict=True)
-        )
-        copy_x = copying_side(form, depth, WIDTH, depth, loaded_x, *how)
-        copy_dy = copying_side(form, WIDTH, WIDTH, depth, loaded_dy, dy_side.across, source.reach)
+        copy_x = copying_side(form, depth, WIDTH, depth, x_side, x_side.across, source.reach)
+        copy_dy = copying_side(form, WIDTH, WIDTH, depth, dy_side, dy_side.across, source.reach)
     X_ACROSS, DY_ACROSS, X_SLAB, DY_SLAB = x_side.across, dy_side.across, x_side.slab, dy_side.slab
-    A_ROW, BOX_ROWS = 4 * form.row, WIDTH + form.run  # bytes of a row
+    A_ROW = 4 * form.row  # bytes
 
     @cuda.jit(device=True)
     def by_the_engine(record, other, operands, top, shared, start, bars, bar):
-        x, x_view, dy, dy_view, maps = operands
+        x, x_view, dy, _, maps = operands
         if elect() != 0:
-            slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * TILES * TILE)  # bytes
-            boxes = uint32(A_ROW * BOX_ROWS)
-            x_bytes = slab if X_SLAB else boxes if X_SKEWED else tiles
-            dy_bytes = slab if DY_SLAB else boxes if DY_SKEWED else tiles
+            slab, tiles = uint32(A_ROW * x_view[0]), uint32(4 * X_START)  # bytes
+            x_bytes, dy_bytes = slab if X_SLAB else tiles, slab if DY_SLAB else tiles
             mbarrier_expect(bars, bar, x_bytes + dy_bytes if other else dy_bytes)
             if DY_SLAB:
                 at = int64(record[1]) * (WIDTH * x_view[0])
@@ -369,18 +311,13 @@ def requesting(blocks: Blocks) -> Any:
             if X_SLAB and other:
                 at = int64(record[LINE]) * (WIDTH * x_view[0])
                 bulk_load(shared, uint32(start + X_START), x, at, slab, bars, bar)
-            if DY_SKEWED:
-                load(shared, start, maps[1], record[1], top, dy_view[3], bars, bar)
-            if X_SKEWED and other:
-                to = uint32(start + X_START)
-                load(shared, to, maps[0], record[LINE], top, x_view[3], bars, bar)
             for u in range(TILES):
                 first, rows = int32(record[1] * WIDTH), int32(top + u * WIDTH)  # beyond all, 0
                 place = uint32(start + u * TILE)
                 column, row = (first, rows) if DY_ACROSS else (rows, first)
-                if not (DY_SLAB or DY_SKEWED):
+                if not DY_SLAB:
                     tma_load_2d(shared, place, maps[1], column, row, bars, bar)
-                if other and not (X_SLAB or X_SKEWED):
+                if other and not X_SLAB:
                     first = int32(record[LINE] * WIDTH)
                     column, row = (first, rows) if X_ACROSS else (rows, first)
                     tma_load_2d(shared, uint32(place + X_START), maps[0], column, row, bars, bar)

@@ -10,6 +10,7 @@ from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
+    WORD,
     aligned_in_place,
     is_aligned,
     is_gapless,
@@ -37,6 +38,7 @@ SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 t
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
+MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
@@ -48,33 +50,74 @@ def has_engine() -> bool:
 
 
 def serves(x: DeviceArray, values: DeviceArray) -> bool:
-    """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
+    """Whether the copy engine can load whole tiles of w, and of x."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    return whole and skewed(x, size) != PIECES and has_engine()
+    return whole and begins_of(x, size) == BYTES and skewed(x, size) != PIECES and has_engine()
 
 
 def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
     """Each, or a copy unless it or its transpose is aligned, or a slab of all rows is read at once,
-    or it is `skewed`.
+    or it is read from 16 bytes on or by words.
 
     Two are copied by one launch.
     """
-    slabs = max(slab_of(x, size) for x in operands) > 4  # which have two tiles in a step
-    kept = [slab_of(x, size) > 0 or (skewed(x, size) != "" and not slabs) for x in operands]
+    n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
+    kept = [is_kept(x, size, n_blocks, len(operands)) for x in operands]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
 
 
+def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
+    """Whether a copy takes longer than to read x where it is.
+
+    n_blocks : of 16. Of few of them words of float32 took 0.64 to 1.02 of the time, 0.89 at the
+    median, and of 16 bits 0.74 to 0.98, 0.84 (17 to 129 rows, H200); weight-gradients of 16 bits up
+    to three times as long. `skewed` tell of the rest.
+    """
+    if slab_of(x, size):
+        return True
+    by, begins = skewed(x, size), begins_of(x, size)
+    if by == BOXES:
+        return operands == 1
+    inside = by == "" and begins < WORD and x.shape[0] >= WIDTH
+    if inside or (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
+        return False
+    return n_blocks * -(-x.shape[0] // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
+
+
+def begins_of(x: DeviceArray, size: int) -> int:
+    """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
+    else 16, as all other lines do.
+    """
+    if not is_apart(x, size) or x.address % WORD or skewed(x, size):
+        return BYTES
+    if size >= WIDTH and x.itemsize == 4 and has_engine():
+        return BYTES
+    return 2 if x.strides[1] % WORD else WORD
+
+
+def is_apart(x: DeviceArray, size: int) -> bool:
+    """Whether features of x are contiguous, but begin anywhere, and are no slab."""
+    there = x.batch_is_contiguous and x.strides[1] > 0
+    return there and not (is_aligned(x) or is_aligned(x.T) or slab_of(x, size))
+
+
 def skewed(x: DeviceArray, size: int) -> str:
-    """By what x is loaded whose features begin anywhere, see `parts.skewed`; "" elsewhere."""
-    engine = size >= WIDTH and has_engine()
-    there = x.batch_is_contiguous and x.address % BYTES == 0 and x.strides[1] > 0
-    aligned = is_aligned(x) or is_aligned(x.T)
-    if aligned or not there or slab_of(x, size) or (engine and x.shape[1] % size):
+    """By what a product loads x whose features begin anywhere, see `parts.skewed`; "" elsewhere.
+
+    By the copy engine it took 0.75 to 1.05 of the time that it takes with a copy, 0.88 at the
+    median of 26 (65 to 513 rows, H200). By lanes 0.62 and 0.75 in blocks of 16 where a warp has
+    few, and up to 2.2 times as long where it has many; of float32 1.08 times as long as by words.
+    Tiles of weight-gradients, which lanes straightened, took 1.3 to 2.7 times as long.
+    """
+    if not is_apart(x, size) or x.address % BYTES:
         return ""
-    return BOXES if engine else PIECES
+    if size >= WIDTH and has_engine() and x.shape[1] % size == 0:
+        return BOXES
+    inside = x.itemsize == 2 and x.strides[1] % WORD > 0  # then words begin inside others
+    return PIECES if inside and x.shape[0] >= WIDTH else ""
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -134,7 +177,7 @@ def along_lines(
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = x.T if x_across else x, x_box
-        if lines.sums.x.skewed == BOXES:
+        if lines.sums.x.skewed:
             x_tiles = boxes_of(x, lines.rows)
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
@@ -163,14 +206,15 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     groups = _tile_rows(batch, *n, size, form, x_across) // 8
     second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
     together = 4 if slab or skew else 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, slab=slab, skewed=skew)
+    apart = slab, begins_of(x, size), skew
+    x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    room = y.batch_is_contiguous and (form.is_16_bit or groups <= 4)  # for lines in shared memory
-    if second or (order == FEATURES and (slab or (skew and not room))):
-        order = ANY  # nothing of a lane is stored together
-    elif room and (skew or (order == ANY and source.engine and not (slab and form.is_16_bit))):
+    halves = form.is_16_bit and slab > 0
+    if second or (slab and order == FEATURES):  # nothing of a lane is stored together
+        order = ANY
+    elif y.batch_is_contiguous and not halves and (skew or (order == ANY and source.engine)):
         order = LINES
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
@@ -200,16 +244,16 @@ def _tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_ac
     Float32 in two parts has tiles of SECOND_ROWS where no tile needs more: 33 to 48 and 65 to 72
     rows of 4,096 and 8,192 features, density 0.1 and 0.25, took an H200 0.79 to 0.98 of the time,
     at B = 16 0.81 to 0.84. Operands that are not split took up to 1.3 times as long so, and those
-    with 5 blocks in a line up to 1.1. In blocks of 8 65 and 72 rows took 0.73 to 0.85, and 36 to
-    48 rows 1.04 to 1.10, where two tiles are one of 64.
+    with 5 blocks in a line up to 1.1. 17 and 24 rows took 0.87 to 0.99 of the time. In blocks of 8
+    65 and 72 rows took 0.73 to 0.85, and 36 to 48 rows 1.04 to 1.10, where two tiles are one of 64.
     """
-    if batch <= WIDTH:
-        return WIDTH if batch > 16 or x_across else 16
+    if batch <= 16 and not x_across:
+        return 16
     few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
     units = squares * (WIDTH // min(size, WIDTH))
     if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
         return SECOND_ROWS
-    if not form.is_16_bit and size > 8:  # registers hold the sums of 32 at once
+    if batch <= WIDTH or (not form.is_16_bit and size > 8):  # registers hold the sums of 32 at once
         return WIDTH
     tiles, longer = -(-batch // WIDTH), -(-batch // (2 * WIDTH))
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
@@ -239,10 +283,10 @@ def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
 
 
 def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
-    """Whether what lanes copy is there or not, none in part; skewed tiles see to that."""
+    """Whether what lanes copy is there or not, none in part; of the batch, words see to that."""
     rows, features = (n * x.itemsize % BYTES == 0 for n in x.shape)
-    apart = skewed(x, size) or slab_of(x, size) > 0
-    return features and (rows or is_aligned(x) or bool(apart))
+    by_words = begins_of(x, size) < BYTES or skewed(x, size) != ""
+    return features and (rows or by_words or is_aligned(x) or slab_of(x, size) > 0)
 
 
 def with_stages(kernel: Any, most: int) -> Any:

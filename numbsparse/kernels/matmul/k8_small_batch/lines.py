@@ -14,11 +14,10 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import filling_wanted, gating
-from numbsparse.kernels.parts.lanes import lanes_ask
+from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.skewed import places_of
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
 from numbsparse.kernels.parts.tiles import WIDTH, multiply
@@ -100,6 +99,7 @@ def line_kernel(lines: Lines) -> Any:
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_wanted(fill, wanted, ENGINE)
     put, finish = storing(sums), finishing(lines)
+    straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
 
     @cuda.jit(**registers(32 * WARPS, most=255))
@@ -173,6 +173,7 @@ def line_kernel(lines: Lines) -> Any:
             if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
+                straighten(shared, start)
                 # Read while the tile was on its way, as those after it are while it is multiplied.
                 next_gates(own_gates, coming_gates)
                 take_gates(coming, gates, w_view[2], coming_gates)
@@ -219,8 +220,6 @@ def consuming(sums: Sums) -> Any:
     form, x, *_ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
-    if x.skewed:
-        NEXT = places_of(form.run, WIDTH, x.skewed).words
     # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
     # starts from zero, because tensor cores cut off what they add.
     part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
