@@ -2,7 +2,7 @@
 
 They copy tiles (`requests.copying`), or slabs: the features of a block as they follow each other in
 memory. Where features are contiguous along a batch that is odd, they begin anywhere, and lanes copy
-them word by word.
+them word by word, or from 16 bytes on (`skewed`).
 """
 
 from functools import cache
