@@ -14,7 +14,7 @@ from numbsparse.device.array import DeviceArray, to_device
 from numbsparse.device.capture import outside_capture
 
 WORDS = 16  # of 64 bits
-SWIZZLES = (32, 64, 128)  # bytes of a line of a box: others stay in order
+SWIZZLES = (32, 64, 128)  # bytes of a line of a box
 REMEMBERED = 4096  # maps
 
 SIMULATED_MAP = np.dtype(
@@ -34,28 +34,29 @@ _maps: OrderedDict[tuple[Any, ...], DeviceArray] = OrderedDict()
 
 
 def tensor_map(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> DeviceArray:
-    """The map of an array of two to five axes for boxes of it.
+    """The map of an array of two to five axes for boxes of it, each line swizzled.
 
     No axis of x is empty, the last one is gapless; its address and the other strides are multiples
-    of 16 bytes, as a line of the box is, which is swizzled if it has 32, 64 or 128. With `steps`,
-    up to 8, a box has every so many-th item along each axis, of no more than 256 there. The map is
-    16 words of int64.
+    of 16 bytes. A line of the box has 32, 64 or 128 bytes. With `steps`, up to 8, a box has every
+    so many-th item along each axis, of no more than 256 there. The map is 16 words of int64.
     """
     return _remembered((_key(x, box, steps),), (WORDS,))
 
 
-def tensor_maps(*boxes: tuple[DeviceArray, Sizes]) -> DeviceArray:
-    """Several maps one after another, (maps, 16), each of what `tensor_map` takes."""
+def tensor_maps(*boxes: tuple[Any, ...]) -> DeviceArray:
+    """Several maps one after another, (maps, 16), each of what `tensor_map` takes, and of whether
+    lines stay `plain`, which have another multiple of 16 bytes."""
     return _remembered(tuple(_key(*box) for box in boxes), (len(boxes), WORDS))
 
 
-def _key(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> Key:
+def _key(x: DeviceArray, box: Sizes, steps: Sizes = (), plain: bool = False) -> Key:
     # An axis of one item may have any stride, so perhaps none that the driver takes.
     fitting = -(-x.nbytes // 16) * 16
     strides = tuple(fitting if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
     key = (x.address, x.shape, strides[:-1], x.itemsize, box, steps or (1,) * x.ndim)
-    if box[-1] * x.itemsize % 16:
-        raise _refused(key, "a line of it is not a multiple of 16 bytes")
+    line = box[-1] * x.itemsize
+    if line % 16 or (line in SWIZZLES) == plain:
+        raise _refused(key, f"a line of it has none of {SWIZZLES} bytes, or is plain and has")
     return key
 
 

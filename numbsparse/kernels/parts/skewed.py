@@ -38,13 +38,13 @@ def places_of(run: int, rows: int, by: str) -> Places:
     return Places(run, box, feature, run * box)
 
 
-def boxes_of(x: DeviceArray, rows: int) -> tuple[DeviceArray, tuple[int, int]]:
+def boxes_of(x: DeviceArray, rows: int) -> tuple[Any, ...]:
     """What `tensor_maps` takes of x (rows, features): lines of RUN features, one after another."""
     run, stride = 16 // x.itemsize, x.strides[1]
     length = (run - 1) * stride // x.itemsize + x.shape[0]
     shape, strides = (x.shape[1] // run, length), (run * stride, x.itemsize)
     lines = DeviceArray(x.address, shape, x.dtype, strides, x.owner)
-    return lines, (WIDTH // run, rows + run)
+    return lines, (WIDTH // run, rows + run), (), True
 
 
 @cache
