@@ -73,10 +73,11 @@ def weight_grad(x, dy, index, dvalues, precision="highest"):
 def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
         n_blocks, size, _ = values.shape
-        (x,) = in_reach(size, n_blocks, x)
+        form = _form(values, precision)
+        (x,) = in_reach(size, n_blocks, x, sparing=transposed and form.split)
         operands = by_feature(x, n_blocks, size), values, y
         more = () if gates is None else (gates,)
-        again(index, along_lines, operands, transposed, _form(values, precision), more=more)
+        again(index, along_lines, operands, transposed, form, more=more)
 
 
 def _form(values, precision):

@@ -34,6 +34,7 @@ SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
+BOXED = 6  # units of a warp up to which input-gradients of split float32 load boxes: see `skewed`
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
@@ -56,35 +57,38 @@ def serves(x: DeviceArray, values: DeviceArray) -> bool:
     return whole and begins_of(x, size) == BYTES and skewed(x, size) != PIECES and has_engine()
 
 
-def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
+def in_reach(
+    size: int, n_blocks: int, *operands: DeviceArray, sparing: bool = False
+) -> list[DeviceArray]:
     """Each, or a copy unless it or its transpose is aligned, or a slab of all rows is read at once,
     or it is read from 16 bytes on or by words.
 
-    Two are copied by one launch.
+    Two are copied by one launch. If it is `sparing`, boxes are for few units of a warp.
     """
     n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
-    kept = [is_kept(x, size, n_blocks, len(operands)) for x in operands]
+    kept = [is_kept(x, size, n_blocks, len(operands), sparing) for x in operands]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
 
 
-def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
+def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int, sparing: bool) -> bool:
     """Whether a copy takes longer than to read x where it is.
 
     n_blocks : of 16. Of few of them words of float32 took 0.64 to 1.02 of the time, 0.89 at the
     median, and of 16 bits 0.74 to 0.98, 0.84 (17 to 129 rows, H200); weight-gradients of 16 bits up
-    to three times as long. `skewed` tell of the rest.
+    to three times as long. `skewed` tells of the rest.
     """
     if slab_of(x, size):
         return True
-    by, begins = skewed(x, size), begins_of(x, size)
+    by, begins, tiles = skewed(x, size), begins_of(x, size), -(-x.shape[0] // WIDTH)
     if by == BOXES:
-        return operands == 1
+        few = n_blocks // 2 * tiles <= BOXED * WARPS * n_shares()
+        return operands == 1 and (few or not sparing)
     inside = by == "" and begins < WORD and x.shape[0] >= WIDTH
     if inside or (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
         return False
-    return n_blocks * -(-x.shape[0] // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
+    return n_blocks * tiles <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
 
 
 def begins_of(x: DeviceArray, size: int) -> int:
@@ -107,10 +111,11 @@ def is_apart(x: DeviceArray, size: int) -> bool:
 def skewed(x: DeviceArray, size: int) -> str:
     """By what a product loads x whose features begin anywhere, see `parts.skewed`; "" elsewhere.
 
-    By the copy engine it took 0.75 to 1.05 of the time that it takes with a copy, 0.88 at the
-    median of 26 (65 to 513 rows, H200). By lanes 0.62 and 0.75 in blocks of 16 where a warp has
-    few, and up to 2.2 times as long where it has many; of float32 1.08 times as long as by words.
-    Tiles of weight-gradients, which lanes straightened, took 1.3 to 2.7 times as long.
+    By the copy engine it took 0.65 to 1.05 of the time that it takes with a copy (65 to 1,025 rows,
+    H200), but 1.09 and 1.12 in input-gradients of float32 in two parts of 7 and 12 units of a warp,
+    of 5 units 0.93. By lanes 0.62 to 0.80 in blocks of 8 and 16 where a warp has few, and up to 2.2
+    times as long where it has many; of float32 1.08 times as long as by words. Tiles of
+    weight-gradients, which lanes straightened, took 1.3 to 2.7 times as long.
     """
     if not is_apart(x, size) or x.address % BYTES:
         return ""
