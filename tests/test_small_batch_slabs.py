@@ -174,9 +174,12 @@ def test_features_are_loaded_from_16_bytes_on(
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     most = dict.fromkeys(launch.MOST_BY_WORDS, 0 if many else 99)
     monkeypatch.setattr(launch, "MOST_BY_WORDS", most)
+    monkeypatch.setattr(launch, "BOXED", 0 if many else 99)
     check(rung, name, x, values, layout, n_out, x_memory, y_memory, precision)
     line = (batch if x_memory == "feature-major" else batch + 2) * x.itemsize
-    copied = many and not by_the_engine(B) and line % aligned.BYTES > 0
+    slab = batch <= 2 * WIDTH and x_memory == "feature-major"
+    sparing = name == "input_grad" and numbers == ("float32", "highest") and not slab
+    copied = many and (sparing or not by_the_engine(B)) and line % aligned.BYTES > 0
     assert copies == ([x.T.shape] if copied else [])
 
 

@@ -11,8 +11,8 @@ rungs of nearly the same time; `python -m numbsparse times` makes it. A fifth at
 the others, the choice at the other 1,222 took 1.013 times as long as the fastest rung on average,
 and more than 1.05 times at 6.5 %; at 353 of another seed, with kernels that have changed since,
 1.021 times, and at 9.9 %. What odd feature-major rows add to k8 in blocks of 32 and more fits 33
-others. What counts is the order of the rungs, not their times: on another card
-it may differ, and `numbsparse.tune` measures it there.
+others. What counts is the order of the rungs, not their times: on another card it may differ, and
+`numbsparse.tune` measures it there.
 """
 
 import json
