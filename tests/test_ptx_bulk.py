@@ -73,6 +73,14 @@ def test_maps_that_no_copy_engine_takes_are_refused(shape, box):
         tensor_map(x, box)
 
 
+@pytest.mark.parametrize("box", [(32, 32), (32, 6)])
+def test_lines_of_swizzled_bytes_are_not_plain_nor_those_between_16_bytes(box):
+    x = device.to_device(np.zeros((64, 64), np.float32))
+    with pytest.raises(RuntimeError, match="a tensor map of"):
+        tensor_maps((x, box, (), True))
+    assert tensor_maps((x, (32, 36), (), True)).shape == (1, 16)
+
+
 def test_a_map_alone_is_not_taken_for_a_list_of_one():
     x = device.to_device(np.zeros((64, 64), np.float32))
     for _ in range(2):

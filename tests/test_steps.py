@@ -284,7 +284,7 @@ def test_the_steps_are_the_files():
 
 @pytest.fixture
 def timed(monkeypatch, tmp_path):
-    """Results in which step n of 16 bits takes 1/n seconds at B = 32, and nothing else was timed."""
+    """Results in which step n of 16 bits takes 1/n seconds at B = 32; nothing else was timed."""
     known = {"limits": on_gpu()["limits"], "ladder": on_gpu()["ladder"]}
     row = forward_row("float16") | {"not_timed": {}}
     halves = {name: 1 / (i + 1) for i, name in enumerate(NAMES) if name > "s08"}

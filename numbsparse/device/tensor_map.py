@@ -43,18 +43,20 @@ def tensor_map(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> DeviceArray:
     return _remembered((_key(x, box, steps),), (WORDS,))
 
 
-def tensor_maps(*boxes: tuple[DeviceArray, Sizes]) -> DeviceArray:
-    """Several maps one after another, (maps, 16), each of what `tensor_map` takes."""
+def tensor_maps(*boxes: tuple[Any, ...]) -> DeviceArray:
+    """Several maps one after another, (maps, 16), each of what `tensor_map` takes, and of whether
+    lines stay `plain`, which have another multiple of 16 bytes."""
     return _remembered(tuple(_key(*box) for box in boxes), (len(boxes), WORDS))
 
 
-def _key(x: DeviceArray, box: Sizes, steps: Sizes = ()) -> Key:
+def _key(x: DeviceArray, box: Sizes, steps: Sizes = (), plain: bool = False) -> Key:
     # An axis of one item may have any stride, so perhaps none that the driver takes.
     fitting = -(-x.nbytes // 16) * 16
     strides = tuple(fitting if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True))
     key = (x.address, x.shape, strides[:-1], x.itemsize, box, steps or (1,) * x.ndim)
-    if box[-1] * x.itemsize not in SWIZZLES:
-        raise _refused(key, f"a line of it has none of {SWIZZLES} bytes")
+    line = box[-1] * x.itemsize
+    if line % 16 or (line in SWIZZLES) == plain:
+        raise _refused(key, f"a line of it has none of {SWIZZLES} bytes, or is plain and has")
     return key
 
 
@@ -94,6 +96,8 @@ def _simulated(key: Key) -> np.ndarray:
 def _encoded(key: Key) -> np.ndarray:
     driver = runtime.driver()
     address, shape, strides, itemsize, box, steps = key
+    line = box[-1] * itemsize
+    swizzle = f"{line}B" if line in SWIZZLES else "NONE"
     # Copied as they are, so only the size of the values counts.
     kind = f"CU_TENSOR_MAP_DATA_TYPE_{ {1: 'UINT8', 2: 'UINT16', 4: 'UINT32'}[itemsize] }"
     error, encoded = driver.cuTensorMapEncodeTiled(
@@ -105,7 +109,7 @@ def _encoded(key: Key) -> np.ndarray:
         [driver.cuuint32_t(n * step) for n, step in zip(box[::-1], steps[::-1], strict=True)],
         [driver.cuuint32_t(step) for step in reversed(steps)],
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{box[-1] * itemsize}B"),
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

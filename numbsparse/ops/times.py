@@ -46,8 +46,8 @@ K7_REGION = {(2, 8): (370, 26), (2, 16): (112, 27), (4, 8): (450, 36), (4, 16): 
 # many share one.
 K7_MEETING = {1: 0.0, 2: 1.0, 4: 1.6, 8: 2.9}
 # Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
-# for each warp up to which words are loaded, by bytes of a value, of small blocks and of larger.
-K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: (16, 8), 4: (8, 1)}
+# for each warp up to which words are loaded of small blocks, by bytes of a value.
+K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: 16, 4: 8}
 # Of a layout made on a GPU any line may be the longest: k8, which cuts lines, takes little more
 # where they are even, and where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
 # Of more rows lines are shared out.
@@ -279,12 +279,11 @@ def _k8_units(of: Sizes, features: int) -> tuple[float, int, float]:
 
 
 def _k8_in_place(of: Sizes) -> bool:
-    """Whether x, whose features begin anywhere, is not copied: a slab, or few words are loaded."""
-    larger, by_word = of.size >= LARGER, of.rows * of.itemsize % WORD == 0
-    squares = of.n_blocks * max(of.size // 32, 1) ** 2 * ceil(of.rows / 32)
-    few = squares <= K8_BY_WORDS[of.itemsize][larger] * K8_WARPS * PLACES
-    by_word = by_word and (of.lines or (of.itemsize == 4 and not larger))
-    return of.rows <= (64 if larger else 16) or (few and by_word)
+    """Whether x, whose features begin anywhere, is not copied: a slab, boxes, or few blocks."""
+    if of.size >= LARGER:
+        return of.lines or of.rows <= 64
+    few = of.n_blocks * ceil(of.rows / 32) <= K8_BY_WORDS[of.itemsize] * K8_WARPS * PLACES
+    return of.rows <= 16 or (few and (of.lines or of.itemsize == 4))
 
 
 def _k8_lines(of: Sizes) -> Counts:

@@ -2,7 +2,7 @@
 
 They copy tiles (`requests.copying`), or slabs: the features of a block as they follow each other in
 memory. Where features are contiguous along a batch that is odd, they begin anywhere, and lanes copy
-them word by word.
+them word by word, or from 16 bytes on (`skewed`).
 """
 
 from functools import cache
@@ -13,6 +13,7 @@ from numba import cuda, int32, int64, uint32, uint64
 
 from numbsparse.kernels.parts.aligned import BYTES, WORD
 from numbsparse.kernels.parts.requests import Reach, copying, counting, picking, x_words
+from numbsparse.kernels.parts.skewed import PIECES, places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import cp_async_word, cp_async_zero_fill, sync_warp
 
@@ -80,6 +81,34 @@ def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) 
 
 
 @cache
+def copying_skewed(form: Form, features: int, depth: int, near: bool) -> Any:
+    """As `copying` of 32 others, which are contiguous: from 16 bytes on, as `skewed` says."""
+    RUN, ITEM, LINES = form.run, 16 // form.run, features // depth
+    MANY, FEATURE = WIDTH // RUN + 1, places_of(RUN, WIDTH, PIECES).box  # pieces and words of one
+    place_of, line_of = picking(0, LINES), picking(1, LINES)
+    number_type, plus, times = counting(near)
+
+    @cuda.jit(device=True)
+    def copy(memory, record, in_all, stride, first, many, shared, start):
+        lane = uint32(cuda.threadIdx.x) % 32
+        for n in range(features * MANY // 32):
+            number = uint32(lane + 32 * n)
+            feature, piece = number // uint32(MANY), number % uint32(MANY)
+            k = uint32(feature // depth)
+            line = plus(times(line_of(record, k), depth), feature % depth)
+            at = plus(times(line, stride), first)
+            ahead = int32(piece * RUN) - int32(at % RUN)
+            at, there = plus(at, ahead), place_of(record, k) >= 0 and first + ahead < many
+            there = there and line < number_type(in_all)
+            left = min(plus(memory.size, -at), number_type(RUN))
+            to, nbytes = uint32(start + feature * FEATURE + 4 * piece), int32(left * ITEM)
+            at, nbytes = int64(at if there else 0), nbytes if there else int32(0)
+            cp_async_zero_fill(shared, to, memory, at, nbytes)
+
+    return copy
+
+
+@cache
 def word_of(form: Form) -> Any:
     """Where word `word` of row `row` of a swizzled tile is."""
     SHARE, IN_ROW = WIDTH // form.row, form.row // 4
@@ -138,6 +167,8 @@ def copying_side(
     BY_WORDS = side.begins < BYTES
     copy_tile = copying(form, (features, others // TILES), depth, by_feature, reach)
     copy_slabs = copying_slabs(form, (features, 8 * side.slab), depth, reach)
+    SKEWED, SKEWED_TILE = side.skewed != "", places_of(form.run, WIDTH, PIECES).words
+    copy_skewed = copying_skewed(form, features, depth, reach.near)
     copy_words = copying_words(form, features, depth, side.begins < WORD, reach.near)
 
     @cuda.jit(device=True)
@@ -145,6 +176,10 @@ def copying_side(
         batch, features, of_batch, of_feature = view
         if SLAB:
             copy_slabs(memory, record, features, batch, shared, start)
+        elif SKEWED:
+            for u in range(TILES):
+                here, place = first + u * WIDTH, uint32(start + u * SKEWED_TILE)
+                copy_skewed(memory, record, features, of_feature, here, batch, shared, place)
         elif BY_WORDS:
             for u in range(TILES):
                 here, place = first + u * WIDTH, uint32(start + u * TILE)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.parts.aligned import BYTES
+from numbsparse.kernels.parts.skewed import BOXES, PIECES, loading, places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
     bulk_load,
@@ -167,22 +167,25 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
     of x). A slab has all rows.
     """
     TILE, X_WORDS, SLAB = WIDTH * form.row, x_words(form, x_side), x_side.slab > 0
-    CARRIED = x_side.begins < BYTES  # by the lanes: see `carried`
     x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
     A_ROW = 4 * form.row  # bytes
+    SKEWED, ROWS = x_side.skewed == BOXES, 8 * x_side.groups + form.run
+    load = loading(form.run, 8 * x_side.groups)
 
     @cuda.jit(device=True)
     def request(record, operands, top, shared, start, bars, bar):
         x, x_view, _, w_view, maps = operands
         if elect() != 0:
-            rows = x_view[0] if SLAB else 0 if CARRIED else w_view[3]
+            rows = x_view[0] if SLAB else ROWS if SKEWED else w_view[3]
             mbarrier_expect(bars, bar, uint32(A_ROW * (rows + WIDTH)))
             column, row = square_of(record[0], w_view[1])
             tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
             if SLAB:
                 at, nbytes = int64(record[1]) * (WIDTH * rows), uint32(A_ROW * rows)
                 bulk_load(shared, start, x, at, nbytes, bars, bar)
-            elif not CARRIED:
+            elif SKEWED:
+                load(shared, start, maps[0], record[1], top, x_view[3], bars, bar)
+            else:
                 first = int32(record[1] * WIDTH)
                 for u in range(X_TILES):
                     others = int32(top + u * WIDTH)
@@ -195,4 +198,9 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
 @cache
 def x_words(form: Form, x_side: Operand) -> int:
     """Words of a tile of x in a stage; that of w begins where the pattern of swizzles does."""
-    return -(-8 * (x_side.slab or x_side.groups) * form.row // 256) * 256
+    words = 8 * (x_side.slab or x_side.groups) * form.row
+    if x_side.skewed == BOXES:
+        words = places_of(form.run, 8 * x_side.groups, BOXES).words
+    elif x_side.skewed:
+        words = x_side.groups // 4 * places_of(form.run, WIDTH, PIECES).words
+    return -(-words // 256) * 256

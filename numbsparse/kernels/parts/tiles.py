@@ -16,6 +16,7 @@ from numba import cuda, float32, uint32, uint64
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.fragments_tf32 import number_of
+from numbsparse.kernels.parts.skewed import taking_16_bit, taking_float32
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -65,6 +66,7 @@ class Operand(NamedTuple):
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
     begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
+    skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
 
 
 @cache
@@ -241,6 +243,9 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     if operand.slab:
         across = operand.across
         take = take_across_slab(form, operand.groups) if across else take_along_slab(form, operand)
+    if operand.skewed:
+        rows, by = 8 * operand.groups, operand.skewed
+        take = taking_16_bit(rows, by) if sixteen else taking_float32(rows)
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)

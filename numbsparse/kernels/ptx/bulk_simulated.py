@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.device.tensor_map import SIMULATED_MAP
+from numbsparse.device.tensor_map import SIMULATED_MAP, SWIZZLES
 from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.mbarrier_simulated import cp_async_arrive as cp_async_arrive
@@ -174,7 +174,8 @@ def _place_of_box(shared, i, info):
         raise ValueError(f"a box of {size} bytes does not fit at byte {start}")
     if address % 128:
         raise ValueError(f"byte {start}, where a box begins, is not at a multiple of 128 bytes")
-    return swizzled(address + np.arange(size), line) - address + start, start
+    places = address + np.arange(size)
+    return (swizzled(places, line) if line in SWIZZLES else places) - address + start, start
 
 
 def _box(info, corner):

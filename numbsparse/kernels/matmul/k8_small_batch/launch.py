@@ -23,6 +23,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
@@ -34,12 +35,12 @@ SHARED_BYTES = 225 * 1024  # of a block, without the barriers'
 BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
+BOXED = 6  # units of a warp up to which input-gradients of split float32 load boxes: see `skewed`
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
-CARRIED = 1  # units for a warp, up to which lanes carry x
 LISTED_FROM = 4  # units of a warp: what gates leave of fewer is not listed
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
@@ -52,66 +53,78 @@ def has_engine() -> bool:
 
 
 def serves(x: DeviceArray, values: DeviceArray) -> bool:
-    """Whether the copy engine can load whole tiles of w, and of x where lanes do not carry that."""
+    """Whether the copy engine can load whole tiles of w, and of x."""
     size = values.shape[1]
     whole = size >= WIDTH and x.shape[1] % size == 0 and values.size > 0
-    return whole and (begins_of(x, size) == BYTES or carried(x, size)) and has_engine()
+    return whole and begins_of(x, size) == BYTES and skewed(x, size) != PIECES and has_engine()
 
 
-def in_reach(size: int, n_blocks: int, *operands: DeviceArray) -> list[DeviceArray]:
+def in_reach(
+    size: int, n_blocks: int, *operands: DeviceArray, sparing: bool = False
+) -> list[DeviceArray]:
     """Each, or a copy unless it or its transpose is aligned, or a slab of all rows is read at once,
-    or it is read by words.
+    or it is read from 16 bytes on or by words.
 
-    Two are copied by one launch.
+    Two are copied by one launch. If it is `sparing`, boxes are for few units of a warp.
     """
     n_blocks *= max(2 * (size // WIDTH) ** 2, 1)  # of 16
-    kept = [slab_of(x, size) > 0 or words_pay(x, size, n_blocks, len(operands)) for x in operands]
+    kept = [is_kept(x, size, n_blocks, len(operands), sparing) for x in operands]
     others = [x for x, there in zip(operands, kept, strict=True) if not there]
     found = iter(aligned_in_place(*others))
     return [x if there else next(found) for x, there in zip(operands, kept, strict=True)]
 
 
-def words_pay(x: DeviceArray, size: int, n_blocks: int, operands: int) -> bool:
-    """Whether a copy takes longer than the words that each unit is loaded by, more than pieces.
+def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int, sparing: bool) -> bool:
+    """Whether a copy takes longer than to read x where it is.
 
-    Of few blocks float32 took 0.64 to 1.02 of the time so, 0.89 at the median, and 16 bits 0.74 to
-    0.98, 0.84 (17 to 129 rows, H200). 16 bits that begin inside words took up to three times as
-    long of more than 32 rows, and in weight-gradients. Of blocks of 32 and more 66 to 258 rows took
-    16 bits 0.67 to 0.99, 0.86 at the median, of more units 1.38; float32 up to 2.6, but for the
-    few that are `carried`.
+    n_blocks : of 16. Of few of them words of float32 took 0.64 to 1.02 of the time, 0.89 at the
+    median, and of 16 bits 0.74 to 0.98, 0.84 (17 to 129 rows, H200); weight-gradients of 16 bits up
+    to three times as long. `skewed` tells of the rest.
     """
-    rows, begins = x.shape[0], begins_of(x, size)
-    if carried(x, size):
-        units = n_blocks // 2 * -(-rows // WIDTH)
-        return operands == 1 and units <= CARRIED * WARPS * n_shares()
-    inside = begins < WORD and rows >= WIDTH
-    if begins == BYTES or (x.itemsize == 2 and (operands > 1 or inside)):
+    if slab_of(x, size):
+        return True
+    by, begins, tiles = skewed(x, size), begins_of(x, size), -(-x.shape[0] // WIDTH)
+    if by == BOXES:
+        few = n_blocks // 2 * tiles <= BOXED * WARPS * n_shares()
+        return operands == 1 and (few or not sparing)
+    inside = by == "" and begins < WORD and x.shape[0] >= WIDTH
+    if inside or (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
         return False
-    return n_blocks * -(-rows // WIDTH) <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
+    return n_blocks * tiles <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
 
 
 def begins_of(x: DeviceArray, size: int) -> int:
     """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
     else 16, as all other lines do.
     """
-    if is_aligned(x) or is_aligned(x.T) or not x.batch_is_contiguous:
+    if not is_apart(x, size) or x.address % WORD or skewed(x, size):
         return BYTES
-    by_engine = size >= WIDTH and x.itemsize == 4 and has_engine() and x.shape[1] % size
-    if by_engine or slab_of(x, size) or x.address % WORD or x.strides[1] <= 0:
+    if size >= WIDTH and x.itemsize == 4 and has_engine():
         return BYTES
     return 2 if x.strides[1] % WORD else WORD
 
 
-def carried(x: DeviceArray, size: int) -> bool:
-    """Whether lanes may carry x, float32, to its tiles while the copy engine loads w.
+def is_apart(x: DeviceArray, size: int) -> bool:
+    """Whether features of x are contiguous, but begin anywhere, and are no slab."""
+    there = x.batch_is_contiguous and x.strides[1] > 0
+    return there and not (is_aligned(x) or is_aligned(x.T) or slab_of(x, size))
 
-    An H200 took 0.68 to 1.11 of the time that it takes with a copy so, 0.85 at the median, where
-    warps have a unit or less; 0.76 to 1.06 of two or three, and 1.03 to 1.34 of more. With values
-    of 16 bits, two in a word, it took 0.75 to 1.69, 1.25 at the median, and a weight-gradient 0.76
-    to 2.17.
+
+def skewed(x: DeviceArray, size: int) -> str:
+    """By what a product loads x whose features begin anywhere, see `parts.skewed`; "" elsewhere.
+
+    By the copy engine it took 0.65 to 1.05 of the time that it takes with a copy (65 to 1,025 rows,
+    H200), but 1.09 and 1.12 in input-gradients of float32 in two parts of 7 and 12 units of a warp,
+    of 5 units 0.93. By lanes 0.62 to 0.80 in blocks of 8 and 16 where a warp has few, and up to 2.2
+    times as long where it has many; of float32 1.08 times as long as by words. Tiles of
+    weight-gradients, which lanes straightened, took 1.3 to 2.7 times as long.
     """
-    whole = x.itemsize == 4 and size >= WIDTH and x.shape[1] % size == 0 and has_engine()
-    return whole and begins_of(x, size) == WORD and x.span.size + 2 * WIDTH < NEAR
+    if not is_apart(x, size) or x.address % BYTES:
+        return ""
+    if size >= WIDTH and has_engine() and x.shape[1] % size == 0:
+        return BOXES
+    inside = x.itemsize == 2 and x.strides[1] % WORD > 0  # then words begin inside others
+    return PIECES if inside and x.shape[0] >= WIDTH else ""
 
 
 def slab_of(x: DeviceArray, size: int) -> int:
@@ -174,7 +187,7 @@ def along_lines(
         shares, slots = 2 * shares, 2 * slots
         work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
-    patient = engine and not lines.carried and lines.source.stages == 2 and units <= SHORT
+    patient = engine and lines.source.stages == 2 and units <= SHORT
     lines = lines._replace(patient=patient, lists=lists)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
@@ -183,8 +196,9 @@ def along_lines(
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
         x_tiles = x.T if x_across else x, x_box
-        alone = slab_of(x, size) or lines.carried
-        maps = tensor_maps(w_tiles if alone else x_tiles, w_tiles)
+        if lines.sums.x.skewed:
+            x_tiles = boxes_of(x, lines.rows)
+        maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
@@ -209,15 +223,17 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     groups = tile_rows(batch, *n, size, form, x_across) // 8
-    second, slab, begins = 8 * groups == SECOND_ROWS, slab_of(x, size), begins_of(x, size)
-    together = 4 if slab else 1 if second else together_of(form, x_across)
-    x_side = Operand(x_across, groups, together, slab=slab, begins=begins)
+    second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
+    together = 4 if slab or skew else 1 if second else together_of(form, x_across)
+    apart = slab, begins_of(x, size), skew
+    x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    if second or (x_side.slab and order == FEATURES):  # nothing of a lane is stored together
+    halves = form.is_16_bit and slab > 0
+    if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
-    elif order == ANY and source.engine and y.batch_is_contiguous and not (slab and form.is_16_bit):
+    elif y.batch_is_contiguous and not halves and (skew or (order == ANY and source.engine)):
         order = LINES
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
@@ -247,16 +263,16 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     Float32 in two parts has tiles of SECOND_ROWS where no tile needs more: 33 to 48 and 65 to 72
     rows of 4,096 and 8,192 features, density 0.1 and 0.25, took an H200 0.79 to 0.98 of the time,
     at B = 16 0.81 to 0.84. Operands that are not split took up to 1.3 times as long so, and those
-    with 5 blocks in a line up to 1.1. In blocks of 8 65 and 72 rows took 0.73 to 0.85, and 36 to
-    48 rows 1.04 to 1.10, where two tiles are one of 64.
+    with 5 blocks in a line up to 1.1. 17 and 24 rows took 0.87 to 0.99 of the time. In blocks of 8
+    65 and 72 rows took 0.73 to 0.85, and 36 to 48 rows 1.04 to 1.10, where two tiles are one of 64.
     """
-    if batch <= WIDTH:
-        return WIDTH if batch > 16 or x_across else 16
+    if batch <= 16 and not x_across:
+        return 16
     few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
     units = squares * (WIDTH // min(size, WIDTH))
     if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
         return SECOND_ROWS
-    if not form.is_16_bit and size > 8:  # registers hold the sums of 32 at once
+    if batch <= WIDTH or (not form.is_16_bit and size > 8):  # registers hold the sums of 32 at once
         return WIDTH
     tiles, longer = -(-batch // WIDTH), -(-batch // (2 * WIDTH))
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
@@ -288,7 +304,7 @@ def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
 def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
     """Whether what lanes copy is there or not, none in part; of the batch, words see to that."""
     rows, features = (n * x.itemsize % BYTES == 0 for n in x.shape)
-    by_words = begins_of(x, size) < BYTES
+    by_words = begins_of(x, size) < BYTES or skewed(x, size) != ""
     return features and (rows or by_words or is_aligned(x) or slab_of(x, size) > 0)
 
 

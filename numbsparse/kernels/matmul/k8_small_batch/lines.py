@@ -17,9 +17,6 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.carried import put as carry
-from numbsparse.kernels.parts.carried import take
 from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
@@ -52,11 +49,6 @@ class Lines(NamedTuple):
     def rows(self) -> int:
         """Rows of the batch that a tile has."""
         return 8 * self.sums.x.groups
-
-    @property
-    def carried(self) -> bool:
-        """Whether lanes carry x to its tiles, and the engine loads w."""
-        return self.source.engine and self.sums.x.begins < BYTES
 
     @property
     def first(self) -> int:
@@ -105,7 +97,7 @@ def line_kernel(lines: Lines) -> Any:
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
-    SLAB = sums.x.slab > 0
+    SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
@@ -118,7 +110,6 @@ def line_kernel(lines: Lines) -> Any:
     put, finish = storing(sums), finishing(lines)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
-    CARRIED, OWN = lines.carried, WIDTH if lines.carried else 1
     LEFT = ROOM + WARPS * ROOM_WORDS
 
     @cuda.jit(**registers(32 * WARPS, most=255))
@@ -135,12 +126,13 @@ def line_kernel(lines: Lines) -> Any:
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
             own_view = min(y_view[0], top + w_view[3]), y_view[1], y_view[2], y_view[3]
-        x_top, pitch = uint32(top if SLAB else 0), uint32(x_view[0] if SLAB else 0)
+        x_top = uint32(top if SLAB else 0)
+        pitch = uint32(x_view[0] if SLAB else x_view[3] if SKEWED else 0)
         if FAR:
             block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
-        acc, own_x = cuda.local.array(SUMS, float32), cuda.local.array(OWN, float32)
+        acc = cuda.local.array(SUMS, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
@@ -178,12 +170,6 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], operands, top, shared, start, bars, own)
             close()
-        if there and CARRIED:
-            take(x, x_view, now[1], top, own_x)
-            carry(own_x, shared, base)
-            if unit + 1 < last:
-                take(x, x_view, records[1][1], top, own_x)
-            sync_warp()
         pieces.clear(acc)
         while empty < empty_lines:  # while the first tiles are on their way
             put(y, top, int64(empty_line) * depth, own_view, acc, room)
@@ -207,14 +193,9 @@ def line_kernel(lines: Lines) -> Any:
                 if take_gates(units, unit, own_gates):
                     consume(shared, start, x_top, pitch, own_gates, acc)
                 sync_warp()
-                if CARRIED and more:
-                    carry(own_x, shared, uint32(base + (1 - stage) * STAGE))
-                    sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
                     request(record, operands, top, shared, start, bars, own)
-                    if CARRIED:
-                        take(x, x_view, record[1], top, own_x)
                     record = read(units, unit + STAGES + 1)
                 close()
             stage, phase = following(stage, phase, STAGES)
