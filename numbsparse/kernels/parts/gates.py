@@ -100,7 +100,8 @@ def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
         first, end = int32(many * warp // warps), int32(many * (warp + 1) // warps)
         before, now = uint32(max(first - 1, 0) * ENTRY + LINE), uint32(first * ENTRY + LINE)
         continued = 0 < first < end and left[before] == left[now]
-        ends[warp] = left[now] if continued else int32(-1)
+        if lane == 0:
+            ends[warp] = left[now] if continued else int32(-1)
         return first, end, continued
 
     return deal
