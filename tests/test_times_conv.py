@@ -42,7 +42,7 @@ def measured(monkeypatch, tmp_path):
         return file
 
     def forget():
-        for cached in (costs.measured, costs._multipliers, conv.ranked):
+        for cached in (costs.measured, costs.multipliers, conv.ranked):
             cached.cache_clear()
 
     yield write

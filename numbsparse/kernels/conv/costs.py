@@ -112,22 +112,15 @@ def sizes_of(
     return outputs, n_read * offsets, computed, n_blocks, of_square, *more
 
 
+@lru_cache(1024)
 def multipliers(
     product: str, block_size: int, dtype: Any, precision: str, outputs: int, *sizes: int
 ) -> list[tuple[float, str]]:
     """The rungs of `matmul` that multiply what is unfolded, the fastest first; their times."""
-    case = product, block_size, dtype, "cuda", outputs, precision
-    return [
-        (time, name)
-        for time, name in _multipliers(product, block_size, dtype, precision, outputs, *sizes)
-        if matmul.rung(name).unsupported(*case) is None  # on this card
-    ]
-
-
-@lru_cache(1024)
-def _multipliers(*of: Any) -> list[tuple[float, str]]:
+    of = product, block_size, dtype
     return sorted(
-        (microseconds(f"{UNFOLDED}/{name}", *of), name)
+        (microseconds(f"{UNFOLDED}/{name}", *of, precision, outputs, *sizes), name)
         for name in MULTIPLIERS
-        if of[4] <= MOST_OUTPUTS.get(name, of[4])
+        if outputs <= MOST_OUTPUTS.get(name, outputs)
+        and matmul.rung(name).unsupported(*of, "cuda", outputs, precision) is None  # on this card
     )

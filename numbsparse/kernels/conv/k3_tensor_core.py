@@ -118,11 +118,18 @@ def line_kernel(
     WARPS, _, ROWS, _ = SHAPES[B]
     THREADS, BM, WM, TB = 32 * WARPS, 16 * TA * WARPS, 16 * TA, B // 8
     SLOT, AHEAD, PENDING, ACC = B * B, STAGES - 1, STAGES - 2, (TA, TB, 4)
-    places_of, begin_w, add_products = line_product(dtype, B, TA, transposed)
-    store = store_tile(dtype, TA, TB, wide, row_at)
-    place_in, _ = places_of
+    of_w, places_of = fragments.Side(B // PIECE, transposed), fragments.places(B // PIECE)
+    _, load_x = fragments.square(B // PIECE, True, True)
+    store, (place_in, _) = store_tile(dtype, TA, TB, wide, row_at), places_of
     fetch_x = fetch_rows(B, THREADS, PIECE, place_in)
     fetch_w = fetch_blocks(B, THREADS, transposed, PIECE, places_of)
+
+    @cuda.jit(device=True)
+    def read_x(ring, at, i, m):
+        """Rows one by one, because those of a tile are not at equal distances."""
+        return load_x(ring, at[m], 0, 2 * i)
+
+    begin_w, add_products = fragments.adding_16(dtype, TA, TB, B, read_x, of_w)
 
     @cuda.jit
     def kernel(x, values, batch, tiling, view, units, lines, together, y, features, stage):
@@ -199,23 +206,6 @@ def line_kernel(
                     clear(acc)
 
     return kernel
-
-
-@cache
-def line_product(dtype: str, B: int, TA: int, transposed: bool) -> tuple[Any, ...]:
-    """(places of pieces in a box, and in a block of w, see `banks`; begin_w; add).
-
-    add(ring, at, w_at, acc) multiplies what a tap sees of a box, TA times 16 rows, by a block of w.
-    Rows are found one by one, because those of a tile are not at equal distances.
-    """
-    of_w, places = fragments.Side(B // PIECE, transposed), fragments.places(B // PIECE)
-    _, load_x = fragments.square(B // PIECE, True, True)
-
-    @cuda.jit(device=True)
-    def read_x(ring, at, i, m):
-        return load_x(ring, at[m], 0, 2 * i)
-
-    return places, *fragments.adding_16(dtype, TA, B // 8, B, read_x, of_w)
 
 
 @cuda.jit(device=True)

@@ -55,16 +55,15 @@ def refused(product: str, size: int, dtype: str, batch: int, *call: Any) -> str 
         return f"takes multiples of {whole} features in {product}, got {features}"
     if not batch or (dtype == "float32" and product != "weight_grad"):
         return None
+    itemsize = 4 if dtype == "float32" else 2
     if product == "weight_grad":
-        itemsize, of = 4 if dtype == "float32" else 2, window.whole(product)
-        part = gradient.part_of(size, itemsize)
-        rows, cut = gradient.SHAPES[itemsize][part].ROWS, gradient.cut_of(of, batch, part, itemsize)
+        part, of = gradient.part_of(size, itemsize), window.whole(product)
+        shape: Any = gradient.SHAPES[itemsize][part]
     else:
         part, of = min(size, max(lines.SHAPES[2])), window.seeing(product)
-        n_lines = -(-features[product == "forward"] // part)
-        shape = lines.shape_for(of, batch, 2, part, n_lines)
-        rows, cut = shape.ROWS, lines.cut_for(of, batch, shape, part)
-    if not cut[0].is_filled(of, batch, rows):
+        shape = lines.shape_for(of, batch, 2, part, -(-features[product == "forward"] // part))
+    how, _ = lines.cut_for(of, batch, shape, part, itemsize, True)
+    if not how.is_filled(of, batch, shape.ROWS):
         return f"takes images that mostly fill tiles of 8 x 8 pixels, got {window.big}"
     return None
 

@@ -93,15 +93,16 @@ if SIMULATED:
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
     """The shape for a pass whose residues have so many lines each, of `size` features."""
     few = FEW[itemsize][size]
-    items = prod(cut_for(of, batch, few, size, itemsize)[0].tiles) * prod(of.view.residues) * lines
+    how, _ = cut_for(of, batch, few, size, itemsize, itemsize == 2)
+    items = prod(how.tiles) * prod(of.view.residues) * lines
     if items <= few.RESIDENT * multiprocessors():
         return few
     return SHAPES[itemsize][size]
 
 
-def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int = 2) -> Any:
-    """See `cut`; for boxes of `size` features."""
-    how = square_shapes if itemsize == 2 else any_shapes, itemsize * size
+def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int, squares: bool) -> Any:
+    """See `cut`; for boxes of `size` features, and tiles of 8 x 8 pixels if in `squares`."""
+    how = square_shapes if squares else any_shapes, itemsize * size
     return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, *how)
 
 
@@ -119,7 +120,7 @@ def multiply_lines(product, x, values, index, window, y, precision):
     if arithmetic == "high":  # whose blocks of w are hi alone
         shape = shape._replace(W_TAPS=2 * shape.W_TAPS)
     places = shape.RESIDENT * multiprocessors()
-    how, chunks = cut_for(of, batch, shape, size, itemsize)
+    how, chunks = cut_for(of, batch, shape, size, itemsize, itemsize == 2)
     cuts = of, how.box, chunks, prod(how.tiles), places, parts
     *units, items, ptr = planned(index, line_items, window.taps, product, *cuts)
     if itemsize == 2:

@@ -16,6 +16,7 @@ from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, place_of, start_rings, tile_of
+from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
 from numbsparse.kernels.conv.k4_wgmma.weight_grad_pieces import (
     leave_piece,
     pieces_of,
@@ -28,7 +29,7 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
     product_of_float32,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
-from numbsparse.kernels.conv.window import SIDE, Pass, cut, square_shapes
+from numbsparse.kernels.conv.window import SIDE
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
 from numbsparse.kernels.parts.plans import planned
@@ -80,13 +81,6 @@ def part_of(size: int, itemsize: int) -> int:
     return min(size, max(SHAPES[itemsize]))
 
 
-def cut_of(of: Pass, batch: int, size: int, itemsize: int) -> Any:
-    """See `lines.cut_for`: for tiles of 8 x 8 pixels."""
-    shape = SHAPES[itemsize][size]
-    how = len(of.taps), shape.MOST_ROWS, square_shapes, itemsize * size
-    return cut(of, batch, shape.ROWS, *how)
-
-
 def weight_grad(x, dy, index, window, dvalues, precision):
     """Returns whether all rows of tiles are outputs, or of no image.
 
@@ -96,7 +90,7 @@ def weight_grad(x, dy, index, window, dvalues, precision):
     size = part_of(dvalues.shape[1], itemsize)
     parts, shape = dvalues.shape[1] // size, SHAPES[itemsize][size]
     of = window.whole("weight_grad")
-    how, chunks = cut_of(of, batch, size, itemsize)
+    how, chunks = cut_for(of, batch, shape, size, itemsize, True)
     if itemsize == 2:
         x, dy, dvalues = (a.view(np.uint16) for a in (x, dy, dvalues))
         product = product_of_16_bit(dtype, size, shape.UNITS, how.group)

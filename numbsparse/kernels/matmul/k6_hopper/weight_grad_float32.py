@@ -200,9 +200,9 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         stages, buffer_size = uint32(number_of(head, 6)), uint32(number_of(head, 7))
         stage_size, begin = uint32(number_of(head, 8)), uint32(base // 4 + BUFFERS * buffer_size)
         number = places[line, group, 0]
-        whole = UNITS > 1 and of_one_strip(places, line, group, x_transposed)
-        upper_x = uint32(begin + (places[line, group, 1] & 0xFFFF) * SIZE)
-        lower_x = uint32(begin + (places[line, group, 2 * UNITS - 1] & 0xFFFF) * SIZE)
+        half, row = warp % 4 // 2, warp % 2 * 16
+        upper_x = uint32(begin + ((places[line, group, 1] & 0xFFFF) + half) * SIZE)
+        lower_x = uint32(begin + ((places[line, group, 2 * UNITS - 1] & 0xFFFF) + half) * SIZE)
         upper = uint32(base // 4 + (places[line, group, 2] - X_PANELS) * PER_PANEL)
         lower = uint32(base // 4 + (places[line, group, 2 * UNITS] - X_PANELS) * PER_PANEL)
         raw = cuda.local.array(VALUES, float32)
@@ -212,7 +212,9 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
         for _ in range(number_of(head, 1)):
             mbarrier_wait(bars, FULL + stage, phase)
             at = uint32(stage * stage_size)
-            read(ring, uint32(upper_x + at), uint32(lower_x + at), whole, warp % 4, raw)
+            read(ring, uint32(upper_x + at), row, raw[0])
+            if UNITS > 1:
+                read(ring, uint32(lower_x + at), row, raw[1])
             for m in range(UNITS):
                 for i in range(DEPTH // 2):
                     hi[m, i], lo[m, i] = split(raw[m, i])
@@ -235,40 +237,11 @@ def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False)
     return multiply
 
 
-@cuda.jit(device=True)
-def of_one_strip(places, line, group, x_transposed):
-    """Whether both products of a warpgroup are of the same strip: then a batch-major x is read by
-    four features at once, of one panel for a warp; of strips apart by two."""
-    same = places[line, group, 0] == 2 and places[line, group, 2] == places[line, group, 4]
-    return not x_transposed and same
-
-
-@cuda.jit(device=True)
-def rows_of(whole, warp, m):
-    """(panel, row, step): of product m, lane g of a warp has rows row + step g and the next."""
-    return (warp, 2 * m, 4) if whole else (2 * m + warp // 2, warp % 2 * 16, 2)
-
-
 @cache
 def reader(tile: Tile, x_transposed: bool) -> Any:
-    """read(ring, upper, lower, whole, warp, raw): raw[m, .] = what a lane has of x.
-
-    upper, lower : where the panels of each product begin
-    """
-    SIZE, EIGHTS, UNITS = tile.PANEL_BYTES // 4, tile.DEPTH // 8, tile.UNITS
-
-    @cuda.jit(device=True)
-    def read_whole(ring, start, raw):
-        """Four neighbouring features: two of each product."""
-        lane = uint32(cuda.threadIdx.x) % 32
-        g, q = lane // 4, lane % 4
-        for k in range(2):
-            line = 2 * q + k
-            at = start + line * LINE + (g ^ line) * 4
-            for s in range(EIGHTS):
-                four = load_4xf32(ring, at + s * (8 * LINE))
-                for e in range(4):
-                    raw[e // 2, 4 * s + 2 * k + e % 2] = four[e]
+    """read(ring, start, row, raw): raw = what a lane has of 16 rows of x, of the panel at `start`
+    those from `row` on."""
+    EIGHTS = tile.DEPTH // 8
 
     @cuda.jit(device=True)
     def read_rows(ring, start, row, raw):
@@ -292,18 +265,7 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
                 a, b = load_2xu32(ring, start + row * LINE + int64(own ^ 8 * s))
                 raw[4 * s + u], raw[4 * s + 2 + u] = as_float32(a), as_float32(b)
 
-    read_half = read_columns if x_transposed else read_rows
-
-    @cuda.jit(device=True)
-    def read(ring, upper, lower, whole, warp, raw):
-        if whole:
-            read_whole(ring, (upper if warp < 2 else lower) + warp % 2 * SIZE, raw)
-        else:
-            read_half(ring, upper + warp // 2 * SIZE, warp % 2 * 16, raw[0])
-            if UNITS > 1:
-                read_half(ring, lower + warp // 2 * SIZE, warp % 2 * 16, raw[1])
-
-    return read
+    return read_columns if x_transposed else read_rows
 
 
 @cache
@@ -313,17 +275,16 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
     Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
     split makes NaN of infinities.
     """
-    (swapped, x_transposed, _), UNITS = orders, tile.UNITS
+    swapped, UNITS = orders[0], tile.UNITS
     ACROSS, PARTS = tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
 
     @cuda.jit(device=True)
-    def place_of(m, c, warp, whole, outs, item):
+    def place_of(m, c, warp, outs, item):
         """Where a lane's sums of the c-th 32 columns of a product begin; or -1."""
         lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
-        panel, row, step = rows_of(whole, warp % 4, m)
-        part = int64(outs[item, group, panel * ACROSS + c])
-        row = int64(row + step * (lane // 4))
+        half, row = warp % 4 // 2, int64(warp % 2 * 16 + 2 * (lane // 4))
+        part = int64(outs[item, group, (2 * m + half) * ACROSS + c])
         at = part // PARTS * (32 * B) + part % PARTS * 32
         return at + row * DOWN + 4 * (lane % 4) * ALONG if part >= 0 else int64(-1)
 
@@ -343,17 +304,16 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
-        whole = UNITS > 1 and of_one_strip(places, item, warp // 4, x_transposed)
         for m in range(UNITS):
             for c in range(ACROSS):
-                start = place_of(m, c, warp, whole, outs, item)
+                start = place_of(m, c, warp, outs, item)
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
         if repairs and nan_in_sums(sums):
             for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
-                start = place_of(c // ACROSS, c % ACROSS, warp, whole, outs, item)
+                start = place_of(c // ACROSS, c % ACROSS, warp, outs, item)
                 if start >= 0:
                     at = start + u * DOWN + (e // 4 * 16 + e % 4) * ALONG
                     repair_block(out, at, B, dense, orders)
