@@ -185,3 +185,28 @@ def test_a_ring_has_a_stage_at_least_on_every_card(size, dtype, kilobytes, monke
         kernel = launches.with_stages(kernel, launches.MOST)
         assert 1 <= kernel.source.stages <= launches.MOST
         assert kernel.shared_bytes + launches.BARRIERS <= 1024 * kilobytes
+
+
+@pytest.mark.parametrize("nbytes", [101_376, 166_912, 232_448])  # of RTX cards, A100 and H100
+@pytest.mark.parametrize(
+    "form", [Form("float16", False), Form("float32", False), Form("float32", True)]
+)
+def test_a_stage_fits_in_the_shared_memory_of_any_card(form, nbytes, monkeypatch):
+    monkeypatch.setattr(launches, "WARPS", 8)  # as on a card
+    monkeypatch.setattr(launches, "MANY", 6)
+    monkeypatch.setattr(launches, "shared_memory", lambda: nbytes)
+    monkeypatch.setattr(launches, "copy_engine", lambda: nbytes == 232_448)
+    drawn, found = ((8, 16, 32, 64), (9, 24, 33, 101), (False, True), (0, 3)), set()
+    for size, rows, feature_major, ends in itertools.product(*drawn):
+        values = ns.to_device(np.zeros((4, size, size), form.dtype))
+        shapes = ((rows, n)[:: -1 if feature_major else 1] for n in (2 * size - ends, 64))
+        x, y = (ns.to_device(np.zeros(shape, form.dtype)) for shape in shapes)
+        if feature_major:
+            x, y = x.T, y.T
+        source = launches.source_of(launches.serves(x, values), size, x)
+        for gated in (False, True):
+            made = launches._lines(x, values, y, False, form, source, gated)
+            assert made.source.stages > 0
+            assert made.shared_bytes <= nbytes - launches.BARRIERS
+            found.add(made.warps)
+    assert found <= {4, 8, 16}

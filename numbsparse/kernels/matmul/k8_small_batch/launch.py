@@ -309,10 +309,12 @@ def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
 
 
 def with_stages(kernel: Any, most: int) -> Any:
-    """As many stages as fit."""
+    """As many stages as fit, of half as many warps where none does."""
     nbytes = min(SHARED_BYTES, (shared_memory() or SHARED_BYTES + BARRIERS) - BARRIERS)
     free = nbytes - kernel.shared_bytes
     stages = min(free // (4 * kernel.warps * kernel.stage_words), most)
+    if stages < 1:
+        return with_stages(kernel._replace(warps=kernel.warps // 2), most)
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 
