@@ -112,6 +112,7 @@ def test_one_is_as_scipy_has_it(case, pair):
     for axis in (None, 0, 1, -1, -2):
         terms = a.shape[axis] if axis is not None else one.size
         check(case, a.sum(axis), one.sum(axis=axis), abs(one).sum(axis=axis), terms)
+        assert np.array_equal(host(np.sum(a, axis)), host(a.sum(axis)))
     for k in (0, -3, a.block_size, -a.shape[0]):
         check(case, a.diagonal(k), np.diagonal(one.toarray(), k))
 
@@ -236,6 +237,8 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
         w.block_norms("l3")
     with refused(ValueError, "axis takes 0, 1 or None, got 2"):
         w.sum(2)
+    with refused(ValueError, "out takes None, got ndarray"):
+        np.sum(w, axis=0, out=np.zeros(4))
     for key, kind in ((3, TypeError), (slice(0, 3), ValueError), (slice(4, 4), ValueError)):
         with refused(kind, "rows takes a slice"):
             w[key]

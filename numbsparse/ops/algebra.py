@@ -114,14 +114,16 @@ def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
     return elementwise.sqrt(norms) if by == "l2" else norms
 
 
-def sum(w: BlockSparse, axis: int | None = None) -> Any:
+def sum(w: BlockSparse, axis: int | None = None, *, out: None = None) -> Any:
     """The sum of each column (axis 0), of each row (axis 1) or of all, as a dense array.
 
-    In the dtype and place of w; 16-bit floats are summed in float32.
+    In the dtype and place of w; 16-bit floats are summed in float32. `numpy.sum(w)` passes `out`.
 
     >>> BlockSparse(np.ones((1, 2, 2)), [[0, 1]]).sum(axis=0)
     array([0., 0., 2., 2.])
     """
+    if out is not None:
+        raise ValueError(f"out takes None, got {type(out).__name__}")
     if axis is None:
         total = _computed(reduce.sum, inside(w))
         return total if isinstance(total, DeviceArray) else total[()]
