@@ -13,6 +13,10 @@ from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
 
+on_gpu, weight_grad = (  # modules, which functions of the package have the names of
+    import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
+    for name in ("weight_grad_on_gpu", "weight_grad")
+)
 CASES = [
     # dtype, B, rung, edge, x feature-major, dy feature-major
     ("float16", 32, "k6_hopper", True, True, True),
@@ -91,10 +95,6 @@ def test_of_what_is_cut_nothing_is_added_that_no_item_left(rng, monkeypatch):
     """There is room for more than is cut, with anything in it: here the numbers of blocks."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    on_gpu, weight_grad = (
-        import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
-        for name in ("weight_grad_on_gpu", "weight_grad")
-    )
     monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 4)
     monkeypatch.setattr(on_gpu, "empty", lambda *of: device.to_device(np.zeros(*of)))
     pattern = np.ones((int(rng.integers(3, 5)), 5), bool)  # an item a column, of which one is cut
@@ -113,10 +113,6 @@ def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
     """What their steps leave is added; a step is as long here as many."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    on_gpu, weight_grad = (
-        import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
-        for name in ("weight_grad_on_gpu", "weight_grad")
-    )
     monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 30)
     monkeypatch.setattr(on_gpu, "A_STEP", 100.0)
     monkeypatch.setattr(on_gpu.shares, "DEEP", 0)
