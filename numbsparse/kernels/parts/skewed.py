@@ -64,6 +64,21 @@ def loading(run: int, rows: int) -> Any:
     return load
 
 
+@cuda.jit(device=True)
+def take_four(tile, even, odd, shift, raw, first, e):
+    """raw[first : first + 4, e]: four 16-bit neighbours of a term, and of the next one beside them.
+
+    even, odd : their words; those of the odd term begin `shift` bits behind
+    """
+    before, middle, last = tile[odd], tile[odd + 1], tile[odd + 2]
+    for k in range(2):
+        one = uint32(tile[even + k])
+        low, high = (middle, last) if k else (before, middle)
+        other = uint32((uint64(high) << uint64(32) | uint64(low)) >> uint64(shift))
+        raw[first + 2 * k, e] = one & uint32(0xFFFF) | other << uint32(16)
+        raw[first + 2 * k + 1, e] = one >> uint32(16) | other & uint32(0xFFFF0000)
+
+
 @cache
 def taking_16_bit(rows: int, by: str) -> Any:
     """As `tiles.take_across_slab` of a slab: a lane holds four neighbours."""
@@ -83,14 +98,7 @@ def taking_16_bit(rows: int, by: str) -> Any:
             even = place + skew // 2 + (2 * s + e) * FURTHER
             odd = place + other // 2 + (2 * s + e) * FURTHER + BOX
             for u in range(UNITS):
-                a, b = even + u * NEXT, odd + u * NEXT
-                first, middle, last = tile[b], tile[b + 1], tile[b + 2]
-                for k in range(2):
-                    one = uint32(tile[a + k])
-                    low, high = (middle, last) if k else (first, middle)
-                    two = uint32((uint64(high) << uint64(32) | uint64(low)) >> uint64(shift))
-                    raw[4 * u + 2 * k, e] = one & uint32(0xFFFF) | two << uint32(16)
-                    raw[4 * u + 2 * k + 1, e] = one >> uint32(16) | two & uint32(0xFFFF0000)
+                take_four(tile, even + u * NEXT, odd + u * NEXT, shift, raw, 4 * u, e)
 
     return take
 

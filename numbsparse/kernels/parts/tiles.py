@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32, uint64
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.skewed import taking_16_bit, taking_float32
+from numbsparse.kernels.parts.skewed import take_four, taking_16_bit, taking_float32
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -181,14 +181,7 @@ def take_across_slab(form: Form, groups: int) -> Any:
             even = start + (8 * s + 4 * e + q) * pitch + 2 * g
             odd = even + pitch // 2
             for u in range(UNITS):
-                a, b = even + 16 * u, odd + 16 * u
-                first, middle, last = tile[b], tile[b + 1], tile[b + 2]
-                for k in range(2):
-                    one = uint32(tile[a + k])
-                    low, high = (middle, last) if k else (first, middle)
-                    other = uint32((uint64(high) << uint64(32) | uint64(low)) >> uint64(shift))
-                    raw[4 * u + 2 * k, e] = one & uint32(0xFFFF) | other << uint32(16)
-                    raw[4 * u + 2 * k + 1, e] = one >> uint32(16) | other & uint32(0xFFFF0000)
+                take_four(tile, even + 16 * u, odd + 16 * u, shift, raw, 4 * u, e)
 
     @cuda.jit(device=True)
     def singles(tile, start, s, pitch, raw):
