@@ -151,6 +151,16 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()
+    draw_no_constants()
+
+
+def draw_no_constants():
+    """hypothesis looks for numbers to draw in the text of all that is loaded: four seconds in each
+    process, and the cases are then others where other tests ran before."""
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "_get_local_constants"):
+        none = providers._local_constants
+        providers._get_local_constants = lambda: none
 
 
 @pytest.hookimpl(trylast=True)
