@@ -7,7 +7,7 @@ Under a `Watcher` the arrays of kernels (`arrays`) note their accesses, and the 
 import dis
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,8 @@ _INSIDE = (
 
 _ATOMIC = ("numba.cuda.simulator.kernelapi", "numbsparse.kernels.ptx.grid_simulated")
 """Those whose accesses to arrays are atomic."""
+
+_NOTHING = nullcontext()
 
 
 class Site:
@@ -154,11 +156,6 @@ def begin_launch(kernel: Any, grid: Any, block: Any) -> None:
         watcher._posts.clear()
 
 
-def watching() -> bool:
-    """Whether there is a watcher."""
-    return watcher is not None
-
-
 def noted() -> Thread | None:
     """What the running thread did, if there is a watcher; None on the host."""
     if watcher is None:
@@ -201,12 +198,12 @@ def note_unseen(what: str) -> None:
 
 def synchronizing(*place: Any) -> AbstractContextManager[None]:
     """The running thread waits for all that come to that place, and then knows what they did."""
-    return _waiting(place, Post)
+    return _NOTHING if watcher is None else _waiting(place, Post)
 
 
 def multiplying(*place: Any) -> AbstractContextManager[None]:
     """A warp takes part in `wgmma` meanwhile; its lanes are ordered after its end only."""
-    return _waiting((WGMMA, *place), Products)
+    return _NOTHING if watcher is None else _waiting((WGMMA, *place), Products)
 
 
 @contextmanager

@@ -114,22 +114,12 @@ class Watched(Memory):
         super().__setitem__(place, value)
 
 
-class WatchedShared(Watched, Shared):
-    pass
+WATCHED = {kind: type(f"Watched{kind.__name__}", (Watched, kind), {}) for kind in (Shared, Global)}
 
 
-class WatchedGlobal(Watched, Global):
-    pass
-
-
-def in_shared_memory(array: np.ndarray) -> Any:
-    """What kernels see of it; watched, if there is a watcher."""
-    return array.view(Shared if accesses.watcher is None else WatchedShared)
-
-
-def in_global_memory(array: np.ndarray) -> Any:
-    """What kernels see of it; watched, if there is a watcher."""
-    return array.view(Global if accesses.watcher is None else WatchedGlobal)
+def seen(array: np.ndarray, kind: Any) -> Any:
+    """What kernels see of memory of that kind; watched, if there is a watcher."""
+    return array.view(kind if accesses.watcher is None else WATCHED[kind])
 
 
 def note_piece(

@@ -7,7 +7,7 @@ Numba's own too; so this is imported only in the simulator.
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -25,13 +25,7 @@ from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAModule, FakeCU
 from numba.np.numpy_support import as_dtype
 
 from numbsparse.simulator import accesses
-from numbsparse.simulator.arrays import (
-    DYNAMIC,
-    Global,
-    in_global_memory,
-    in_shared_memory,
-    shared_bytes,
-)
+from numbsparse.simulator.arrays import DYNAMIC, Global, Shared, seen, shared_bytes
 from numbsparse.simulator.threads import Block, Turns, current
 
 Shape = tuple[int, ...]  # along x, y and z
@@ -42,6 +36,7 @@ SHOWN = (types.Integer, types.Float, FakeCUDAKernel)  # a kernel sees something 
 _cluster = _together = ALONE
 _coming: dict[Shape, list[Block]] = {}  # blocks that are not all there yet
 _swaps = ExitStack()  # undone after the launch
+_dtypes: dict[Any, np.dtype] = {}  # by what they are in a kernel
 _swapped: set[Any] = set()  # functions, and modules by the identity of their names
 
 
@@ -64,7 +59,7 @@ def run(
 def _given(arg: Any, inside: bool = False) -> Any:
     """What Numba's simulator is to have of an argument; inside a NamedTuple it does not look."""
     if isinstance(arg, np.ndarray):
-        array = in_global_memory(arg)
+        array = seen(arg, Global)
         return array if inside else FakeCUDAArray(array)
     if isinstance(arg, tuple) and type(arg) is not tuple:
         return type(arg)(*(_given(item, inside=True) for item in arg))
@@ -158,7 +153,7 @@ def _swap(function: Any) -> None:
 
     def shown(value: Any) -> Any:
         if type(value) is not FakeCUDAKernel:
-            return getattr(np, value.name)
+            return _converting(value.name)
         if value._device and value.fn not in _swapped:
             _swapped.add(value.fn)
             found.append(value.fn)
@@ -179,6 +174,31 @@ def _swap(function: Any) -> None:
         _swap(other)
 
 
+@cache
+def _converting(name: str) -> Callable[[Any], Any]:
+    """What `name` is in a kernel: `uint32(x)`, and the type of an array.
+
+    Small whole numbers are kept: NumPy makes one in ten times as long as it is found.
+    """
+    number = getattr(np, name)
+
+    class Made(dict[Any, Any]):
+        def __missing__(self, value: Any) -> Any:
+            made = value if type(value) is number else number(value)
+            if -65536 < value < 65536 and made == value:
+                self[int(value)] = made
+            return made
+
+    found = Made().__getitem__
+
+    def convert(x: Any) -> Any:
+        return found(x) if type(x) is int else x if type(x) is number else number(x)
+
+    shown = convert if issubclass(number, np.floating) else found  # -0.0 would be found as 0
+    _dtypes[shown] = np.dtype(number)
+    return shown
+
+
 class _Cuda(FakeCUDAModule):  # type: ignore[misc]
     """`cuda` as a kernel sees it: what it asks for most takes no detour."""
 
@@ -191,16 +211,16 @@ class _Cuda(FakeCUDAModule):  # type: ignore[misc]
         return x if n == 1 else super().grid(n)
 
 
-def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
+def _dtype(of: Any) -> np.dtype:
+    return _dtypes.get(of) or np.dtype(as_dtype(of) if isinstance(of, types.Type) else of)
+
+
+def _local_array(memory: Any, shape: Any, dtype: Any) -> Any:
     """`cuda.local.array`, whose size is noted."""
-
-    def array(memory: Any, shape: Any, dtype: Any, **kwargs: Any) -> Any:
-        usual = type(dtype) is type and not kwargs  # NumPy's, of which Numba's simulator asks more
-        made = np.empty(shape, dtype) if usual else plain(memory, shape, dtype, **kwargs)
+    made = np.empty(shape, _dtype(dtype))
+    if accesses.watcher is not None:
         accesses.note_local(made.nbytes)
-        return made
-
-    return array
+    return made
 
 
 def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -> Any:
@@ -208,8 +228,7 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
 
     The latter is aligned to 16 bytes and no more; all others are at an offset of 0.
     """
-    known = type(dtype) is type or not isinstance(dtype, types.Type)
-    dtype = np.dtype(dtype if known else as_dtype(dtype))
+    dtype = _dtype(dtype)
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
     block = current().block
     made = block.own.setdefault(_shared_array, {})
@@ -217,7 +236,7 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
         shape = shape or memory._dynshared_size // dtype.itemsize
         nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
         array = shared_bytes(block, name, nbytes).view(dtype).reshape(shape)
-        made[name, dtype] = in_shared_memory(array)
+        made[name, dtype] = seen(array, Shared)
     return made[name, dtype]
 
 
@@ -241,5 +260,5 @@ def _compiled_place(frame: Any) -> Any:
 simulated.FakeCUDAModule = lru_cache(_Cuda)  # of a grid, a block and its dynamic memory
 BlockManager.run = _run_block
 FakeCUDAShared.array = _shared_array
-FakeCUDALocal.array = _noting(FakeCUDALocal.array)
+FakeCUDALocal.array = _local_array
 FakeCUDAKernel.__call__ = _calling(FakeCUDAKernel.__call__)

@@ -34,6 +34,7 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     Attributes
     ----------
     threadIdx, blockIdx, thread_id, syncthreads : what the simulator reads of the current thread
+    rank : where it is in an order of all threads
     block : Block
     own : what instructions keep for this simulated thread
     awaits : what says what it waits for; None until it waits
@@ -53,6 +54,7 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     def become(self, block: Block, number: int) -> None:
         self.block, self.blockIdx = block, block.index
         self.threadIdx, self.thread_id = block.places[number], number
+        self.rank = block.place, number
         self.own: dict[Any, Any] = {}
 
     def syncthreads(self) -> None:
@@ -62,14 +64,6 @@ class Worker(stacks.Stack):  # type: ignore[misc]
         accesses.watcher.thread(self).barriers += 1
         with accesses.synchronizing(self.block):
             self.block.synchronize(self)
-
-    def wait(self, what: Callable[[], str]) -> None:
-        """Until somebody wakes this thread, others run; `what` says what it waits for."""
-        self.block.turns.wait(self, what)
-
-    def wake(self, others: list[Worker]) -> None:
-        """Their turns will come. The list is empty after that."""
-        self.block.turns.wake(others)
 
 
 @cache
@@ -103,7 +97,8 @@ class Block:
     def synchronize(self, worker: Worker) -> None:
         """Wait for all threads of the block that have not ended."""
         self._here.append(worker)
-        self._open()
+        if len(self._here) == self.left:
+            self.turns.wake(self._here)
         self.turns.wait(worker, lambda: "all threads at cuda.syncthreads()")
 
     def synchronize_cluster(self, worker: Worker) -> None:
@@ -126,8 +121,6 @@ class Block:
     def _open(self) -> None:
         if self._here and len(self._here) == self.left:
             self.turns.wake(self._here)
-        if len(self.cluster) == 1 and not self._of_cluster:
-            return
         if sum(len(b._of_cluster) for b in self.cluster) == sum(b.left for b in self.cluster):
             for block in self.cluster:
                 self.turns.wake(block._of_cluster)
@@ -157,6 +150,7 @@ class Turns:
             raise self._error
 
     def wait(self, worker: Worker, what: Callable[[], str]) -> None:
+        """Until somebody wakes this thread, others run; `what` says what it waits for."""
         worker.awaits = what
         following = self._ready.popleft() if self._ready else self._next()
         if following is not worker:
@@ -170,6 +164,7 @@ class Turns:
             raise RuntimeError(self._stuck)
 
     def wake(self, workers: list[Worker]) -> None:
+        """Their turns will come. The list is empty after that."""
         if self._error is None:  # else all end, and some of these have
             self._ready.extend(order(workers))
         workers.clear()

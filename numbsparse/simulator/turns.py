@@ -59,7 +59,7 @@ def in_turns(order: str | int = "rising") -> Iterator[None]:
         if rng is not None:
             return [those[i] for i in rng.permutation(len(those))]
         if not isinstance(those, range):  # these have begun
-            those = sorted(those, key=attrgetter("block.place", "thread_id"))
+            those = sorted(those, key=attrgetter("rank"))
         return those[::-1] if order == "falling" else those
 
     usual = threads.order

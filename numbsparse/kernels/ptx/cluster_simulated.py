@@ -9,7 +9,8 @@ from numbsparse.kernels.ptx.mbarrier_simulated import barrier_of
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand
 from numbsparse.kernels.ptx.wgmma_simulated import _matrix, accumulators, multiplied
-from numbsparse.simulator.accesses import note, watching
+from numbsparse.simulator import accesses
+from numbsparse.simulator.accesses import note
 from numbsparse.simulator.arrays import counterpart
 from numbsparse.simulator.threads import current
 
@@ -41,7 +42,7 @@ def _four_at(name, shared, j, rank, is_write):
     there = flat_bytes(counterpart(shared, block, other))
     if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
-    if watching():
+    if accesses.watcher is not None:
         note("shared", is_write, there.ctypes.data + start, 16, home=other.place)
     return np.ndarray(4, np.float32, there, start)
 

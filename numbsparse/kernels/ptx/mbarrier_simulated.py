@@ -42,13 +42,13 @@ class Barrier:
             if noted() is not None:
                 self.post.close()
                 self.words.append(self.post.word)
-            current().wake(self.waiting)
+            current().turns.wake(self.waiting)
 
     def wait(self, parity: int, missing: Callable[[], str]) -> None:
         awaited, thread = self.post.time + (self.phase == parity), current()
         while self.phase == parity:
             self.waiting.append(thread)
-            thread.wait(missing)
+            thread.turns.wait(thread, missing)
         if (noting := noted()) is not None:
             self.post.read(noting, self.words[awaited])
 

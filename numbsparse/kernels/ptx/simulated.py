@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse.kernels.ptx import meaning
-from numbsparse.kernels.ptx.warp import WARP, register, together
+from numbsparse.kernels.ptx.warp import WARP, WORDS, register, together
 from numbsparse.simulator import accesses
 from numbsparse.simulator.accesses import begin, synchronizing, waited_for
 from numbsparse.simulator.arrays import Global, Memory, check_gapless, extent, note_piece
@@ -21,9 +21,9 @@ _BITS, _HALVES = _FLOAT.view(np.uint32), _FLOAT.view(np.float16)
 _TWO_NANS, _NAN_TF32 = np.uint32(0x7FFF7FFF), np.uint32(0x7FFFE000)
 _PAIR = np.zeros(2, np.float32)
 _PAIR_BITS = _PAIR.view(np.uint32)
-_ITEM_BYTES = {np.uint8: 1, np.uint16: 2, np.uint32: 4, np.float32: 4}
+_BYTE, _PART, _WORD, _REAL = map(np.dtype, (np.uint8, np.uint16, np.uint32, np.float32))
 _MOST_HALF = float(np.finfo(np.float16).max)
-_SMALL, _ONE = np.finfo(np.float32).tiny, np.float32(1)
+_SMALL, _ONE, _INFINITE = np.finfo(np.float32).tiny, np.float32(1), np.float32(np.inf)
 
 
 def _copies() -> list[list[tuple[np.ndarray, np.ndarray, Moment | None]]]:
@@ -106,11 +106,10 @@ def movmatrix_trans(value):
 
 
 def _mma(which):
-    types = np.uint32, np.uint32, np.float32
+    kinds = (np.uint32, 4), (np.uint32, 2), (np.float32, 4)  # a, b, c
 
     def mma(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3):
-        operands = (a0, a1, a2, a3), (b0, b1), (c0, c1, c2, c3)
-        return together(which, *operands, registers=True, types=types)
+        return together(which, a0, a1, a2, a3, b0, b1, c0, c1, c2, c3, registers=True, kinds=kinds)
 
     return mma
 
@@ -121,44 +120,45 @@ mma_m16n8k8_tf32 = _mma(meaning.mma_m16n8k8_tf32)
 
 
 def load_4xf32(array, j):
-    if array.dtype != np.float32:
+    if array.dtype != _REAL:
         raise TypeError(f"load_4xf32 takes an array of float32, got {array.dtype}")
-    v = _piece(array, j, 16, dtype=np.float32)
+    v = _piece(array, j, 16, dtype=_REAL)
     return v[0], v[1], v[2], v[3]  # a tuple of an array takes five times as long
 
 
 def load_4xu32(array, j):
-    v = _piece(array, j, 16, dtype=np.uint32)
+    v = _piece(array, j, 16, dtype=_WORD)
     return v[0], v[1], v[2], v[3]
 
 
 def load_2xu32(array, j):
-    v = _piece(array, j, 8, 8, dtype=np.uint32)
+    v = _piece(array, j, 8, 8, dtype=_WORD)
     return v[0], v[1]
 
 
 def load_1xu32(array, j):
-    return (_piece(array, j, 4, 4, dtype=np.uint32)[0],)
+    return (_piece(array, j, 4, 4, dtype=_WORD)[0],)
 
 
 def store_4xf32(array, j, v0, v1, v2, v3):
-    if array.dtype != np.float32:
+    if array.dtype != _REAL:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
-    _store_four(_piece(array, j, 16, writes=True, dtype=np.float32), np.float32, v0, v1, v2, v3)
+    _store_four(_piece(array, j, 16, writes=True, dtype=_REAL), np.float32, v0, v1, v2, v3)
 
 
 def store_4xu32(array, j, v0, v1, v2, v3):
-    _store_four(_piece(array, j, 16, writes=True, dtype=np.uint32), np.uint32, v0, v1, v2, v3)
+    _store_four(_piece(array, j, 16, writes=True, dtype=_WORD), np.uint32, v0, v1, v2, v3)
 
 
 def store_2xu32(array, j, v0, v1):
-    _piece(array, j, 8, 8, writes=True, dtype=np.uint32)[:] = _registers(np.uint32, v0, v1)
+    _piece(array, j, 8, 8, writes=True, dtype=_WORD)[:] = _registers(np.uint32, v0, v1)
 
 
 def cvt_rna_tf32(x):
     _FLOAT[0] = register(np.float32, x)
-    half = 0x1000 if -np.inf < x < np.inf else 0
-    return np.uint32(int(_BITS[0]) + half & 0xFFFFE000)
+    half = 0x1000 if -_INFINITE < x < _INFINITE else 0
+    _BITS[0] = int(_BITS[0]) + half & 0xFFFFE000
+    return _BITS[0]
 
 
 def cvt_rn_tf32(x):
@@ -166,8 +166,9 @@ def cvt_rn_tf32(x):
     if x != x:
         return _NAN_TF32
     bits = int(_BITS[0])
-    half = 0xFFF + (bits >> 13 & 1) if -np.inf < x < np.inf else 0
-    return np.uint32(bits + half & 0xFFFFE000)
+    half = 0xFFF + (bits >> 13 & 1) if -_INFINITE < x < _INFINITE else 0
+    _BITS[0] = bits + half & 0xFFFFE000
+    return _BITS[0]
 
 
 def pack_half2(lo, hi):
@@ -186,7 +187,8 @@ def pack_bfloat2(lo, hi):
         _PAIR[0], _PAIR[1] = lo, hi
         low, high = _PAIR_BITS.tolist()
         low, high = low + 0x7FFF + (low >> 16 & 1), high + 0x7FFF + (high >> 16 & 1)
-        return np.uint32(low >> 16 | high & 0xFFFF0000)
+        _BITS[0] = low >> 16 | high & 0xFFFF0000
+        return _BITS[0]
     if lo != lo and hi != hi:
         return _TWO_NANS
     return meaning.pack_bfloat2(lo, hi)[()]
@@ -208,7 +210,8 @@ def rcp(x):
 
 def unpack_half2(word):
     _BITS[0] = register(np.uint32, word)
-    return np.float32(_HALVES[0]), np.float32(_HALVES[1])
+    _PAIR[0], _PAIR[1] = _HALVES
+    return _PAIR[0], _PAIR[1]
 
 
 def unpack_bfloat2(word):
@@ -254,18 +257,18 @@ def _registers(dtype, *values):
     for value in values:
         if type(value) is not dtype:
             register(dtype, value)
-    return np.array(values)
+    return np.frombuffer(b"".join(values), dtype)
 
 
 def _any_register(value):
-    if type(value) not in (np.uint32, np.int32, np.float32):
+    if type(value) not in WORDS:
         raise TypeError(f"a register of 32 bits got {type(value).__name__} {value!r}")
     return value
 
 
 def _row(shared, i, writes=False):
     """Eight 16-bit values of shared memory."""
-    return _piece(_shared(shared), i, 16, writes=writes, dtype=np.uint16)
+    return _piece(_shared(shared), i, 16, writes=writes, dtype=_PART)
 
 
 def _shared(array):
@@ -280,7 +283,7 @@ def _global(array):
     return array
 
 
-def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=np.uint8):
+def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=_BYTE):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
     address, itemsize, size = array.extent if isinstance(array, Memory) else extent(array)
     nbytes = int(nbytes)
@@ -291,7 +294,7 @@ def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=np.uint8
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
     if accesses.watcher is not None:
         note_piece(array, writes, address + start, nbytes, moment)
-    return np.ndarray(nbytes // _ITEM_BYTES[dtype], dtype, array, start)
+    return np.ndarray(nbytes // dtype.itemsize, dtype, array, start)
 
 
 def flat_bytes(array):

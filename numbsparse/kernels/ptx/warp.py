@@ -1,7 +1,7 @@
 """In the simulator, 32 threads run an instruction together, as a warp, or 128 as a warpgroup."""
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ if SIMULATED:
     import numbsparse.simulator.launch  # noqa: F401, threads take turns in Numba's own launches too
 
 WARP, WARPGROUP = 32, 128
+WORDS = np.uint32, np.int32, np.float32  # the types of a register
 
 
 def together(
@@ -21,36 +22,38 @@ def together(
     shared: tuple[Any, ...] = (),
     of: int = WARP,
     registers: bool = False,
-    types: tuple[Any, ...] = (),
+    kinds: tuple[tuple[Any, int], ...] = (),
 ) -> Any:
     """Run `meaning` on every lane's operands, stacked along a first axis; this lane's result.
 
     `shared` are the same for all lanes, and follow those. With `registers` the result is a tuple.
-    With `types`, for each operand, a tuple of registers, what they are to be.
+    With `kinds` the operands are registers, each (type, number) of which is stacked.
     Raises RuntimeError where the lanes do not all arrive, or arrive for different things.
     """
     thread = current()
-    warp: Warp | None = thread.own.get(of)
-    if warp is None:
-        block, number = thread.block, thread.thread_id // of
-        if of * number + of > block.threads:
-            raise RuntimeError(
-                f"{meaning.__name__} takes warps of {of} threads; "
-                f"a block of {block.threads} ends inside one"
-            )
-        warp = thread.own[of] = block.own.get((of, number)) or Warp(of)
-        block.own[of, number] = warp
-    lane = thread.thread_id % of
+    warp, lane = thread.own.get(of) or _join(thread, of, meaning)
     warp.calls[lane] = meaning, operands
     if len(warp.calls) < of:
         warp.waiting.append(thread)
-        thread.block.turns.wait(thread, warp.missing)
+        thread.turns.wait(thread, warp.missing)
     else:
-        warp.compute(shared, registers, types)
-        thread.wake(warp.waiting)
+        warp.compute(shared, registers, kinds)
+        thread.turns.wake(warp.waiting)
     if warp.error:
         raise RuntimeError(warp.error)
     return warp.results[lane]
+
+
+def _join(thread: Worker, of: int, meaning: Callable[..., np.ndarray]) -> "tuple[Warp, int]":
+    """The thread's warp, and which lane of it it is; both stay."""
+    block, (number, lane) = thread.block, divmod(thread.thread_id, of)
+    if of * number + of > block.threads:
+        raise RuntimeError(
+            f"{meaning.__name__} takes warps of {of} threads; "
+            f"a block of {block.threads} ends inside one"
+        )
+    thread.own[of] = block.own.setdefault((of, number), Warp(of)), lane
+    return thread.own[of]  # type: ignore[no-any-return]
 
 
 class Warp:
@@ -70,10 +73,8 @@ class Warp:
         names = sorted({meaning.__name__ for meaning, _ in self.calls.values()})
         return f"lanes {sorted({*self.lanes} - {*self.calls})} to run {' or '.join(names)}"
 
-    def compute(self, shared: tuple[Any, ...], registers: bool, types: tuple[Any, ...]) -> None:
-        calls = [self.calls[lane] for lane in self.lanes]
-        self.calls = {}
-        meanings, operands = zip(*calls, strict=True)
+    def compute(self, shared: tuple[Any, ...], registers: bool, kinds: Any) -> None:
+        meanings, operands = zip(*map(self.calls.pop, self.lanes), strict=True)
         meaning = meanings[0]
         if meanings.count(meaning) < len(meanings):
             self.error = "the lanes of a warp went apart: " + ", ".join(
@@ -81,8 +82,7 @@ class Warp:
                 for each, name in {each: each.__name__ for each in meanings}.items()
             )
             return
-        each_one = zip(*operands, strict=True)
-        stacked = map(_registers, each_one, types) if types else map(_stacked, each_one)
+        stacked = _rows(operands, kinds) if kinds else map(_stacked, zip(*operands, strict=True))
         with np.errstate(all="ignore"):  # infinities and NaNs are results like others
             self.results = meaning(*stacked, *shared)
         if registers:  # all at once: a tuple of each row by itself takes five times as long
@@ -91,20 +91,29 @@ class Warp:
 
 
 def _stacked(operands: Sequence[Any]) -> np.ndarray:
-    """The operands of all lanes; tuples hold registers of one type."""
-    first = operands[0]
-    if type(first) is not tuple:
-        return np.array(operands)
-    return _registers(operands, type(first[0]))
+    """The operands of all lanes."""
+    kind = type(operands[0])
+    if kind in WORDS and {*map(type, operands)} == {kind}:
+        return np.frombuffer(b"".join(operands), kind)
+    if kind is np.ndarray:
+        return np.frombuffer(b"".join(operands), operands[0].dtype).reshape(len(operands), -1)
+    return np.array(operands)
 
 
-def _registers(operands: Sequence[Any], dtype: Any) -> np.ndarray:
-    """The registers of all lanes, as one array (lanes, registers); all are of that type."""
-    values = [*chain.from_iterable(operands)]
-    if {*map(type, values)} != {dtype}:
-        for value in values:
-            register(dtype, value)
-    return np.array(values, dtype).reshape(len(operands), -1)
+def _rows(lanes: Sequence[Any], kinds: tuple[tuple[Any, int], ...]) -> Iterator[np.ndarray]:
+    """Of the registers of each lane so many of each type, as arrays (lanes, number).
+
+    By their bytes: an array of NumPy's numbers takes ten times as long.
+    """
+    values = [*chain.from_iterable(lanes)]
+    types = [kind for kind, number in kinds for _ in range(number)] * len(lanes)
+    if [*map(type, values)] != types:
+        for value, kind in zip(values, types, strict=True):
+            register(kind, value)
+    words = np.frombuffer(b"".join(values), np.uint32).reshape(len(lanes), -1)
+    ends = accumulate(number for _, number in kinds)
+    for (kind, number), end in zip(kinds, ends, strict=True):
+        yield words[:, end - number : end].view(kind)
 
 
 def register(dtype: Any, value: Any) -> Any:

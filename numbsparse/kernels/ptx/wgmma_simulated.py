@@ -9,7 +9,8 @@ from numbsparse.kernels.ptx.meaning import float32_of_bfloat16, float32_of_float
 from numbsparse.kernels.ptx.simulated import flat_bytes
 from numbsparse.kernels.ptx.tiles import Operand, swizzled
 from numbsparse.kernels.ptx.warp import WARP, WARPGROUP, together
-from numbsparse.simulator.accesses import multiplying, note_operand, note_unseen, watching
+from numbsparse.simulator import accesses
+from numbsparse.simulator.accesses import multiplying, note_operand, note_unseen
 from numbsparse.simulator.clocks import WGMMA
 from numbsparse.simulator.threads import current
 
@@ -77,7 +78,7 @@ def multiplied(meaning, *operands, shared):
 
 def read(shared, byte):
     """The running products read these bytes, all of every 16."""
-    if watching():
+    if accesses.watcher is not None:
         thread = current()
         pieces = np.unique((shared.ctypes.data + byte) // 16)
         runs = np.split(pieces, np.flatnonzero(np.diff(pieces) > 1) + 1)
@@ -95,7 +96,7 @@ def to_local(values, local):
 
 
 def from_local(count: int) -> Any:
-    return lambda local: tuple(np.float32(value) for value in local.reshape(-1)[:count])
+    return lambda local: tuple(local.reshape(-1)[:count].astype(np.float32))
 
 
 def more_registers(n):
