@@ -264,7 +264,7 @@ class Optimizer:
         ValueError where the state is of another optimizer or another layout; nothing is changed
         then.
         """
-        steps, skipped = _checked_header(state)
+        steps, skipped = checked_header(state)
         settings = self._groups.checked_state(state)
         names = self._names_under(settings)
         found = self._loaded(state, names)
@@ -312,7 +312,7 @@ class Optimizer:
 _HEADER = ("steps", "skipped", "param_groups")
 
 
-def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
+def checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     """Steps, steps skipped."""
     kept.check_state(state)
     for key in _HEADER:
