@@ -24,12 +24,18 @@ def write_bytes(path: Any, data: bytes) -> None:
 def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
     """Have `write` fill a file; a failure or a kill leaves the file of before.
 
-    An existing file keeps its permissions, a new one has those of the umask. Raises OSError,
-    which names the file, where it cannot be written.
+    An existing file keeps its permissions, a new one has those of the umask; a symbolic link stays
+    one, to the new file. What is no file, such as /dev/null, is written to as it is. Raises
+    OSError, which names the path, where it cannot be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as device:
+            write(device)
+        return
+    target = Path(os.path.realpath(path))
     # A name of its own, for threads and processes that write one path at the same time.
-    temporary, mode = path.with_name(f".{path.name}.{token_hex(8)}"), _mode(path)
+    temporary, mode = target.with_name(f".{target.name}.{token_hex(8)}"), _mode(target)
     try:
         # Until it is written, no one sees more of it than of what stood there.
         descriptor = os.open(temporary, _NEW, 0o666 if mode is None else mode)
@@ -43,7 +49,7 @@ def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
             write(file)
             file.flush()
             os.fsync(descriptor)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except Exception as error:
         # Of a full disk zipfile says that its file is open still, and nobody names the file.
         cause = error if isinstance(error, OSError) else error.__context__

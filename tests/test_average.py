@@ -72,6 +72,19 @@ def test_what_changes_a_layout_meanwhile_is_undone(put, rng):
         np.testing.assert_array_equal(p.data.toarray(), right.toarray())
 
 
+def test_an_average_is_not_taken_over_blocks_elsewhere(put):
+    """As many as before, so that their arrays would fit."""
+    parameter = nn.Parameter(put(ns.BlockSparse(np.ones((2, 4, 4), np.float32), np.eye(2))))
+    average = optim.ExponentialMovingAverage([parameter])
+    average.step()
+    parameter.data = parameter.data.remap([[0, 1], [1, 0]])
+    with pytest.raises(ValueError, match=r"parameters\[0\] has another layout than its average"):
+        average.step()
+    assert average.steps == 1
+    average.remap()
+    average.step()
+
+
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
     values = [np.array(rng.standard_normal(shape), np.float32) for _ in range(6)]

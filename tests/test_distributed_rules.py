@@ -103,6 +103,8 @@ def test_bad_arguments():
         dist.init("gloo")
     with pytest.raises(ValueError, match="timeout takes"):
         dist.init(timeout=0)
+    model = nn.Linear(8, 8, block_size=4)
+    sgd = nn.optim.SGD(model.parameters(), lr=0.1)
     with dist.init() as group:
         x = np.ones((2, 3))
         for call, error, words in (
@@ -115,6 +117,12 @@ def test_bad_arguments():
             (lambda: group.broadcast(np.array([None])), TypeError, "x takes numbers"),
             (lambda: group.reduce_scatter(np.float64(1)), ValueError, "x takes a multiple of 1"),
             (lambda: group.split(-1), ValueError, "color takes"),
+            (lambda: dist.DataParallel(None, group), TypeError, "model takes a numbsparse Module"),
+            (lambda: dist.DataParallel(model, 2), TypeError, "group takes a numbsparse Group"),
+            (lambda: dist.DataParallel(model, group, bucket=0), ValueError, "bucket takes"),
+            (lambda: dist.ShardedOptimizer(model, group), TypeError, "optimizer takes a numbsp"),
+            (lambda: dist.ShardedOptimizer(sgd, None), TypeError, "group takes a numbsparse Group"),
+            (lambda: dist.ColumnLinear(model, "nccl"), TypeError, "group takes a numbsparse Group"),
         ):
             with pytest.raises(error, match=words):
                 call()
@@ -134,6 +142,36 @@ def test_a_sharded_optimizer_refuses_what_it_does_not_follow():
         model(np.ones(8, np.float32)).sum().backward()
         with pytest.raises(ValueError, match="has another layout now"):
             optimizer.step()
+
+
+def test_a_sharded_optimizer_takes_states_of_its_own_parameters_alone():
+    with dist.init() as group:
+        model = nn.Linear(8, 8, block_size=4, seed=0)
+        optimizer = dist.ShardedOptimizer(nn.optim.Adam(model.parameters()), group)
+        model(np.ones(8, np.float32)).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()
+        for bad, error, words in (
+            (None, TypeError, "state takes what state_dict"),
+            ({}, ValueError, "state lacks 'steps'"),
+            ({k: v for k, v in state.items() if k != "param_groups"}, ValueError, "lacks 'param_g"),
+            (state | {"2.m": state["0.m"]}, ValueError, "of another optimizer: it has '2.m'"),
+            (state | {"x.y": 1}, ValueError, "of another optimizer: it has 'x.y'"),
+        ):
+            with pytest.raises(error, match=words):
+                optimizer.load_state_dict(bad)
+        optimizer.load_state_dict(state)
+
+
+def test_a_split_lstm_refuses_what_an_lstm_does():
+    lstm = nn.LSTM(8, 8, block_size=4, seed=0)
+    split, (x, two) = dist.SplitLSTM(lstm), np.zeros((2, 3, 2, 8), np.float32)
+    for wrong in ((x[0, 0], None), (x[:0], None), (x, 3), (x, (1.0, 2.0)), (x, (two, two[:1]))):
+        with pytest.raises((TypeError, ValueError)) as of_lstm:
+            lstm(*wrong)
+        with pytest.raises(of_lstm.type) as of_split:
+            split(*wrong)
+        assert str(of_split.value) == str(of_lstm.value)
 
 
 def test_a_leaf_s_gradient_comes_before_the_layers_below_are_gone_through():

@@ -77,6 +77,39 @@ def test_a_planted_link_is_not_followed(tmp_path, monkeypatch):
     assert victim.read_text() == "untouched"
 
 
+@on_posix
+def test_a_link_stays_a_link_to_the_new_file(tmp_path):
+    """As where checkpoints lie on a larger disk."""
+    disk, here = tmp_path / "disk", tmp_path / "here"
+    disk.mkdir()
+    here.mkdir()
+    for name in ("old.npz", "new.npz"):
+        (here / name).symlink_to(disk / name)
+    ns.save(disk / "old.npz", {"step": 1})
+    (disk / "old.npz").chmod(0o600)
+    for name in ("old.npz", "new.npz"):
+        ns.save(here / name, {"step": 2})
+        assert (here / name).is_symlink()
+        assert ns.load(disk / name) == {"step": 2}
+    assert stat.S_IMODE((disk / "old.npz").stat().st_mode) == 0o600
+    assert sorted(os.listdir(disk)) == ["new.npz", "old.npz"]
+    assert sorted(os.listdir(here)) == ["new.npz", "old.npz"]
+
+
+@on_posix
+def test_what_is_no_file_stays_what_it_is(tmp_path):
+    """A pipe here; of /dev/null root would have made a file."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    ns.save(pipe, {"step": 2})
+    reader.join(10)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    (tmp_path / "file.npz").write_bytes(read[0])
+    assert ns.load(tmp_path / "file.npz") == {"step": 2}
+
+
 def write_plainly(path):
     files.write_bytes(path, b"new")
 

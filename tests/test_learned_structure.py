@@ -286,6 +286,8 @@ def test_what_cannot_be_steered_is_refused(rng):
     with pytest.raises(ValueError, match=r"density 0\.05 leaves 0\.weight none of its 9 blocks"):
         GroupLasso(model, 0.05)
     assert GroupLasso(nn.Linear(8, 8, block_size=8), 0.05, scope="model").strength > 0
+    with pytest.raises(ValueError, match="density takes a number from 0 to 1, got 2"):
+        GroupLasso(model, 2)
     with pytest.raises(ValueError, match="growth takes a number of at least 1"):
         GroupLasso(model, 0.5, growth=0.5)
     with pytest.raises(ValueError, match="scope takes one of"):
@@ -308,6 +310,9 @@ def test_what_cannot_be_steered_is_refused(rng):
         HardConcrete(shared, 0.5)
     with pytest.raises(ValueError, match=r"density 0\.01 leaves Linear layers no block: use 0\.0"):
         HardConcrete(model, 0.01)
+    two = nn.Sequential(nn.Linear(32, 32, block_size=4), nn.Linear(32, 32, block_size=16))
+    with pytest.raises(ValueError, match=r"density 0\.06 leaves .* use 0\.133 or more"):
+        HardConcrete(two, 0.06)  # a block of each has 16 + 256 of 2 * 1024 values
     assert shared[0].gate is gated[0].gate is model[0].gate is None  # nothing was changed
     HardConcrete(model, 0.5)
     model[0].gate.log_alpha.data.values[:] = -9

@@ -301,6 +301,11 @@ def test_refuses(call, says):
         call(nn.Parameter(np.ones(3, np.float32)))
 
 
+def test_other_things_than_optimizers_are_refused():
+    with pytest.raises(TypeError, match="optimizers takes Optimizers, got int"):
+        LossScaler().step(3)
+
+
 @needs_a_gpu
 def test_a_checkpoint_without_masters_is_refused():
     parameter = parameter_of(np.ones(3), "float16")

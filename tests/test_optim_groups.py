@@ -180,6 +180,27 @@ def test_bad_groups_are_refused(groups, says):
         optim.SGD(groups(nn.Parameter([1.0]), nn.Parameter([2.0])), lr=0.1)
 
 
+def test_another_group_is_a_dict():
+    optimizer = optim.SGD([nn.Parameter([1.0])], lr=0.1)
+    with pytest.raises(TypeError, match=r"a group takes a dict of params, lr, .*, got int"):
+        optimizer.add_param_group(3)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_a_gradient_that_is_set_is_a_tensor():
+    parameter = nn.Parameter([1.0])
+    optimizer = optim.Adam([parameter])
+    parameter.grad = np.ones(1)
+    for call in (
+        optimizer.step,
+        lambda: optim.LossScaler().step(optimizer),
+        lambda: nn.utils.clip_grad_norm([parameter], 1.0),
+    ):
+        with pytest.raises(TypeError, match=r"(grad|gradients\[0\]) takes a Tensor, got .*ndarray"):
+            call()
+    assert parameter.data[0] == 1
+
+
 def test_settings_that_became_bad_are_refused():
     p, q = nn.Parameter([1.0]), nn.Parameter([2.0])
     optimizer = optim.SGD([{"params": p}, {"params": q, "momentum": 0.5}], lr=0.1)

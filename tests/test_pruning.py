@@ -279,6 +279,7 @@ def test_where_it_is_refused_nothing_changes():
     refused(ValueError, "by takes one of l1, l2, max, got 'l0'", 0.5, by="l0")
     refused(ValueError, "scope takes one of layer, model, got 'net'", 0.5, scope="net")
     refused(TypeError, "remap takes optimizers and averages, got int", 0.5, remap=[3])
+    refused(TypeError, "remap takes optimizers and averages, got NoneType", 0.5, remap=None)
     refused(ValueError, r"blocks of one size, got \{'0.weight': 4, '1.weight': 8\}", 0.5,
             scope="model", of=mixed)  # fmt: skip
     refused(ValueError, "with a block-sparse Parameter, got none", 0.5, of=nn.ReLU())
@@ -287,6 +288,29 @@ def test_where_it_is_refused_nothing_changes():
     refused(ValueError, "this one cannot follow", 0.5, remap=Failing(0))
     model[2].weight.data.values[1, 0, 0] = np.nan
     refused(ValueError, r"2\.weight takes finite values to be pruned", 0.5)
+
+
+def test_a_weight_without_blocks_stays_as_it_is():
+    layers = [nn.Linear(8, 8, layout=of, block_size=4) for of in (np.zeros((2, 2)), None)]
+    assert prune(nn.Sequential(*layers), 0.5) == {"0.weight": 0, "1.weight": 0.5}
+    for scope in ("layer", "model"):
+        pruning = GradualPruning(nn.Sequential(*layers), 0.25, stop=2, scope=scope)
+        pruning.step()
+        pruning.step()
+        assert [layer.weight.data.n_blocks for layer in layers] == [0, 2 if scope == "model" else 1]
+        layers[1].weight.data = layers[1].weight.data.remap(np.ones((2, 2)))
+
+
+def test_a_schedule_changes_nothing_before_it_starts_nor_after_it_stops():
+    """Also not what is more, or less, dense than all weights together."""
+    dense, sparse = (nn.Linear(16, 16, layout=of, block_size=4) for of in (None, np.eye(4)))
+    pruning = GradualPruning(nn.Sequential(dense, sparse), 0.2, start=3, stop=5)
+    for n in (16, 16, 10, 4, 3, 3):
+        pruning.step()
+        assert (dense.weight.data.n_blocks, sparse.weight.data.n_blocks) == (n, min(n, 4))
+    dense.weight.data = dense.weight.data.remap(np.ones((4, 4)))
+    pruning.step()
+    assert dense.weight.data.n_blocks == 16
 
 
 def test_the_schedule_is_the_cubic_of_the_paper():

@@ -8,7 +8,7 @@ import pytest
 from conftest import host
 
 import numbsparse as ns
-from numbsparse import device, nn
+from numbsparse import device, nn, ops
 from numbsparse.nn import functional as F
 
 on_a_gpu = pytest.mark.gpu(reason="the simulator captures nothing")
@@ -233,6 +233,19 @@ def test_without_tensors_among_its_results_it_is_the_function_itself():
     assert nn.recompute(lambda x: (x * 2, None)[1], x) is None
 
 
+def test_products_have_the_precision_that_they_had():
+    seen = []
+
+    def function(x):
+        seen.append(ops.checked_precision(None))
+        return x * 2
+
+    with ns.set_precision("high"):
+        y = nn.recompute(function, ns.Tensor(np.ones(2), requires_grad=True))
+    y.sum().backward()
+    assert (seen, ops.checked_precision(None)) == (["high", "high"], "highest")
+
+
 def test_refuses():
     x = ns.Tensor(np.ones(2), requires_grad=True)
     results = [x.reshape(1, 2), x]
@@ -250,3 +263,10 @@ def test_refuses():
     y = nn.recompute(more, x)
     with pytest.raises(RuntimeError, match="more dropout masks"):
         y.sum().backward()
+    layer = nn.Linear(8, 8, block_size=4, seed=0)
+    nn.utils.HardConcrete(layer, 0.5, seed=0)
+    for random in (nn.Dropout(0.5, seed=0), layer):  # in training, and then no longer
+        y = nn.recompute(random, ns.Tensor(np.ones((2, 8), np.float32), requires_grad=True))
+        random.eval()
+        with pytest.raises(RuntimeError, match="fewer dropout masks"):
+            y.sum().backward()

@@ -168,6 +168,27 @@ def test_swaps_keep_the_degrees_of_rows_and_columns():
     assert shorter < ns.patterns.mean_path_length(ns.patterns.watts_strogatz(64, 2, 0, seed=0)) / 2
 
 
+def test_an_odd_block_without_a_partner_stays():
+    layer = nn.Linear(64, 64, layout=np.eye(16, dtype=bool), block_size=4, seed=0)
+    rewiring = Rewiring(layer, 3 / 16, grow="degrees", every=1, seed=0)
+    for _ in range(6):
+        before = flats(layer.weight)
+        rewiring.step()
+        pattern = layer.weight.data.layout.pattern
+        assert (pattern.sum(0) == 1).all()
+        assert (pattern.sum(1) == 1).all()
+        assert len(before - flats(layer.weight)) == 2
+
+
+def test_without_gradients_of_candidates_nothing_goes():
+    layer = nn.Linear(64, 64, layout=np.eye(16, dtype=bool), block_size=4, seed=0)
+    before, rewiring = flats(layer.weight), Rewiring(layer, every=1, candidates=8, seed=0)
+    nn.functional.sum(layer(np.ones((2, 64), np.float32))).backward()
+    rewiring.step()
+    assert before < flats(layer.weight)
+    assert len(flats(layer.weight) - before) == 8
+
+
 def test_when_and_how_much():
     model = model_of()
     rewiring = Rewiring(model, 0.4, grow="random", every=4, stop=10, seed=0)

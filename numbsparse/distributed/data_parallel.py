@@ -12,9 +12,10 @@ from numbsparse.autograd import Tensor
 from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
-from numbsparse.distributed.group import Group
+from numbsparse.distributed.group import Group, check_kind
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
+from numbsparse.patterns.checks import integer
 
 BUCKET = 2**23  # bytes of gradients that are reduced together
 
@@ -65,7 +66,9 @@ class DataParallel:
     """
 
     def __init__(self, model: nn.Module, group: Group, *, bucket: int = BUCKET):
-        self.model, self.group, self.bucket = model, group, bucket
+        check_kind("model", model, nn.Module)
+        check_kind("group", group, Group)
+        self.model, self.group, self.bucket = model, group, integer("bucket", bucket)
         named = list(model.named_parameters())
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]
         self._number = {id(parameter): i for i, parameter in enumerate(self._parameters)}

@@ -9,9 +9,9 @@ import numpy as np
 
 from numbsparse import nn
 from numbsparse.autograd import Tensor
-from numbsparse.distributed.group import Group
+from numbsparse.distributed.group import Group, check_kind
 from numbsparse.nn import kept
-from numbsparse.nn.optim.optimizer import Optimizer, check_gradient
+from numbsparse.nn.optim.optimizer import Optimizer, check_gradient, checked_header
 
 GRAIN = 64  # values that a rank's part is a multiple of, so that it is aligned
 LEAST = 4096  # values of a parameter that is divided; smaller ones are updated by all ranks
@@ -50,6 +50,8 @@ class ShardedOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, group: Group):
+        check_kind("optimizer", optimizer, Optimizer)
+        check_kind("group", group, Group)
         self.group, self._groups = group, optimizer._groups  # settings are set there
         self._cuts = [_Cut(parameter, group) for parameter in self.parameters]
         self._inner = self._of_parts(optimizer)
@@ -125,10 +127,16 @@ class ShardedOptimizer(Optimizer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take what `state_dict()` gave, or that of the optimizer without ranks."""
+        checked_header(state)
+        numbers = set(map(str, range(len(self._cuts))))
+        if others := [
+            key for key in map(str, state) if "." in key and key.split(".")[0] not in numbers
+        ]:
+            raise ValueError(f"state is of another optimizer: it has {others[0]!r}")
         settings = self._groups.checked_state(state)
         sizes = [len(group["params"]) for group in self._inner.param_groups]
         groups = [own | {"params": size} for own, size in zip(settings, sizes, strict=True)]
-        inner: dict[str, Any] = {key: value for key, value in state.items() if "." not in key}
+        inner: dict[str, Any] = {key: value for key, value in state.items() if "." not in str(key)}
         inner["param_groups"] = groups
         first = 0
         for i, cut in enumerate(self._cuts):

@@ -17,10 +17,11 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.exchange import Exchange, PeerExchange
-from numbsparse.distributed.group import Group
+from numbsparse.distributed.group import Group, check_kind
 from numbsparse.distributed.start import init
 from numbsparse.nn import LSTM, Linear, Module, Parameter
 from numbsparse.nn import functional as F
+from numbsparse.nn.recurrent import checked_state, checked_steps
 
 
 def replicate(x: Any, group: Group) -> Tensor:
@@ -54,6 +55,7 @@ class Split(Module):
     def __init__(self, group: Group | None):
         super().__init__()
         self.group = init() if group is None else group
+        check_kind("group", self.group, Group)
         self._layouts: dict[str, Any] = {}  # of whole weights, with how they are cut
 
     def keep(self, name: str, w: BlockSparse, axis: int, argument: str) -> None:
@@ -196,6 +198,8 @@ class SplitLSTM(Split):
     ((5, 2, 64), (1, 2, 64))
     """
 
+    weight_ih_l0: Parameter
+
     def __init__(self, lstm: LSTM, group: Group | None = None, *, peer_memory: bool = False):
         super().__init__(group)
         self.peer_memory = peer_memory
@@ -226,10 +230,12 @@ class SplitLSTM(Split):
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x (time, batch, input_size) -> y (time, batch, hidden_size), (h, c)."""
-        y, ends = as_tensor(x), []
-        exchange = self._exchange(
-            y.shape[1] * self.hidden_size // self.group.size * y.dtype.itemsize
-        )
+        weight, own = self.weight_ih_l0, self.hidden_size // self.group.size
+        y, ends = checked_steps(x, weight.shape[0]), []
+        if state is not None:
+            h_shape, c_shape = ((self.n_layers, y.shape[1], n) for n in (self.hidden_size, own))
+            state = checked_state(y, state, h_shape, weight, c_shape)
+        exchange = self._exchange(y.shape[1] * own * y.dtype.itemsize)
         for i in range(self.n_layers):
             h, c = self.zero_state(y) if state is None else (each[i] for each in state)
             weights = getattr(self, f"weight_ih_l{i}"), getattr(self, f"weight_hh_l{i}")

@@ -31,9 +31,10 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     Parameters
     ----------
     function : callable, such as a Module
-        Of the same inputs it must compute the same: it runs twice. Dropout repeats its masks and
-        counts one call; the running statistics of BatchNorm follow a batch twice. Parameters, and
-        other tensors that it takes from around it, get gradients.
+        Of the same inputs it must compute the same: it runs twice, both times in the mode, `train`
+        or `eval`, of then. Dropout repeats its masks and counts one call; the running statistics of
+        BatchNorm follow a batch twice. Parameters, and other tensors that it takes from around it,
+        get gradients.
     inputs, named : Tensors, and tuples, lists and dicts of them, or anything else
         Not to be changed in place before `backward`; of Tensors and parameters that is refused.
 
@@ -71,12 +72,12 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if not leaves or not outputs:
         return results
 
-    kinds = [(y.shape, y.dtype) for y in outputs]
+    kinds, precision = [(y.shape, y.dtype) for y in outputs], ops.checked_precision(None)
 
     def gradients(pieces: Any, y: Tensor) -> list[Any]:
         unchanged(*leaves, *given)
         deeper = is_recording()  # then all that is computed again is kept
-        with recording(), unwatched(), ops.draws_repeated(draws):
+        with recording(), unwatched(), ops.draws_repeated(draws), ops.set_precision(precision):
             again = _tensors(function(*inputs, **named))
         if [(y.shape, y.dtype) for y in again] != kinds:
             raise RuntimeError("function gives results of other shapes or dtypes the second time")

@@ -30,12 +30,17 @@ def checked_steps(x: Any, features: int) -> Tensor:
     return x
 
 
-def checked_state(x: Tensor, state: Any, shape: tuple[int, ...], weight: Tensor) -> State:
-    """h and c as Tensors; x and they are refused where they do not fit `weight`, or this shape."""
+def checked_state(
+    x: Tensor, state: Any, shape: tuple[int, ...], weight: Tensor, of_c: tuple[int, ...] = ()
+) -> State:
+    """h and c as Tensors; x and they are refused where they do not fit `weight`, or this shape.
+
+    `of_c` is that of c where it is another one.
+    """
     if not isinstance(state, tuple | list) or len(state) != 2:
         raise TypeError(f"state takes (h, c), got {type(state).__name__}")
     h, c = (as_tensor(part, name) for part, name in zip(state, "hc", strict=True))
-    for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, shape)):
+    for name, part, takes in (("x", x, x.shape), ("h", h, shape), ("c", c, of_c or shape)):
         dtype = ops.state_dtype(weight.dtype) if name == "c" else weight.dtype
         if part.shape != takes:
             raise ValueError(f"{name} takes the shape {takes}, got {part.shape}")

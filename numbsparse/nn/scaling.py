@@ -79,10 +79,10 @@ class LossScaler:
         for optimizer in optimizers:
             if not hasattr(optimizer, "step_checked"):
                 raise TypeError(f"optimizers takes Optimizers, got {type_name(optimizer)}")
+        found = [optimizer.checked() for optimizer in optimizers]
         gradients = [p.grad.data for o in optimizers for p in o.parameters if p.grad is not None]
         if not gradients:
             raise ValueError("optimizers take parameters with gradients: call backward before")
-        found = [optimizer.checked() for optimizer in optimizers]
         self.array_in(Tensor(gradients[0]).device)
         verdict = ops.judge(gradients, self._state, self.interval or 0)
         edits.note(self._state, "LossScaler.step")

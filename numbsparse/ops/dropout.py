@@ -113,6 +113,8 @@ def draws_repeated(noted: list[Any]) -> Iterator[None]:
 
     with _drawing(draw):
         yield
+    if list(left):
+        raise RuntimeError("function takes fewer dropout masks than it took the first time")
 
 
 @contextmanager

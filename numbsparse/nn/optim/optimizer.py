@@ -9,6 +9,7 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, forget_captures, live, moved, on, outside_capture
+from numbsparse.dtypes import type_name
 from numbsparse.nn import kept
 from numbsparse.nn.optim.groups import Groups, Setting
 from numbsparse.patterns.checks import integer, number
@@ -264,7 +265,7 @@ class Optimizer:
         ValueError where the state is of another optimizer or another layout; nothing is changed
         then.
         """
-        steps, skipped = _checked_header(state)
+        steps, skipped = checked_header(state)
         settings = self._groups.checked_state(state)
         names = self._names_under(settings)
         found = self._loaded(state, names)
@@ -312,7 +313,7 @@ class Optimizer:
 _HEADER = ("steps", "skipped", "param_groups")
 
 
-def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
+def checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
     """Steps, steps skipped."""
     kept.check_state(state)
     for key in _HEADER:
@@ -324,7 +325,8 @@ def _checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
 
 def check_gradient(name: str, parameter: Tensor) -> None:
     """Refuse a gradient that is stored in another way than its parameter."""
-    assert parameter.grad is not None
+    if not isinstance(parameter.grad, Tensor):
+        raise TypeError(f"{name}.grad takes a Tensor, got {type_name(parameter.grad)}")
     own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
     kept.check_form(f"{name}.grad", got, own, "its parameter", ": run backward again")
     if parameter.grad.device != parameter.device:

@@ -56,7 +56,7 @@ def clip_grad_norm(
     if scaler is not None and not hasattr(scaler, "array_in"):
         raise TypeError(f"scaler takes a LossScaler, got {type_name(scaler)}")
     found = [p for p in tensors_of("parameters", parameters) if p.grad is not None]
-    gradients: list[Any] = [p.grad for p in found]
+    gradients: list[Any] = tensors_of("gradients", [p.grad for p in found])
     if not found:
         return Tensor(np.zeros((), np.float32))
     scale = None if scaler is None else scaler.array_in(gradients[0].device)

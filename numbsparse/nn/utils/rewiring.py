@@ -209,7 +209,6 @@ class Rewiring(Changing):
         n = round(self.share_at(step) * flat.size)
         if self.grow == "degrees":
             return swapped(flat, largest(-norms, n), layout.shape[1], rng)
-        n = max(n, flat.size - count)
         new = self._grown(weight, layout, count - flat.size + n, rng)
         return ~largest(-norms, flat.size + new.size - count), new
 
