@@ -77,7 +77,7 @@ def line_kernel(B: int) -> Any:
 
     @cuda.jit
     def kernel(x_map, w_map, indptr, indices, blocks, y, out_features):
-        ring = cuda.shared.array(0, uint8)
+        ring = cuda.shared.array(0, uint8)  # as long as the launch says
         full = cuda.shared.array(STAGES, uint64)
         xr = cuda.local.array((MS, 4), uint32)
         acc = cuda.local.array((MS, KS, 4), float32)
@@ -94,7 +94,7 @@ def line_kernel(B: int) -> Any:
         steps = (indptr[column + 1] - first) * PARTS
         base = first_multiple(ring, ALIGNED)
         if t == 0:
-            fence_tensor_map(x_map)
+            fence_tensor_map(x_map)  # the host wrote them
             fence_tensor_map(w_map)
             for stage in range(STAGES):
                 mbarrier_init(full, stage, 1)  # arrival, and the bytes that it says
