@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_150,
-    "numbsparse/autograd": 752,
+    "numbsparse": 3_159,
+    "numbsparse/autograd": 766,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 400,
-    "numbsparse/device": 4_150,
+    "numbsparse/device": 4_158,
     "numbsparse/distributed": 2_025,
     "numbsparse/jax": 730,
     "numbsparse/kernels": 3_369,
@@ -22,7 +22,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_415,
     "numbsparse/kernels/ptx": 2_445,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_766,
+    "numbsparse/nn": 7_773,
     "numbsparse/ops": 5_500,
     "numbsparse/pages": 1_845,
     "numbsparse/patterns": 982,
