@@ -13,8 +13,8 @@ bits of the line's, and the threads that read do the same.
 Reads per output, for a sum of K products: K / BN + K / BM from global memory, K / BN + K / WM from
 shared memory, as before.
 
-The limit: the path from shared memory to registers. Each warp loads all columns of w for its 32
-rows, and then waits for what it loaded. The next step multiplies from shared memory itself.
+The limit: the L2 cache, from which a tile of 32 columns takes K / 32 of x. A wider one would need
+more registers, for its sums and for what is loaded into them. The next step loads nothing there.
 """
 
 from functools import cache
