@@ -1,4 +1,11 @@
-"""numbsparse: block-sparse weights for neural networks, in pure Python, on CPUs and GPUs."""
+"""numbsparse: block-sparse weights for neural networks, in pure Python, on CPUs and GPUs.
+
+>>> import numpy as np, numbsparse as ns
+>>> layout = ns.Layout(ns.patterns.random(8, 4, density=0.25, seed=0))  # which blocks are kept
+>>> w = ns.BlockSparse(np.ones((layout.n_blocks, 16, 16), np.float32), layout)
+>>> (np.ones((2, 128), np.float32) @ w).shape
+(2, 64)
+"""
 
 from typing import TYPE_CHECKING
 

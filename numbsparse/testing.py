@@ -1,4 +1,11 @@
-"""For those who write functions and kernels: is the gradient right, is the kernel, at what cost?"""
+"""For those who write functions and kernels: is the gradient right, is the kernel, at what cost?
+
+`check_grads` compares gradients with differences, `check_rung` a kernel with SciPy's product. In
+the simulator `count` says what kernels read and write, `races` what two threads may touch at once.
+
+>>> import numpy as np, numbsparse as ns
+>>> ns.testing.check_grads(lambda x: (x * x).sum(), np.ones(3))
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,11 +7,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_151,
-    "numbsparse/autograd": 752,
+    "numbsparse": 3_165,
+    "numbsparse/autograd": 770,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 400,
-    "numbsparse/device": 4_150,
+    "numbsparse/device": 4_160,
     "numbsparse/distributed": 2_046,
     "numbsparse/jax": 730,
     "numbsparse/kernels": 3_369,
@@ -22,8 +22,8 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_415,
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_773,
-    "numbsparse/ops": 5_500,
+    "numbsparse/nn": 7_780,
+    "numbsparse/ops": 5_505,
     "numbsparse/pages": 1_845,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

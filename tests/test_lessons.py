@@ -237,6 +237,18 @@ def test_the_counts_of_the_text_are_those_of_the_tools():
     assert f"it is {requests} and {wavefronts:,}." in text
 
 
+def test_what_rungs_gain_over_steps_is_as_measured():
+    text = " ".join(read_lessons().split())
+    for rung, step_before, words in (
+        ("k5_tensor_core", "s08_tensor_core", r"make it (\S+) times as fast at B = 32, "),
+        ("k6_hopper", "s15_store", r"is (\S+) times as fast at B = 32, (\S+) at 64 and (\S+) at"),
+    ):
+        speeds = (ladder.speeds_in_steps(name, "float16") for name in (rung, step_before))
+        gains = [f"{own / before:.1f}" for own, before in zip(*speeds, strict=True)]
+        said = re.search(words, text).groups()
+        assert list(said) == gains[: len(said)]
+
+
 def test_every_rung_on_a_gpu_is_profiled():
     read = {kernel for cases in SECTIONS.values() for case in cases for kernel in case.rungs}
     assert lessons.BEFORE.keys() == {name for name in LADDER if name[:2] != "k0"}

@@ -59,8 +59,8 @@ WRONG = [
     (4, "        cuda.syncthreads()\n    # end", "    # end", "a race"),
     (4, "xs[ty, i] * ws[i, tx]", "x[row, first + i] * ws[i, tx]", "too many reads"),
     (5, "        cuda.syncthreads()\n    # end", "    # end", "a race"),
-    (5, "numbers[p]", "p", "values are wrong"),
-    (5, "xs[ty, i] *", "x[row, rows[p] * B + i] *", "too many reads"),
+    (5, "blocks[p]", "p", "values are wrong"),
+    (5, "xs[ty, i] *", "x[row, indices[p] * B + i] *", "too many reads"),
     (5, "import cuda, float32", "import cuda, float33", "does not run: ImportError"),
 ]
 

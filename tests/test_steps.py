@@ -302,6 +302,7 @@ def test_steps_are_tabulated(timed):
     assert last.speeds[0] == pytest.approx(15 * forward_row("float16")["flops"], rel=1e-4)
     lines = lessons.steps().splitlines()
     assert "a card; `bench`" in lines[0]
+    assert lines[0].endswith("k6_hopper - / - / -.")  # not timed beside them
     assert len(lines) == 4 + len(NAMES)
     assert lines[-1].startswith(
         "| [s15_store](ladder/s15_store.py) | the copy engine stores y, too |"
@@ -364,8 +365,13 @@ def test_no_rung_makes_a_reader_open_more(name):
 def test_what_is_opened_is_what_forward_names():
     files = {path.name for path in opened.files_for("numbsparse.kernels.matmul.k3_registers")}
     assert files == {"k3_registers.py"}
-    names = [path.name for path in opened.files_for(f"{opened.PACKAGE}.k6_hopper")]
+    found = opened.files_for(f"{opened.PACKAGE}.k6_hopper")
+    names = [path.name for path in found if path.parent.name != "parts"]
     assert {"produce.py", "consume.py", "plan.py"} <= set(names)
     assert not {"weight_grad.py", "ring.py", "store.py", "emitted.py"} & set(names)
+    parts = {path.name for path in found if path.parent.name == "parts"}
+    assert {"records.py", "ring.py", "store.py"} <= parts
     for name in CEILINGS:
         assert f"| {name} | " in lessons.opened()
+        count = opened.opened_for(name)
+        assert (count.with_parts > count.lines) == (name > "k4")

@@ -25,7 +25,19 @@ def grad(
 ) -> list[Tensor | None]:
     """The gradients of `output` with respect to each of `inputs`; None where it does not depend.
 
-    With `create_graph=True` they can be differentiated again. Nothing is added to `.grad`.
+    Nothing is added to `.grad`.
+
+    Parameters
+    ----------
+    output : Tensor
+    inputs : sequence of Tensor, of any shapes; each gradient has that of its input
+    grad_output : array or Tensor, in the shape, dtype and place of output, optional
+        The gradient that output itself has; needed unless output is one number.
+    create_graph : bool
+        Whether the gradients can be differentiated again.
+
+    Raises TypeError where one of them is no Tensor, ValueError where grad_output is missing or does
+    not fit, RuntimeError where nothing that led to output requires a gradient.
 
     >>> import numbsparse as ns
     >>> x = ns.Tensor(3.0, requires_grad=True)

@@ -37,6 +37,8 @@ class Tensor:
         memory with other gradients, and with what `backward` was given: to change it assign
         another, `p.grad = p.grad * 0.5`.
 
+    Raises TypeError for what is no array of numbers, and where integers require a gradient.
+
     Examples
     --------
     >>> import numbsparse as ns

@@ -1,7 +1,16 @@
-"""The only package that knows the GPU's runtime: memory, streams, launches, graphs.
+"""Which GPU work goes to, and whether there is one.
 
-`launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads with the first
-kernel and not with the package. The package itself is called as `ns.device(1)`: see `places`.
+`with ns.device(1):` lets work begin on the second GPU: see `help(ns.device.device)`. Of GPUs
+`n_devices()` says how many there are, `describe()` which one is in use, `why_unavailable()` why
+there is none; `SIMULATED`, whether kernels run in Numba's simulator.
+
+>>> import numbsparse as ns
+>>> ns.device.is_available() == (ns.device.why_unavailable() is None)
+True
+
+The rest is for the library, whose only package it is that knows the GPU's runtime: memory, streams,
+launches, graphs. `launch` is imported from `numbsparse.device.launch`, so that numba.cuda loads
+with the first kernel and not with the package.
 """
 
 import sys

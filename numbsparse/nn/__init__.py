@@ -1,4 +1,11 @@
-"""Layers in torch's names and order; each also takes `layout` and `block_size`."""
+"""Layers in torch's names and order; each also takes `layout` and `block_size`.
+
+>>> import numpy as np, numbsparse as ns
+>>> layout = ns.Layout(ns.patterns.random(4, 2, density=0.5, seed=0))
+>>> model = ns.nn.Sequential(ns.nn.Linear(128, 64, layout=layout, seed=0), ns.nn.ReLU())
+>>> model(np.ones((8, 128), np.float32)).shape
+(8, 64)
+"""
 
 from numbsparse.nn import functional, init, optim, utils
 from numbsparse.nn.activations import GELU, ReLU, Sigmoid, Tanh

@@ -78,7 +78,7 @@ def in_layout(values: Any, layout: Layout, other: Layout, fresh: Any = None) -> 
 def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None) -> Any:
     """The norm of each kept block, (n_blocks,), in the order of `w.data`.
 
-    l1 = sum(|w|), l2 = sqrt(sum(w**2)), max = max(|w|), of what is inside the edge of the matrix.
+    l1 is `sum(abs(w))`, l2 `sqrt(sum(w**2))`, max `max(abs(w))`, of what is inside the edge.
     In float64 on the CPU, in float32 on a GPU, where the result stays. Of a convolution's weight
     the rows of each tap end after `tap_features`. Raises ValueError for another norm.
 

@@ -67,6 +67,8 @@ def sddmm(
     >>> x, dy = np.ones((3, 8), np.float32), np.ones((3, 4), np.float32)
     >>> ns.sddmm(x.T, dy, ns.Layout([[1], [0]])).toarray()[:5, 0]
     array([3., 3., 3., 3., 0.], dtype=float32)
+
+    Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
     precision, kernel = checked_precision(precision), checked_kernel(kernel)
     if kernel == "auto" and type(a) is type(b) is np.ndarray:

@@ -147,9 +147,8 @@ def figures_of_steps() -> Iterator[Figures]:
     before: Figures | None = None
     for name, module in STEPS.items():
         dtype = dtype_of(name)
-        timed = [in_section(on_gpu(), "steps", dtype=dtype, block_size=B) for B in SIZES]
-        speeds = tuple(rate_of(name, rows, "forward", dtype) for rows in timed)
-        shape = timed[0][0]
+        speeds = speeds_in_steps(name, dtype)
+        (shape,) = in_section(on_gpu(), "steps", dtype=dtype, block_size=SIZES[0])
         reads, roof = reads_at(name, shape, dtype), roofline(name, shape)
         assert reads is not None
         assert roof is not None
@@ -161,6 +160,12 @@ def figures_of_steps() -> Iterator[Figures]:
         what = name, idea_of(module), lines_of(name), new
         before = Figures(*what, reads, speeds, gain, roof, shape["flops"] / roof.seconds)
         yield before
+
+
+def speeds_in_steps(name: str, dtype: str) -> tuple[float | None, ...]:
+    """Of a step, or of a rung that was timed beside them: operations a second for each of SIZES."""
+    timed = (in_section(on_gpu(), "steps", dtype=dtype, block_size=B) for B in SIZES)
+    return tuple(rate_of(name, rows, "forward", dtype) for rows in timed)
 
 
 def dtype_of(name: str) -> str:

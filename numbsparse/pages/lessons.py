@@ -23,8 +23,9 @@ from numbsparse.pages.committed import (
     seconds_of,
     shape_of,
     speeds_of,
+    teraflops,
 )
-from numbsparse.pages.ladder import figures_of_steps, lines_of
+from numbsparse.pages.ladder import figures_of_steps, lines_of, speeds_in_steps
 from numbsparse.pages.opened import opened_for
 from numbsparse.pages.profile import WAITS
 from numbsparse.pages.reads import reads, reads_at
@@ -95,7 +96,12 @@ def steps() -> str:
     heads += ["TFLOP/s at B = 32 / 64 / 128", "times the one before", "roofline, B = 32"]
     section = on_gpu()["steps"]
     shape = "8192 x 8192, batch 8192, density 0.1; float32 to s07, then float16"
-    return f"{shape}. {section['machine']}; `{section['command']}`.\n\n{table(heads, cells)}"
+    rungs = ("k3_registers", "float32"), ("k5_tensor_core", "float16"), ("k6_hopper", "float16")
+    reached = [f"{of[0]} {' / '.join(map(teraflops, speeds_in_steps(*of)))}" for of in rungs]
+    return (
+        f"{shape}. {section['machine']}; `{section['command']}`. TFLOP/s of rungs in the same run: "
+        f"{', '.join(reached)}.\n\n{table(heads, cells)}"
+    )
 
 
 def opened() -> str:
@@ -104,8 +110,9 @@ def opened() -> str:
     for name in BEFORE:
         found, rows = opened_for(name), rows_of(name)
         gains = " / ".join(ratio(gain_of(name, rows, dtype)) for dtype in DTYPES)
-        cells.append([name, str(found.own), str(found.files), f"{found.lines:,}", gains])
-    heads = ["rung", "own files", "files opened", "lines opened"]
+        counts = str(found.files), f"{found.lines:,}", f"{found.with_parts:,}"
+        cells.append([name, str(found.own), *counts, gains])
+    heads = ["rung", "own files", "files opened", "lines opened", "with the parts"]
     return table([*heads, "times the best before, float32 / float16"], cells)
 
 

@@ -1,8 +1,8 @@
 """How many files and lines of the library a reader opens for one product of a rung.
 
 From the rung's `forward` on, the names that it uses are followed to where they are defined, file by
-file: through functions, and no further than the package of the rungs. Parts that all kernels share
-(`kernels/parts`, `kernels/ptx` and the small files beside them) are not followed.
+file: through functions, within the package of the rungs and, counted apart, in `kernels/parts`,
+which several kernels share. `kernels/ptx` and the small files beside it are not followed.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = "numbsparse.kernels.matmul"
+PACKAGE, PARTS = "numbsparse.kernels.matmul", "numbsparse.kernels.parts"
 
 
 class Opened(NamedTuple):
@@ -21,6 +21,7 @@ class Opened(NamedTuple):
     own: int
     files: int
     lines: int
+    with_parts: int  # lines, those of the parts too
 
 
 class Module(NamedTuple):
@@ -33,15 +34,16 @@ class Module(NamedTuple):
 
 def opened_for(name: str) -> Opened:
     """Of a rung, in all its dtypes and orders."""
-    opened = files_for(f"{PACKAGE}.{name}")
+    every = files_for(f"{PACKAGE}.{name}")
+    opened = {path for path in every if path.parent.name != "parts"}
     folder = ROOT / "kernels" / "matmul" / name
     own = sum(1 for _ in folder.rglob("*.py")) if folder.is_dir() else 1
-    texts = (path.read_text(encoding="utf-8") for path in opened)
-    return Opened(own, len(opened), sum(text.count("\n") for text in texts))
+    lines = {path: path.read_text(encoding="utf-8").count("\n") for path in every}
+    return Opened(own, len(opened), sum(map(lines.__getitem__, opened)), sum(lines.values()))
 
 
 def files_for(module: str) -> set[Path]:
-    """The files in which its `forward` is, and all that this uses, within that package."""
+    """The files in which its `forward` is, and all that this uses, within these packages."""
     seen: set[tuple[str, str]] = set()
     opened, left = set(), [(module, "forward")]
     while left:
@@ -77,8 +79,8 @@ def uses(node: ast.AST, module: str, found: Module) -> Iterator[tuple[str, str]]
 
 @cache
 def parsed(module: str) -> Module | None:
-    """A module of that package; None for any other."""
-    path = _path_of(module) if module.startswith(f"{PACKAGE}.") else None
+    """A module of these packages; None for any other."""
+    path = _path_of(module) if module.startswith((PACKAGE, PARTS)) else None
     if path is None:
         return None
     defined: dict[str, ast.AST] = {}

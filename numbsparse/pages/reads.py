@@ -20,12 +20,7 @@ from numbsparse.bench.results import Row
 from numbsparse.kernels import ladder
 from numbsparse.kernels.matmul import k3_registers, k5_tensor_core
 from numbsparse.kernels.matmul.k6_hopper.plan import TILES, steps_of
-from numbsparse.kernels.matmul.k9_dense_tiles.plan import (
-    SQUARE,
-    depth_of,
-    plan_tiles,
-    shape_of,
-)
+from numbsparse.kernels.matmul.k9_dense_tiles.plan import SQUARE, depth_of, plan_tiles, shape_of
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.strip import WARP_COLUMNS
@@ -46,7 +41,7 @@ class Reads(NamedTuple):
 
 def reads_at(name: str, row: Row, dtype: str) -> Reads | None:
     """Of a rung at the shape of a row of the benchmark's ladder."""
-    layout = random(row["features"], row["block_size"], 0.1)  # as the benchmark's
+    layout = random(row["features"], row["block_size"], round(row["density"], 2))  # as it has
     return reads(name, layout, row["block_size"], row["batch"], dtype)
 
 

@@ -6,7 +6,8 @@ of neighbouring loads differ by constants in the instructions.
 
 What changed since the step before: arrays are passed with one axis, and the beginning of a row is
 computed once, in unsigned 32-bit numbers. NumPy's rule that -1 is the last item costs a test for
-each signed index; an unsigned one has none.
+each signed index; an unsigned one has none. `uint32(...)` stands around sums and products because
+Numba makes 64 bits of two numbers of 32.
 
 Reads per output, for a sum of K products: 2 K from global memory, as before.
 

@@ -3,10 +3,11 @@
 A thread computes TM x TN outputs. For each term of the sum it reads TM + TN values from shared
 memory and forms TM * TN products of them: the more, the closer the rectangle is to a square.
 
-What changed since the step before: `acc` has two axes, and TM + TN values wait in registers. Rows
-of a thread are TY apart, columns TX apart, so that neighbouring threads read neighbours. Four rows
-of xs are now read by a warp at once; a line is one value longer than BK, or all four would be in
-the same bank of shared memory and be served one after the other (a bank conflict).
+What changed since the step before: `acc` has two axes, and TM + TN values wait in registers. Tiles
+are twice as high, for half of the threads. Rows of a thread are TY apart, columns TX apart, so that
+neighbouring threads read neighbours. Four rows of xs are now read by a warp at once; a line is one
+value longer than BK, or all four would be in the same bank of shared memory and be served one after
+the other (a bank conflict).
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory; K / TN + K / TM from
 shared memory.

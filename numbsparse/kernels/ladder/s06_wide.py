@@ -5,8 +5,8 @@ a thread are now neighbours, and it takes four terms of the sum at a time: a loa
 rows fetches four terms of x, a load for each term its columns of w.
 
 What changed since the step before: `load_4xf32` and `store_4xf32`, which take flat indices that are
-multiples of four. So a line of xs is four values longer than BK: eight lines then begin in eight
-different groups of four banks.
+multiples of four. So a line of xs is four values longer than BK: the four lines that a warp reads
+at once then begin in different groups of four banks.
 
 Reads per output, for a sum of K products: K / BN + K / BM from global memory and K / TN + K / TM
 from shared memory, as before, in a quarter of the instructions.

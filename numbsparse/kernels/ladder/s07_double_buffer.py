@@ -3,7 +3,8 @@
 `cp.async` copies sixteen bytes from global to shared memory in the background: the thread does not
 wait and needs no register for them. With two tiles of x and two of w (double buffering) a step
 first requests the tiles of the next one, and then multiplies what the step before it requested: the
-latency of global memory passes while there is something to do.
+latency of global memory passes while there is something to do. It pays from the next step on: in
+step 6 there are enough blocks of threads on a multiprocessor to fill each other's gaps.
 
 What changed since the step before: `fetch` only requests. Copies since the last commit are a group,
 and a thread waits until at most so many of its groups are on their way; the barrier after it says
@@ -13,7 +14,7 @@ Reads per output, for a sum of K products: K / BN + K / BM from global memory, K
 shared memory, as before.
 
 The limit: one multiply-add for each lane and instruction. In the inner loop nine instructions of
-ten are multiply-adds now, so that no better code could be much faster. The next step has an
+ten are multiply-adds now, and their roof is only 1.6 times as high. The next step has an
 instruction that does 2,048 of them.
 """
 

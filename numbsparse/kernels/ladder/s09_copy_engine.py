@@ -13,8 +13,8 @@ bits of the line's, and the threads that read do the same.
 Reads per output, for a sum of K products: K / BN + K / BM from global memory, K / BN + K / WM from
 shared memory, as before.
 
-The limit: the path from shared memory to registers. Each warp loads all columns of w for its 32
-rows, and then waits for what it loaded. The next step multiplies from shared memory itself.
+The limit: the L2 cache, from which a tile of 32 columns takes K / 32 of x. A wider one would need
+more registers, for its sums and for what is loaded into them. The next step loads nothing there.
 """
 
 from functools import cache
@@ -77,7 +77,7 @@ def line_kernel(B: int) -> Any:
 
     @cuda.jit
     def kernel(x_map, w_map, indptr, indices, blocks, y, out_features):
-        ring = cuda.shared.array(0, uint8)
+        ring = cuda.shared.array(0, uint8)  # as long as the launch says
         full = cuda.shared.array(STAGES, uint64)
         xr = cuda.local.array((MS, 4), uint32)
         acc = cuda.local.array((MS, KS, 4), float32)
@@ -94,7 +94,7 @@ def line_kernel(B: int) -> Any:
         steps = (indptr[column + 1] - first) * PARTS
         base = first_multiple(ring, ALIGNED)
         if t == 0:
-            fence_tensor_map(x_map)
+            fence_tensor_map(x_map)  # the host wrote them
             fence_tensor_map(w_map)
             for stage in range(STAGES):
                 mbarrier_init(full, stage, 1)  # arrival, and the bytes that it says

@@ -70,6 +70,7 @@ def line_kernel(B: int) -> Any:
     PARTS = B // BK  # steps in a block, and panels
     SUMS = WM * B // 128  # of a thread
     x_operand, w_operand = Operand(LINE, 0), Operand(LINE, PANEL, True)
+    # 1 x 64 rows by B columns, of BK // 16 times 16 terms.
     multiply, no_sums = wgmma("f16", 1, B, BK // 16, x_operand, w_operand), zeros(SUMS)
 
     @cuda.jit(device=True)

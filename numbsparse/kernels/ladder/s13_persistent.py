@@ -11,8 +11,8 @@ groups first and the rows of x last, so that those rows stay in the L2 cache mea
 Reads per output, for a sum of K products: K / (B U) + K / BM from global memory, K / B + K / 64
 from shared memory, as before.
 
-The limit: the L2 cache again. Each multiprocessor fetches its own copy of w, though its neighbour
-multiplies other rows by the same blocks. The next step fetches them once for two.
+The limit: the L2 cache again, and storing y. Each multiprocessor fetches its own copy of w, though
+its neighbour multiplies other rows by the same blocks. The next step fetches them once for two.
 """
 
 from functools import cache

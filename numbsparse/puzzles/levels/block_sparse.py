@@ -2,9 +2,9 @@
 
 Compute y = x @ w as in puzzle 4, where w keeps only some of its B x B blocks, column by column of
 blocks: those of column c have the numbers p from indptr[c] up to indptr[c + 1]; block p stands in
-the row rows[p] of blocks, and its values are values[numbers[p]], a B x B array. cuda.blockIdx.x is
-the column of blocks, cuda.blockIdx.y the piece of B rows of x and y. What is not kept is not read,
-and takes no time: that is the whole point. `numbsparse/kernels/ladder/s03_shared.py` does the same.
+the row indices[p] of blocks, and its values are values[blocks[p]], a B x B array. cuda.blockIdx.x
+is the column of blocks, cuda.blockIdx.y the piece of B rows of x and y. What is not kept is not
+read, and takes no time: that is the whole point. `numbsparse/kernels/ladder/s03_shared.py` does so.
 """
 
 from numba import cuda, float32
@@ -13,7 +13,7 @@ B = 4  # the side of a block, and of a block of threads
 
 
 @cuda.jit
-def kernel(x, values, indptr, rows, numbers, y):
+def kernel(x, values, indptr, indices, blocks, y):
     xs = cuda.shared.array((B, B), float32)
     ws = cuda.shared.array((B, B), float32)
     column, row = cuda.grid(2)
@@ -21,8 +21,8 @@ def kernel(x, values, indptr, rows, numbers, y):
     total = float32(0)
     # your code
     for p in range(indptr[cuda.blockIdx.x], indptr[cuda.blockIdx.x + 1]):
-        xs[ty, tx] = x[row, rows[p] * B + tx]
-        ws[ty, tx] = values[numbers[p], ty, tx]
+        xs[ty, tx] = x[row, indices[p] * B + tx]
+        ws[ty, tx] = values[blocks[p], ty, tx]
         cuda.syncthreads()
         for i in range(B):
             total += xs[ty, i] * ws[i, tx]
@@ -38,7 +38,7 @@ from numbsparse.puzzles.checker import Case  # noqa: E402
 
 HINTS = (
     "The loop of puzzle 4 goes over the kept blocks of a column now, not over all of K.",
-    "Block p wants the values of x from rows[p] * B on, and is values[numbers[p]].",
+    "Block p wants the values of x from indices[p] * B on, and is values[blocks[p]].",
     "A column of blocks may keep none: its part of y is 0, which total already is.",
 )
 
