@@ -6,11 +6,11 @@ import re
 import sys
 from collections import Counter, defaultdict
 from contextlib import contextmanager, nullcontext
+from heapq import heapify, heapreplace
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from runpy import run_path
-from unittest.mock import patch
 from zlib import crc32
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: more threads only wait
@@ -89,10 +89,14 @@ def beyond_pairs(items):
     pairs = [set(combinations(each, 2)) for each in values]
     quick = [not re.search("float32|highest", repr(item.callspec.params)) for item in items]
     wanted, taken = set().union(*pairs), set()
+    best = [(-len(each), not quick[i], i) for i, each in enumerate(pairs)]  # a heap
+    heapify(best)
     while wanted:
-        best = max(range(len(items)), key=lambda i: (len(pairs[i] & wanted), quick[i]))
-        wanted -= pairs[best]
-        taken.add(best)
+        _, slow, i = best[0]
+        now = -len(pairs[i] & wanted), slow, i
+        if heapreplace(best, now) == now:  # as many are new as when it was looked at
+            wanted -= pairs[i]
+            taken.add(i)
     return [item for i, item in enumerate(items) if i not in taken]
 
 
@@ -216,14 +220,14 @@ def turns_and_holes(request):
     if not device.SIMULATED and device.is_available():
         device.runtime.make_current(0)  # an earlier test's JAX may have left another GPU current
     number = crc32(request.node.nodeid.encode()) if device.SIMULATED else 0
-    falling = testing.in_turns("falling") if number % 2 else nullcontext()
-    with falling, patch.object(memory, "_hole", memory.HOLES[number // 2 % 2]):
+    memory._hole = memory.HOLES[number // 2 % 2]  # as every test does: nothing to restore
+    with testing.in_turns("falling") if number % 2 else nullcontext():
         yield
 
 
 def of_numba():
     """What the environment tells Numba, which reads it again whenever it has changed."""
-    return {name: value for name, value in os.environ.items() if name.startswith("NUMBA_")}
+    return {name: os.environ[name] for name in os.environ if name.startswith("NUMBA_")}
 
 
 @contextmanager

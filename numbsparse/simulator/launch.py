@@ -184,7 +184,9 @@ def _converting(name: str) -> Callable[[Any], Any]:
 
     class Made(dict[Any, Any]):
         def __missing__(self, value: Any) -> Any:
-            made = value if type(value) is number else number(value)
+            if type(value) is number:
+                return value
+            made = number(value)
             if -65536 < value < 65536 and made == value:
                 self[int(value)] = made
             return made

@@ -34,7 +34,6 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     Attributes
     ----------
     threadIdx, blockIdx, thread_id, syncthreads : what the simulator reads of the current thread
-    rank : where it is in an order of all threads
     block : Block
     own : what instructions keep for this simulated thread
     awaits : what says what it waits for; None until it waits
@@ -54,7 +53,6 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     def become(self, block: Block, number: int) -> None:
         self.block, self.blockIdx = block, block.index
         self.threadIdx, self.thread_id = block.places[number], number
-        self.rank = block.place, number
         self.own: dict[Any, Any] = {}
 
     def syncthreads(self) -> None:
@@ -187,6 +185,7 @@ class Turns:
         while type(following) is int:
             block = self._blocks[following // self._threads]
             worker.become(block, following % self._threads)
+            worker.rank = following  # the thread, among those of all blocks
             try:
                 block.work()
                 if accesses.watcher is not None:

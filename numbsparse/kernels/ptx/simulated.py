@@ -238,7 +238,7 @@ def shfl_idx(value, source):
 
 
 def redux_or(value):
-    return together(meaning.redux_or, *_registers(np.uint32, value))
+    return together(meaning.redux_or, _registers(np.uint32, value)[0])
 
 
 def sync_warp():
