@@ -105,6 +105,16 @@ def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
     np.testing.assert_array_equal(whole.state_dict()["0"], second.state_dict()["0"])
 
 
+def test_an_average_of_many_parameters_resumes():
+    """Whose numbers as texts have another order."""
+    parameters = [nn.Parameter(np.full(2, i, np.float32)) for i in range(12)]
+    first, second = (optim.ExponentialMovingAverage(parameters, 0.5) for _ in range(2))
+    first.step()
+    second.load_state_dict(first.state_dict())
+    for i in range(12):
+        np.testing.assert_array_equal(second.state_dict()[str(i)], np.full(2, i))
+
+
 @pytest.mark.simulator
 def test_average_within_a_graph_counts_each_replay():
     if not ns.device.is_available():
