@@ -85,6 +85,16 @@ def test_an_average_is_not_taken_over_blocks_elsewhere(put):
     average.step()
 
 
+def test_the_average_of_new_blocks_begins_with_the_parameter(put):
+    parameter = nn.Parameter(put(ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1, 0]])))
+    average = optim.ExponentialMovingAverage([parameter])
+    average.step()
+    wider = np.stack([np.full((4, 4), n, np.float32) for n in (5, 7)])
+    parameter.data = put(ns.BlockSparse(wider, [[1, 1]]))
+    average.remap()
+    assert average.state_dict()["0"].data[:, 0, 0].tolist() == [1, 7]
+
+
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
     values = [np.array(rng.standard_normal(shape), np.float32) for _ in range(6)]
