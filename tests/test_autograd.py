@@ -171,6 +171,8 @@ def test_check_grads_finds_a_wrong_second_gradient():
     check_grads(cube, A)
     with pytest.raises(AssertionError, match="backward gives"):
         check_grads(cube, A, order=2)
+    with pytest.raises(AssertionError, match="backward gives"):  # of the second input too
+        check_grads(lambda x, y: x * x + cube(y), A, A, order=2)
 
 
 def test_check_grads_takes_float64():

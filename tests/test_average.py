@@ -85,6 +85,16 @@ def test_an_average_is_not_taken_over_blocks_elsewhere(put):
     average.step()
 
 
+def test_the_average_of_new_blocks_begins_with_the_parameter(put):
+    parameter = nn.Parameter(put(ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1, 0]])))
+    average = optim.ExponentialMovingAverage([parameter])
+    average.step()
+    wider = np.stack([np.full((4, 4), n, np.float32) for n in (5, 7)])
+    parameter.data = put(ns.BlockSparse(wider, [[1, 1]]))
+    average.remap()
+    assert average.state_dict()["0"].data[:, 0, 0].tolist() == [1, 7]
+
+
 @pytest.mark.parametrize("shape", [(), (4,)], ids=str)
 def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
     values = [np.array(rng.standard_normal(shape), np.float32) for _ in range(6)]
@@ -103,6 +113,16 @@ def test_average_resumes_from_a_file(rng, put, shape, tmp_path):
         second.step()
     assert second.steps == 6
     np.testing.assert_array_equal(whole.state_dict()["0"], second.state_dict()["0"])
+
+
+def test_an_average_of_many_parameters_resumes():
+    """Whose numbers as texts have another order."""
+    parameters = [nn.Parameter(np.full(2, i, np.float32)) for i in range(12)]
+    first, second = (optim.ExponentialMovingAverage(parameters, 0.5) for _ in range(2))
+    first.step()
+    second.load_state_dict(first.state_dict())
+    for i in range(12):
+        np.testing.assert_array_equal(second.state_dict()[str(i)], np.full(2, i))
 
 
 @pytest.mark.simulator

@@ -3,6 +3,8 @@
 And only there: a sum needs none of its operands.
 """
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from conftest import host
@@ -127,6 +129,36 @@ def test_a_change_before_backward_is_refused_where_it_matters(rng, put, place, n
     for got, expected in zip(ns.grad(again, [p, x], grad_output=dy), right, strict=True):
         if expected is not None:
             np.testing.assert_array_equal(host(got.data), host(expected.data))
+
+
+RESULTS = {
+    name: getattr(F, name)
+    for name in ("relu", "elu", "glu", "gelu", "tanh", "sigmoid", "softmax", "log_softmax")
+} | {
+    "exp": F.exp,
+    "logsumexp": F.logsumexp,
+    "sqrt": lambda x: F.sqrt(x * x + 1.0),
+    "l1": lambda w: F.block_norms(w, "l1"),
+    "l2": lambda w: F.block_norms(w, "l2"),
+    "max": lambda w: F.block_norms(w, "max"),
+    "columns": F.column_norms,
+}
+
+
+WITHOUT = ("relu", "l1")  # a result that nothing of is needed
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_a_result_that_is_changed_changes_no_gradient(rng, name):
+    """It is refused, or nothing of it is needed."""
+    data = sparse(rng) if name in ("l1", "l2", "max", "columns") else array(rng, 3, 8)
+    p = nn.Parameter(data)
+    y, again = RESULTS[name](p), RESULTS[name](p)
+    (right,) = ns.grad(y, [p], grad_output=np.ones(y.shape, np.float32))
+    np.negative(again.data, out=again.data)
+    with nullcontext() if name in WITHOUT else pytest.raises(RuntimeError, match="by a write to"):
+        (got,) = ns.grad(again, [p], grad_output=np.ones(y.shape, np.float32))
+        np.testing.assert_array_equal(got.values, right.values)
 
 
 def test_the_operand_is_named(rng):

@@ -236,3 +236,45 @@ def test_cpu_gives_the_same_bits_for_any_number_of_threads(product, rng):
     finally:
         numba.set_num_threads(before)
     assert all((out == results[0]).all() for out in results)
+
+
+def a_rung_that_is_off(product, by, terms, inexact, eps, accumulator):
+    """It adds `by` times what one output may be off, or puts NaN there."""
+
+    def run(*of):
+        *operands, index, out, precision = of
+        exact = [np.nan_to_num(operand.astype(float)) for operand in operands]
+        right, sizes = np.empty(out.shape), np.empty(out.shape)
+        getattr(k0_reference, product)(*exact, index, right)
+        getattr(k0_reference, product)(*map(abs, exact), index, sizes)
+        bound = (terms + 2 + inexact) * accumulator * sizes + eps * abs(right)
+        bound += 2.0**-9 * sizes if precision == "high" else 0
+        at = np.unravel_index(abs(right).argmax(), out.shape)
+        right[at] += by * bound[at]
+        out[...] = right
+
+    return SimpleNamespace(**{"__name__": "off", "PRODUCT_ERROR": 5, product: run})
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize(
+    ("dtype", "precision", "inexact", "eps", "accumulator"),
+    [
+        ("float32", "highest", 5, 2.0**-23, 2.0**-23),
+        ("float32", "high", 5, 2.0**-23, 2.0**-23),
+        ("float64", "highest", 0, 2.0**-52, 2.0**-52),
+        ("float16", "highest", 0, 2.0**-10, 2.0**-23),
+    ],
+)
+def test_what_is_off_by_more_than_its_bound_is_found(
+    product, dtype, precision, inexact, eps, accumulator
+):
+    case = Case(batch=7, in_features=24, out_features=16, block_size=8, density=1)
+    terms = {"forward": 24, "input_grad": 16, "weight_grad": 7}[product]
+    for by in (0.4, -0.4, 1.7, -1.7, np.nan):
+        rung = a_rung_that_is_off(product, by, terms, inexact, eps, accumulator)
+        if abs(by) < 1:
+            check_rung(rung, product, case, dtype, "cpu", precision=precision)
+            continue
+        with pytest.raises(AssertionError, match=r"1 of .* outputs are wrong; at .* is right"):
+            check_rung(rung, product, case, dtype, "cpu", precision=precision)

@@ -313,6 +313,7 @@ def test_what_cannot_be_steered_is_refused(rng):
     two = nn.Sequential(nn.Linear(32, 32, block_size=4), nn.Linear(32, 32, block_size=16))
     with pytest.raises(ValueError, match=r"density 0\.06 leaves .* use 0\.133 or more"):
         HardConcrete(two, 0.06)  # a block of each has 16 + 256 of 2 * 1024 values
+    assert HardConcrete(two, 0.07).density == 0.07
     assert shared[0].gate is gated[0].gate is model[0].gate is None  # nothing was changed
     HardConcrete(model, 0.5)
     model[0].gate.log_alpha.data.values[:] = -9

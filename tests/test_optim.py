@@ -28,8 +28,8 @@ def adam(p, g, s, lr, weight_decay=0.0, decoupled=False, betas=(0.9, 0.999), eps
     return p - lr * m / (np.sqrt(v) + eps)
 
 
-def adamw(*arguments, **options):
-    return adam(*arguments, decoupled=True, **options)
+def adamw(*arguments, weight_decay=1e-2, **options):
+    return adam(*arguments, weight_decay=weight_decay, decoupled=True, **options)
 
 
 CASES = {
@@ -37,8 +37,10 @@ CASES = {
     "momentum": (optim.SGD, sgd, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}),
     "nesterov": (optim.SGD, sgd, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "Adam": (optim.Adam, adam, {"lr": 0.1}),
+    "Adam with eps": (optim.Adam, adam, {"lr": 0.1, "eps": 0.3}),
     "Adam with decay": (optim.Adam, adam, {"lr": 0.1, "weight_decay": 0.1, "betas": (0.8, 0.9)}),
     "AdamW": (optim.AdamW, adamw, {"lr": 0.1, "weight_decay": 0.1}),
+    "AdamW with eps": (optim.AdamW, adamw, {"lr": 0.1, "betas": (0.7, 0.8), "eps": 0.3}),
 }
 
 

@@ -180,6 +180,21 @@ def test_an_odd_block_without_a_partner_stays():
         assert len(before - flats(layer.weight)) == 2
 
 
+def test_no_swap_makes_a_block_that_is_there():
+    """Where most partners would: each of two blocks with every other."""
+    for seed in range(300):
+        rng = np.random.default_rng(seed)
+        flat = np.sort(rng.permutation(12)[: rng.integers(2, 9)])  # of 4 x 3
+        chosen = rng.random(flat.size) < 0.8
+        stay, new = drawn_blocks.swapped(flat, chosen, 3, rng)
+        after = np.concatenate([flat[stay], new])
+        assert np.unique(after).size == flat.size
+        assert stay[~chosen].all()
+        assert not set(new) & set(flat)
+        for of in (lambda a: a // 3, lambda a: a % 3):
+            np.testing.assert_array_equal(np.sort(of(after)), np.sort(of(flat)))
+
+
 def test_without_gradients_of_candidates_nothing_goes():
     layer = nn.Linear(64, 64, layout=np.eye(16, dtype=bool), block_size=4, seed=0)
     before, rewiring = flats(layer.weight), Rewiring(layer, every=1, candidates=8, seed=0)

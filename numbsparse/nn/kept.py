@@ -48,7 +48,7 @@ def against(own: Form, other: Form) -> str:
     one, two = own.matrix_layout, other.matrix_layout
     first = np.setxor1d(one.flat_indices, two.flat_indices)[0]
     block = tuple(int(n) for n in divmod(first, one.shape[1]))
-    which = "this" if one.pattern[block] else "that"
+    which = "this" if first in one.flat_indices else "that"
     return f"{words}: of the two only {which} one has block {block}"
 
 

@@ -64,15 +64,14 @@ def _lengths(values: Tensor) -> Tensor:
 
 def _largest(values: Tensor) -> Tensor:
     sizes = abs(values)
-    largest = ops.max(sizes.data, 1, keepdims=True)
 
-    def gradient(dy: Tensor, y: Tensor) -> Tensor:
-        below = ops.subtract(largest, sizes.data)
+    def gradient(dy: Tensor, largest: Tensor) -> Tensor:
+        below = ops.subtract(ops.reshape(largest.data, (-1, 1)), sizes.data)
         is_largest = ops.subtract(1.0, ops.relu_grad(below, ops.full_like(below, 1.0)))
         share = ops.divide(is_largest, ops.sum(is_largest, 1, keepdims=True))
         return multiply(Tensor(share), reshape(dy, (-1, 1)))
 
-    return record(ops.reshape(largest, (-1,)), (sizes, gradient))
+    return record(ops.max(sizes.data, 1), (sizes, gradient))
 
 
 def sum_block_sparse(w: Tensor, axis: Axis, keepdims: bool) -> Tensor:
