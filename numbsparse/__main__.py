@@ -190,8 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         "times",
         _of_kernels("bench.times", _times),
         "check how good the automatic choice of a kernel is on this GPU",
-        "Draws products of random size, times the kernels that can compute each, other libraries\n"
-        "and one row more, and prints where the choice, the kernels or that row cost most.",
+        "Draws products of random size, and times each by every kernel that can compute it, by\n"
+        "other libraries, and with one row more. Prints where these cost most.",
         "times --points 20",
     )
     command.add_argument("--points", type=WHOLE, default=100, help="products to draw; default: 100")
