@@ -137,6 +137,27 @@ def test_kernels_are_as_committed(compilers):
         assert (ended.returncode, ended.stdout.splitlines()[1]) == (0, "all are as committed")
 
 
+OLDER_CARD = """
+import numpy as np
+from numbsparse.device import stand_in
+stand_in.install((7, 5), 40)
+from numbsparse.device import empty, to_device
+from numbsparse.kernels.gates import scale_blocks
+a, gates = empty((2, 32, 32), "float16"), to_device(np.ones(2, np.float32))
+scale_blocks(a, to_device(np.arange(2)), gates, gates, 1, empty(a.shape, a.dtype))
+"""
+
+
+def test_blocks_of_16_bits_are_scaled_on_cards_that_round_no_pairs(compilers):
+    ended = subprocess.run(
+        [sys.executable, "-c", OLDER_CARD],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
 SMALL_PRODUCTS = """
 from itertools import product as every
 import numpy as np, numbsparse as ns

@@ -27,6 +27,11 @@ def copy_engine() -> bool:
     return SIMULATED or compute_capability() >= (9, 0)
 
 
+def rounds_pairs() -> bool:
+    """Whether the card has an instruction that makes two 16-bit values of two float32."""
+    return SIMULATED or compute_capability() >= (8, 0)
+
+
 def registers(threads: int, most: int = 248) -> dict[str, int]:
     """An option of `cuda.jit`: what a multiprocessor has for each of so many threads, by eights."""
     each = REGISTERS // (-(-threads // 128) * 128)  # handed out to four warps at once

@@ -12,6 +12,7 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import rounds_pairs
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
@@ -31,7 +32,8 @@ def scale_blocks(a, where, by, gates, to_all, out):
     width, piece = out.shape[1] * out.shape[2], BYTES // out.itemsize
     args = a.span, where, by, gates, to_all
     pieces, in_place = width // piece, a.address == out.address
-    if pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES:
+    whole = not (pieces & (pieces - 1) or width % piece or (a.address | out.address) % BYTES)
+    if not whole or (out.itemsize == 2 and not rounds_pairs()):
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
     grid, kernel = blocks(-(-out.size // (piece * DEEP))), scale_pieces_kernel
