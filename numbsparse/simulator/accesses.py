@@ -268,11 +268,17 @@ def _site() -> tuple[Site, bool]:
     while _inside(name := frame.f_globals["__name__"]):
         atomic = atomic or name in _ATOMIC
         frame = frame.f_back
-    place = id(frame.f_code), frame.f_lasti
-    known = _sites.get(place)
-    if known is None or known[0] is not frame.f_code:
-        known = _sites[place] = frame.f_code, _site_at(frame.f_code, place_in(frame))
-    return known[1], atomic
+    return site_of(frame), atomic
+
+
+def site_of(frame: Any) -> Site:
+    """Where in its text a frame is."""
+    code, instruction = frame.f_code, frame.f_lasti
+    known = _sites.get((id(code), instruction))
+    if known is None or known[0] is not code:
+        known = code, _site_at(code, _place(code, instruction))
+        _sites[id(code), instruction] = known
+    return known[1]
 
 
 _sites: dict[tuple[int, int], tuple[Any, Site]] = {}  # and the code, which stays alive
@@ -288,12 +294,6 @@ def _inside(module: str) -> bool:
     return module.startswith(_INSIDE)
 
 
-def place_in(frame: Any) -> Any:
-    """Where in its text a frame is."""
-    return _place(frame.f_code, frame.f_lasti)
-
-
-@cache
 def _place(code: Any, instruction: int) -> Any:
     """Lines and columns, where Python knows them: it renumbers an instruction once it is warm.
 

@@ -234,12 +234,13 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
     name = (_compiled_place(sys._getframe(1)), dtype, shape) if shape else DYNAMIC
     block = current().block
     made = block.own.setdefault(_shared_array, {})
-    if (name, dtype) not in made:
+    array = made.get((name, dtype))
+    if array is None:
         shape = shape or memory._dynshared_size // dtype.itemsize
         nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
         array = shared_bytes(block, name, nbytes).view(dtype).reshape(shape)
-        made[name, dtype] = seen(array, Shared)
-    return made[name, dtype]
+        array = made[name, dtype] = seen(array, Shared)
+    return array
 
 
 def _compiled_place(frame: Any) -> Any:
@@ -250,13 +251,12 @@ def _compiled_place(frame: Any) -> Any:
     looked at here. Numba also compiles again for another number in the text (`part(x, 0)`, `part(x,
     1)`), which cannot be seen here: the calls share an array where they may have two.
     """
-    function: Any = frame.f_code
-    kinds: tuple[Any, ...] = ()
+    called: Any = None
     if frame.f_back.f_code is FakeCUDAKernel.__call__.__code__:  # `call` of `_calling`
         calling = frame.f_back.f_locals
-        function = calling["kernel"]
         kinds = tuple((a.dtype, a.ndim) for a in calling["args"] if getattr(a, "ndim", 0))
-    return function, kinds, accesses.place_in(frame)
+        called = calling["kernel"], kinds
+    return called, accesses.site_of(frame)
 
 
 simulated.FakeCUDAModule = lru_cache(_Cuda)  # of a grid, a block and its dynamic memory
