@@ -10,6 +10,7 @@ from conftest import HALVES
 from drawn import is_compiled, takes_few
 
 from numbsparse import device
+from numbsparse.device import memory
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import (
     LADDER,
@@ -254,6 +255,23 @@ def a_rung_that_is_off(product, by, terms, inexact, eps, accumulator):
         out[...] = right
 
     return SimpleNamespace(**{"__name__": "off", "PRODUCT_ERROR": 5, product: run})
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_what_a_rung_is_given(contiguous, monkeypatch):
+    """Rows with gaps, NaN beyond the edge and in the result, which is to be written whole."""
+    monkeypatch.setattr(memory, "_hole", memory.HOLES[0])  # as it is but in tests
+    case, seen = Case(batch=3, in_features=10, out_features=15, block_size=4, density=1), []
+
+    def forward(x, values, index, y, precision):
+        seen.append((x.flags.c_contiguous, np.isnan(values).any(), np.isnan(y).all()))
+        k0_reference.forward(x, np.nan_to_num(values), index, y)
+        y[1, 2] = np.nan  # as if it were not written
+
+    rung = SimpleNamespace(__name__="partly", forward=forward)
+    with pytest.raises(AssertionError, match=r"1 of 45 outputs are wrong; at \(1, 2\) nan where"):
+        check_rung(rung, "forward", case, "float32", "cpu", contiguous=contiguous)
+    assert seen == [(contiguous, True, True)]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

@@ -194,3 +194,12 @@ def test_no_thread_waits_for_the_index_of_another_layout(monkeypatch):
     first.join()
     second.join()
     assert was_over
+
+
+@pytest.mark.parametrize("kept", [[1, 0, 1], [0.0, 1.0, 1.0], [True, False], [[True] * 3]])
+def test_selected_blocks_are_said_by_booleans(kept):
+    """Not by their numbers, which would select others."""
+    layout = ns.Layout([[1, 0, 1], [0, 1, 0]])
+    with pytest.raises(ValueError, match="kept takes 3 booleans, got "):
+        layout.select(kept)
+    assert layout.select([True] * 3) is layout

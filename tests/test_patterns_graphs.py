@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.patterns import mixing
+from numbsparse.patterns import mixing, scale_free
 
 
 def test_watts_strogatz_without_rewiring_is_networkx():
@@ -204,3 +204,13 @@ def test_small_world_of_the_launch_post():
     assert patterns.mean_path_length(grid) > 10
     assert patterns.mean_path_length(small_world) < 5
     assert patterns.mixing_steps(small_world) < patterns.mixing_steps(grid) / 2
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_those_of_the_largest_weights_are_drawn(m, rng):
+    """So much larger that the others never are, wherever they stand."""
+    for _ in range(50):
+        heavy = rng.permutation(400)[:m]
+        weights = np.ones(400)
+        weights[heavy] = 1e15
+        assert set(scale_free._draw(weights, m, rng)) == set(heavy)

@@ -59,6 +59,7 @@ def test_lists_are_kept(tmp_path):
         "empty": [], "losses": [2.5 / (1 + i) for i in range(12)], "first": {"0": 1, "1": 2},
         "nested": [[], [[1], ()], {"deep": [{"x": [True, "a"]}]}], "best": None, "pair": (1, "b"),
         "generator": np.random.default_rng(0).bit_generator.state, "least": -(2**70),
+        "texts": ["", "\0", "a\0", "a\0\0", "\0a", "a.\0"],
     }  # fmt: skip
     ns.save(tmp_path / "state.npz", state)
     loaded = ns.load(tmp_path / "state.npz")

@@ -220,6 +220,15 @@ def test_first_values_count_only_kept_blocks():
         assert 0.7 * bound < biases.max() <= bound
 
 
+def test_an_lstm_forgets_nothing_at_first():
+    layer = nst.LSTM(8, 12, 2, block_size=4)
+    layer.bias_l1.data.fill_(7)
+    layer.reset_parameters()
+    for bias in (layer.bias_l0, layer.bias_l1):
+        of_gates = bias.detach().reshape(3, 4, 4).transpose(0, 1).reshape(4, 12)
+        assert of_gates.tolist() == [[0] * 12, [1] * 12, [0] * 12, [0] * 12]  # i, f, g, o
+
+
 STEPS = torch.ones(2, 3, 8)
 
 
