@@ -226,7 +226,14 @@ READ: dict[str, Callable[[Row], str]] = {
 """What the profiler read of a rung, line by line."""
 
 
+def profiled_steps() -> str:
+    """The same of the taught steps, a line for each."""
+    rows, labels = in_section(profiled(), "steps"), [of for of in READ if of != "device memory"]
+    cells = [[row["rung"], *(READ[label](row) for label in labels)] for row in rows]
+    return table(["step", *labels], cells)
+
+
 PARTS: dict[str, Callable[[], str]] = {
-    **{part.__name__: part for part in (machine, limits, counts, steps, opened)},
+    **{part.__name__: part for part in (machine, limits, counts, steps, profiled_steps, opened)},
     **{name: partial(figures, name) for name in BEFORE},
 }

@@ -173,7 +173,7 @@ def bytes_from_cache(name: str, row: Row) -> float | None:
     for read in rows:
         return float(read["readings"]["L2 to L1 bytes"])
     size, itemsize = row["block_size"], 4 if row["dtype"] == "float32" else 2
-    layout = random(row["features"], size, 0.1)  # as the benchmark's
+    layout = random(row["features"], size, round(row["density"], 2))
     values = arriving(name, layout, size, row["batch"], row["dtype"])
     return None if values is None else values * row["batch"] * row["features"] * itemsize
 

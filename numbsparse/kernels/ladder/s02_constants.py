@@ -11,8 +11,8 @@ Numba makes 64 bits of two numbers of 32.
 
 Reads per output, for a sum of K products: 2 K from global memory, as before.
 
-The limit: two loads for each multiply-add, all of them from L1. The next step reads each value once
-for many threads.
+The limit: still integers, for `i` has 64 bits and so has what is added to it; and two loads for
+each multiply-add. The next step reads each value once for many threads.
 """
 
 from functools import cache
