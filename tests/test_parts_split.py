@@ -36,8 +36,7 @@ def test_images_hold_each_value_as_hi_and_lo(size, N, depth, transposed, by_eigh
     w = values.swapaxes(1, 2) if transposed else values
     w = np.where(rows[:, None, None] * size + np.arange(size)[:, None] < features, w, 0)
     parts = w.reshape(2, size // depth, depth, size // N, N).transpose(0, 3, 1, 4, 2)
-    eight, g = np.indices((N // 8, 8))
-    columns = eight // 4 * 32 + 4 * g + eight % 4
+    columns = np.arange(N).reshape(N // 8, 8)
     expected = parts[:, :, :, columns][..., terms_of(depth, by_eights)]  # (..., 8, 8, depth/4, 4)
     hi, lo = images[..., 0, :, :, :], images[..., 1, :, :, :]
     expected = np.moveaxis(expected, -2, -3)

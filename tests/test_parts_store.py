@@ -15,7 +15,7 @@ from numbsparse.kernels.parts.store import (
     order_of,
     storer,
 )
-from numbsparse.kernels.parts.store_float32 import storer_of_float32
+from numbsparse.kernels.parts.store_float32 import storer_of_pairs
 
 pytestmark = on_hopper
 
@@ -71,26 +71,27 @@ def test_16_bit_sums(order, B, apart, columns, rng):
 
 
 @cuda.jit(device=True)
-def next_to(u, g):
-    return 2 * g + u
+def next_to(tile, half):
+    return 2 * (cuda.threadIdx.x // 4) + half
 
 
 @cuda.jit(device=True)
-def below(u, g):
-    return 8 * u + g
+def below(tile, half):
+    return 8 * half + cuda.threadIdx.x // 4
 
 
 def storing_float32(order, neighbours):
-    store = storer_of_float32(order, next_to if neighbours else below, neighbours)
+    of = Sums("highest", 32, 1, 1, 64)
+    store = storer_of_pairs(of, order, next_to if neighbours else below, neighbours)
 
     @cuda.jit
     def kernel(sums, row, column, values, sizes):
-        own = cuda.local.array((4, 4), float32)
-        for n in range(4):
-            for k in range(4):
-                own[n, k] = sums[cuda.threadIdx.x, n, k]
+        own, columns = cuda.local.array(16, float32), cuda.local.array(1, int32)
+        columns[0] = column
+        for k in range(16):
+            own[k] = sums[cuda.threadIdx.x, k]
         row_stride, column_stride, batch, features = sizes
-        store(own, row, column, (values, row_stride, column_stride, batch, features))
+        store(own, columns, row, (values, row_stride, column_stride, batch, features))
 
     return kernel
 
@@ -102,12 +103,12 @@ def test_float32_sums(order, neighbours, cut, rng):
     batch, features = (20 if cut else 40) + (order == ANY), (56 if cut else 80) + (order == ANY)
     sums = rng.standard_normal((8, 4, 4, 2, 2), np.float32)  # g, q, n, half, e
     y = filled(order, batch, features, np.float32)
-    args = device.to_device(sums.reshape(32, 4, 4)), 8, 32
+    args = device.to_device(sums.reshape(32, 16)), 8, 1
     launch(storing_float32(order, neighbours), 1, 32, *args, y.span, of_y(y))
 
     expected = np.full((batch, features), np.nan, np.float32)
     for g, q, n, u, e in np.ndindex(sums.shape):
-        row, column = 8 + (2 * g + u if neighbours else 8 * u + g), 32 + 8 * q + 4 * e + n
+        row, column = 8 + (2 * g + u if neighbours else 8 * u + g), 32 + 8 * n + 2 * q + e
         if row < batch and column < features:
             expected[row, column] = sums[g, q, n, u, e]
     np.testing.assert_array_equal(y.numpy(), expected)

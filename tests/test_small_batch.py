@@ -103,9 +103,15 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
 @needs_ampere
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(("size", "batch"), [(8, 66), (16, 97), (32, 225), (64, 65)])
+@pytest.mark.parametrize(
+    ("size", "batch", "warps", "split"),
+    [(8, 66, 8, 2), (16, 97, 8, 2), (32, 225, 8, 4), (64, 65, 8, 2), (16, 225, 2, 4)],
+)
 @pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
-def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monkeypatch):
+def test_warps_share_the_steps_of_a_unit(
+    size, batch, warps, split, x_turned, dtype, rng, monkeypatch
+):
+    """Warps of one block of threads, or where it has two, of two blocks."""
     layout = ns.Layout(np.eye(1, 2, dtype=bool))
     x, dy = (rng.standard_normal((batch, n * size)).astype(dtype) for n in layout.shape)
     exact = [a.astype(np.float64) for a in (x, dy)]
@@ -113,13 +119,14 @@ def test_warps_share_the_steps_of_a_unit(size, batch, x_turned, dtype, rng, monk
     k0_reference.weight_grad(*exact, layout.index, expected)
     k0_reference.weight_grad(*map(abs, exact), layout.index, magnitude)
     x_given = device.to_device(x.T.copy()).T if x_turned else device.to_device(x)
-    found, split = [], blocks.split_of
-    monkeypatch.setattr(launches, "WARPS", 8)  # four for each unit, in the simulator too
-    monkeypatch.setattr(blocks, "split_of", lambda *a: found.append(split(*a)) or found[-1])
+    found, split_of = [], blocks.split_of
+    monkeypatch.setattr(launches, "WARPS", warps)
+    monkeypatch.setattr(launches, "n_shares", lambda: 8)
+    monkeypatch.setattr(blocks, "split_of", lambda *a: found.append(split_of(*a)) or found[-1])
     got = device.to_device(np.full(expected.shape, np.nan, dtype))
     index = ops.index_beside(layout, got)
     rung.weight_grad(x_given, device.to_device(dy), index, got)
-    assert found == [4 if batch == 225 else 2]
+    assert found == [split]
     bound = (batch + 2) * np.finfo(np.float32).eps * magnitude + np.finfo(dtype).eps * abs(expected)
     assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()
 

@@ -97,12 +97,15 @@ def test_a_plan_for_weight_grad_holds_every_square_once(rng):
 
 @pytest.mark.parametrize("warps", [8, 24, 1056])
 def test_no_more_warps_than_steps_and_places(warps):
+    def least(split):
+        """Steps of each warp: of several blocks of threads, as many as there are blocks."""
+        return max(split // launches.WARPS, 2)
+
     for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
         split = blocks.split_of(steps, units, warps)
-        assert split in (1, 2, 4, 8)
-        assert split == 1 or (split * units <= warps and split <= (steps + 1) // 2)
-        more = 2 * split
-        assert more > launches.WARPS or more * units > warps or more > (steps + 1) // 2
+        assert split in (1, 2, 4, 8, 16, 32)
+        assert split == 1 or (split * units <= warps and split * least(split) <= steps + 1)
+        assert 2 * split * units > warps or 2 * split * least(2 * split) > steps + 1
 
 
 def test_a_step_of_a_weight_grad_has_two_tiles_where_that_pays():

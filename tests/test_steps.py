@@ -346,10 +346,10 @@ def test_only_steps_that_serve_are_checked_and_named(monkeypatch):
 CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 290),
-    "k5_tensor_core": (3, 505),
+    "k5_tensor_core": (2, 350),
     "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 814),
-    "k8_small_batch": (4, 832),
+    "k8_small_batch": (4, 833),
     "k9_dense_tiles": (3, 554),
 }
 

@@ -29,6 +29,7 @@ FILE = Path(__file__).with_name("times.json")
 DENSE = "k9_dense_tiles"
 LARGER = 32  # blocks than those of rungs for small ones
 PLACES = 132  # multiprocessors
+K5_PLACES = 3 * PLACES  # blocks of threads of k5 at a time
 BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
 A_TILE = 64 * 128  # values of a dense one
 # Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
@@ -188,17 +189,16 @@ Counts = tuple[float, ...]
 
 
 def _k5_lines(of: Sizes) -> Counts:
-    """Tiles of lines, whose steps several blocks of threads share where they are few."""
+    """Tiles of lines, and their steps."""
     tiles = ceil(of.rows / (64 if of.rows <= 64 or of.itemsize == 4 else 128))
-    return _k5(tiles * ceil(of.makes / min(of.size, 64)), of.per_line * of.size / 32)
+    tiles, steps = tiles * ceil(of.makes / min(of.size, 64)), of.per_line * of.size / 32
+    rounds = tiles / K5_PLACES
+    return ceil(rounds), max(rounds, 1) * steps, rounds * steps
 
 
 def _k5_blocks(of: Sizes) -> Counts:
-    return _k5(of.n_blocks * max(of.size // 64, 1) ** 2, of.rows / 32)
-
-
-def _k5(tiles: int, steps: float) -> Counts:
-    rounds = tiles / (3 * PLACES)
+    """Blocks, whose steps several blocks of threads share where they are few."""
+    rounds, steps = of.n_blocks * max(of.size // 64, 1) ** 2 / K5_PLACES, of.rows / 32
     parts = min(max(1 / rounds, 1), max((3 * steps) ** 0.5, 1)) if steps > 8 else 1.0
     return ceil(rounds), max(rounds, 1) * steps / parts, rounds * steps, log2(parts)
 

@@ -93,16 +93,22 @@ def unpacked(packed):
 
 
 @cuda.jit(device=True)
-def find_rows(rows, places, count, image, batch, top, by, offsets, sizes, pieces):
-    """rows[r] = where the row of images begins of place r, counted from `top`; -1 outside of them.
+def row_at(packed, image, batch, top, by, offsets, sizes):
+    """The row of images of pixel place * by + offsets; -1 outside of them.
 
-    The pixel is place * by + offsets. Rows are `pieces` long.
+    The place is packed, and counted from `top`.
     """
+    n, q = unpacked(packed)
+    found = row_of(image + n, batch, moved(plus(top, q), by, offsets), sizes)
+    return found if packed >= 0 else int32(-1)
+
+
+@cuda.jit(device=True)
+def find_rows(rows, places, count, image, batch, top, by, offsets, sizes, pieces):
+    """rows[r] = where the row of `row_at` begins of place r, in pieces; -1 outside of images."""
     for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
-        packed = places[r]
-        n, q = unpacked(packed)
-        found = row_of(image + n, batch, moved(plus(top, q), by, offsets), sizes)
-        rows[r] = found * pieces if packed >= 0 and found >= 0 else -1
+        found = row_at(places[r], image, batch, top, by, offsets, sizes)
+        rows[r] = found * pieces if found >= 0 else -1
 
 
 @cuda.jit(device=True)

@@ -49,6 +49,13 @@ def ranking(length_of: Any) -> Any:
     return rank
 
 
+def longest_first(indptr: DeviceArray, parts: int) -> DeviceArray:
+    """The numbers of all lines' parts, of which each has so many; those of longer lines first."""
+    order = empty((max((indptr.size - 1) * parts, 1),), np.int32)
+    launch(order_kernel, order.size, 32, indptr, parts, order)
+    return order
+
+
 @on_gpu_of(schedule)
 def schedule_on_gpu(
     index: Index, lengths: LengthsOnGPU, row_tiles: int, units: int, together: int = 1
@@ -88,6 +95,23 @@ def other_way(turn, n, places):
 
 
 rank = ranking(steps_of)
+
+
+@cuda.jit(device=True)
+def length_of(lines, i):
+    indptr, parts = lines
+    return indptr[i // parts + 1] - indptr[i // parts]
+
+
+rank_of_line = ranking(length_of)
+
+
+@cuda.jit
+def order_kernel(indptr, parts, order):
+    """A warp for each."""
+    i = cuda.blockIdx.x
+    if i < (indptr.size - 1) * parts:
+        order[rank_of_line(i, order.size, (indptr, parts))] = i
 
 
 @cuda.jit

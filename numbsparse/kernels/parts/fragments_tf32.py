@@ -156,17 +156,17 @@ def coordinates(UNITS: int) -> Any:
 
 @cache
 def rows_of_warpgroup(DEPTH: int, x_transposed: bool, exact: bool) -> tuple[Any, Any]:
-    """(read, row_in): what a lane has of a warpgroup's 64 rows of x, split.
+    """(read, row_of): what a lane has of a warpgroup's 64 rows of x, split.
 
-    Which terms of the sum it has is free as long as the images of w have the same order. Line g of
-    half u of a warp is row `row_in(u, g)`: such that no two lanes share a bank.
+    Which terms of the sum it has is free as long as the images of w have the same order. Of a warp
+    its row of a half is `row_of(0, half)`: such that no two lanes share a bank.
     """
     BOX, split = LINE // 4, splitting(exact)  # values of a line of a box of a transposed x
 
     @cuda.jit(device=True)
     def read_rows(ring, start, hi, lo):
         t = uint32(cuda.threadIdx.x)
-        row, q = row_of_rows(0, t % 32 // 4), t % 4
+        row, q = row_of_rows(0, 0), t % 4
         line = uint32(start + (16 * (t // 32 % 4) + row) * DEPTH)
         for c in range(2):
             piece = int64(line + ((4 * c + q) ^ row) * 4)  # and 8 rows below
@@ -191,11 +191,12 @@ def rows_of_warpgroup(DEPTH: int, x_transposed: bool, exact: bool) -> tuple[Any,
                 hi[k + 1], lo[k + 1] = split(as_float32(b))
 
     @cuda.jit(device=True)
-    def row_of_rows(u, g):
-        return 8 * u + g // 2 + g % 2 * 4
+    def row_of_rows(tile, half):
+        g = uint32(cuda.threadIdx.x) % 32 // 4
+        return 8 * half + g // 2 + g % 2 * 4
 
     @cuda.jit(device=True)
-    def row_of_columns(u, g):
-        return 2 * g + u
+    def row_of_columns(tile, half):
+        return 2 * (uint32(cuda.threadIdx.x) % 32 // 4) + half
 
     return (read_columns, row_of_columns) if x_transposed else (read_rows, row_of_rows)

@@ -10,7 +10,6 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.parts.fragments_tf32 import coordinates
 from numbsparse.kernels.parts.split import round_in_one, split_in_two
 from numbsparse.kernels.ptx import as_float32, bulk_load, store_4xf32
 
@@ -38,9 +37,6 @@ def images_of(
         neighbours of every 16
     gates : what each block is multiplied by; one that is 0 is zeros, whatever it holds
     alone : hi without lo, the nearest tf32
-
-    The e-th 8 columns of 32 are e, 4 + e, 8 + e and so on: a lane's sums are then of neighbours.
-    Fewer than 32 are in order. See `fragments_tf32.coordinates`.
     """
     images = empty(((1 if alone else 2) * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
@@ -69,7 +65,6 @@ def image_kernel(
 ) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
     HALVES, split = (1, round_in_one) if alone else (2, split_in_two)  # a NaN stays one in hi
-    column_of = coordinates(N // 8)
 
     @cuda.jit
     def kernel(values, strides, block_rows, in_features, gates, images):
@@ -78,7 +73,7 @@ def image_kernel(
             return
         g, terms, eight = at // 4 % 8, at // 32 % (DEPTH // 4), at // HALF % (N // 8)
         part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
-        block, n = at // (B * B), across * N + column_of(eight, g)
+        block, n = at // (B * B), across * N + 8 * eight + g
         gate = gates[block] if gated else float32(1)
         his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
         for q in range(4):

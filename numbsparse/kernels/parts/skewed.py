@@ -15,7 +15,7 @@ from numba import cuda, int32, uint32, uint64
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.ptx import tma_load_2d
 
-WIDTH = 32  # features of a tile
+WIDTH = 32  # features of a tile, terms of a sum
 LINE = 32  # words: at multiples of which a box begins in shared memory
 BOXES, PIECES = "boxes", "pieces"  # by which it is loaded
 

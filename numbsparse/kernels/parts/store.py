@@ -27,6 +27,7 @@ from numbsparse.kernels.ptx import (
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
 LINES = "lines"  # feature-major, but its lines begin anywhere
+AT_ONCE = 8  # of such lines: a lane has a value of each while it writes them
 PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
@@ -45,7 +46,7 @@ def order_of(y: DeviceArray, piece: int = BYTES, lines: bool = False) -> str:
 
 
 def by_boxes(order: str) -> bool:
-    """Whether the copy engine may write y in this order."""
+    """Whether y takes several values at once in this order, and the copy engine may write it."""
     return order not in (ANY, LINES)
 
 

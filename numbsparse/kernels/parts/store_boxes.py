@@ -10,7 +10,17 @@ from typing import Any
 from numba import cuda, int32, int64, uint16, uint32, uint64
 
 from numbsparse.kernels.parts.pieces import joining, slice_of
-from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, Sums, packed, storer
+from numbsparse.kernels.parts.store import (
+    ANY,
+    AT_ONCE,
+    FEATURES,
+    LINES,
+    ROWS,
+    Sums,
+    by_boxes,
+    packed,
+    storer,
+)
 from numbsparse.kernels.ptx import (
     bulk_commit,
     bulk_wait_read,
@@ -21,8 +31,6 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     tma_store_2d,
 )
-
-AT_ONCE = 8  # lines that a lane has a value of while it writes them
 
 
 @cache
@@ -35,21 +43,18 @@ def finishing(of: Sums, order: str, ENDS: bool, SPLIT: int) -> Any:
     """
     own = slice_of(of, SPLIT)
     store_boxes, store_items = box_storer(own, order, ENDS), storer(own, ANY)
-    join, boxes, lines = joining(SPLIT, of), order not in (ANY, LINES), order == LINES
-    store_lines = line_storer(own)
+    store_lines, join, lines = line_storer(own), joining(SPLIT, of), order == LINES
+    boxes = by_boxes(order)
+    CUTS = ENDS and not boxes
 
     @cuda.jit(device=True)
     def finish(sums, columns, row, end, base, shared, buffer, y, y_map):
         if SPLIT > 1:
             row += join(sums, columns, base)
+        if CUTS:
+            y = y[0], y[1], y[2], min(y[3], end), y[4]
         if boxes:
             store_boxes(sums, columns, row, end, shared, buffer, y_map)
-        elif ENDS:
-            inside = y[0], y[1], y[2], min(y[3], end), y[4]
-            if lines:
-                store_lines(sums, columns, row, shared, buffer, inside)
-            else:
-                store_items(sums, columns, row, inside)
         elif lines:
             store_lines(sums, columns, row, shared, buffer, y)
         else:

@@ -14,11 +14,10 @@ from numba import cuda, float32, int64, uint16, uint32, uint64
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.repair import conversions, repairing_lines
-from numbsparse.kernels.parts.store import ANY, FEATURES, KINDS, LINES
+from numbsparse.kernels.parts.store import ANY, AT_ONCE, FEATURES, KINDS, LINES
 from numbsparse.kernels.parts.tiles import Form, Operand
 from numbsparse.kernels.ptx import store_4xf32, sync_warp
 
-AT_ONCE = 8  # lines that a lane has a value of while it writes them
 PITCH = 36  # words from a line of what waits to be written to the next one
 # Of a tile whose x is the second operand: an mma takes 16 lines of the first, and 8 of the second.
 SECOND_ROWS = 24

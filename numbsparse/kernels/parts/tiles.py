@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import cuda, float32, uint32, uint64
 
-from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts import pieces, skewed
 from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.skewed import take_four, taking_16_bit, taking_float32
@@ -28,7 +28,7 @@ from numbsparse.kernels.ptx import (
 )
 
 ONE = np.float32(1)
-WIDTH = 32  # terms of a tile, and lines of one of w
+WIDTH = skewed.WIDTH  # terms of a tile, and lines of one of w
 
 
 class Form(NamedTuple):

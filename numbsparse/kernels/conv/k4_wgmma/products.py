@@ -16,21 +16,22 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_map, tensor_maps
-from numbsparse.kernels.conv.boxes import in_box, moved, place_of, plus, row_of, unpacked
+from numbsparse.kernels.conv.boxes import in_box, place_of, plus, row_at, unpacked
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Three, View
 from numbsparse.kernels.parts.images import images_of, load_image
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.store import KINDS, Sums
 from numbsparse.kernels.parts.store_boxes import panel_writer
-from numbsparse.kernels.parts.store_tile import store_tile
 from numbsparse.kernels.ptx import (
     Operand,
+    as_uint32,
     bulk_commit,
     bulk_wait_read,
     elect,
     fence_proxy_async,
     load_4xf32,
+    store_2xu32,
     sync_warp,
     tma_load_2d,
     tma_store_5d,
@@ -174,7 +175,6 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
     LINES = 8 // PIECES  # of which the pieces are swapped alike
     split = splitting(exact, fast=True)
     multiply = wgmma_split(B, TB, exact, 1, True, not exact)
-    store_sums = store_tile(precision, 1, TB, True, row_at)
 
     @cuda.jit(device=True)
     def first_row(warp, lane):
@@ -208,22 +208,17 @@ def product_of_float32(precision: str, B: int) -> LineProduct:
 
     @cuda.jit(device=True)
     def store(_, sums, y, residue, places, warp, ring, buffer, image, top, column):
-        own = first_row(warp, uint32(cuda.threadIdx.x) % 32)
-        _, first = place_of(residue, y.view.residues)
-        where = y.batch, y.view, places, own, image, top, first
-        store_sums(sums, y.values, where, int64(column), y.features)
+        lane = uint32(cuda.threadIdx.x) % 32
+        own, (_, first) = first_row(warp, lane), place_of(residue, y.view.residues)
+        for h in range(2):
+            of = image, y.batch, top, y.view.step, first, y.view.out_sizes
+            row = int64(row_at(places[own + 8 * h], *of))
+            for k in range(TB):
+                c = column + 8 * k + lane % 4 * 2
+                if row >= 0 and c < y.features:
+                    low, high = as_uint32(sums[0, k, 2 * h]), as_uint32(sums[0, k, 2 * h + 1])
+                    store_2xu32(y.values, row * y.features + c, low, high)
 
     return LineProduct(
         *(float32, 4, (1, TB, 4), SLOT, 0, load_image(4 * SLOT), begin, start, add, store)
     )
-
-
-@cuda.jit(device=True)
-def row_at(where, u, g):
-    """The row of y that is half u of a thread, -1 where there is none; see `store_tile`."""
-    batch, view, places, own, image, top, first = where
-    packed = places[own + 8 * u]
-    n, q = unpacked(packed)
-    place = moved(plus(top, q), view.step, first)
-    row = row_of(image + n, batch, place, view.out_sizes)
-    return int64(row) if packed >= 0 else int64(-1)

@@ -12,11 +12,12 @@ before; from shared memory K / WN + K / WM with the tile WM x WN of a warp, 32 x
 rows in batches up to FEW, where a single thread had K / TM + K / TN.
 
     lines          forward and input_grad: a block of threads for a tile of y
-    weight_grad    a block of threads for a block of w, or a part of one
-    cuts           both in pieces, where there would be too few
+    weight_grad    a block of threads for a block of w, or a part of one, or for a part of its sum
 
 `parts.copies` loads the tiles, `parts.fragments` multiplies them, in 16 bits and in float32,
 `parts.store_tile` stores sums, and `parts.repair` sums again what a split made NaN.
+
+Where tiles of y are too few for the card k8_small_batch takes 0.73 to 1.03 times as long (H200).
 
 cp.async reads pieces of 16 bytes that start at multiples of 16 bytes. An operand that has them in
 neither direction (other strides, an odd address) is copied first. Every operand still passes

@@ -4,7 +4,9 @@ A block of threads takes a block of w, or 64 x 64 of it, which its warps share b
 blocks they share by the batch: each warp takes its own rows of each step, and the sums of all meet
 in shared memory.
 
-Where there are fewer blocks than places, each is cut along the batch, see `cuts`.
+Where there are fewer blocks than the card can run at a time, each is cut along the batch: a block
+of threads leaves its part of the sum in memory, and the last one adds the parts up, in their order.
+That takes as long as some steps, and longer the more parts there are.
 
 What is left: blocks beyond a whole number of waves run alone. In float32, 410 of 64 x 64 for 396
 places, cutting the last ones along the batch would save 8 % (H200). A step has 64 rows at B = 32,
@@ -12,33 +14,32 @@ so a batch of 96 takes as long as one of 128.
 """
 
 from functools import cache
+from math import isqrt
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import registers
-from numbsparse.kernels.matmul.k5_tensor_core.cuts import (
-    PER_SM,
-    Cuts,
-    own_piece,
-    pieces_of_equal,
-    room_of_sums,
-)
+from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.kernels.parts.repair import factors_of, nan_in_sums, repair_block
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored, storing_two
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
+from numbsparse.layout import Index
 
 WARPS = 4
 THREADS = 32 * WARPS
 STAGES = 4
 SIZE = 2048  # values of x, and of dy, in a step
 STAGE = 2 * SIZE
+PER_SM = 3  # blocks of threads that a multiprocessor holds
+SHORT = 16  # steps: not cut
+EACH = 3  # pieces that are added up in a step: so a sum of n steps has up to sqrt(EACH n)
 
 
 class Shape(NamedTuple):
@@ -52,6 +53,14 @@ class Shape(NamedTuple):
     # Whether blocks of threads have pieces of the batch. Where each asked, and none had, products
     # took 1.1 to 1.28 times as long (H200).
     cut: bool
+
+
+class Cuts(NamedTuple):
+    """Into how many pieces every sum is cut, and where parts are left, and counted."""
+
+    many: int
+    partials: Any
+    tickets: Any
 
 
 def multiply_blocks(x, dy, index, dvalues, arithmetic):
@@ -72,6 +81,30 @@ def multiply_blocks(x, dy, index, dvalues, arithmetic):
         out,
         shared_bytes=STAGES * STAGE * dvalues.itemsize,
     )
+
+
+def pieces_of_equal(steps: int, sums: int) -> int:
+    """Into how many pieces each of so many sums is cut."""
+    places = PER_SM * multiprocessors()
+    return max(min(places // sums, isqrt(EACH * steps)), 1) if steps > SHORT else 1
+
+
+def room_of_sums(index: Index, parts: int, floats: int) -> tuple[np.ndarray, np.ndarray]:
+    """(partials, tickets) of so many parts of sums."""
+    return scratch(parts * floats, np.float32), scratch(parts, np.int32)
+
+
+on_gpu_of(room_of_sums)(room_of_sums)
+
+
+@cuda.jit(device=True)
+def own_piece(many, steps):
+    """(sum, piece, its first step, how many it has) of a block of threads: equal sums are cut."""
+    many, steps = uint32(many), uint32(steps)
+    block = uint32(cuda.blockIdx.x)
+    piece, each, more = block % many, steps // many, steps % many
+    own = each + 1 if piece < more else each
+    return int64(block // many), int64(piece), int64(piece * each + min(piece, more)), int64(own)
 
 
 @cache

@@ -14,10 +14,9 @@ from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.plan import BEFORE, LAST, MOST, TO_SCALE, Form
 from numbsparse.kernels.parts.fragments_tf32 import rows_of_warpgroup
-from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.store import Sums, by_boxes
 from numbsparse.kernels.parts.store_boxes import finishing
-from numbsparse.kernels.parts.store_float32 import finishing_strips
+from numbsparse.kernels.parts.store_float32 import finishing as finishing_float32
 from numbsparse.kernels.ptx import (
     Operand,
     bulk_wait_read,
@@ -51,8 +50,7 @@ def consumer(form: Form) -> Any:
     BOXES, FLOAT32, EVEN = tile.ITEM == 2 and by_boxes(form.order), tile.ITEM == 4, form.even
     # Of float32 one lane reads masks, of one share, and strips are read when they are stored.
     BY_LANE, EARLY, W_BYTES = (False, 0, 0) if FLOAT32 else (True, SHARE, tile.W_BYTES)
-    COUNT = SHARE * tile.M_TILES * tile.N // 2
-    SUMS = (COUNT // 16, 4, 4) if FLOAT32 else COUNT
+    SUMS = SHARE * tile.M_TILES * tile.N // 2
     begin, multiply, end = (products_of_float32 if FLOAT32 else products)(form)
     RING_BYTES, BUFFER = tile.RING_BYTES, tile.BUFFER_BYTES
     BLOCKS, FACTORS = tile.BLOCKS, tile.MASKS
@@ -152,18 +150,20 @@ def products(form: Form) -> Any:
 
 
 def products_of_float32(form: Form) -> Any:
-    """(begin, multiply, end) with the sums in place: (strips of 32 columns, 4, 4)."""
+    """(begin, multiply, end) with the sums in place."""
     tile, exact = form.tile, form.kind == "highest"
     ALL, SPLIT, N, COLUMNS = (1 << tile.COLUMNS) - 1, tile.DEPTH // 2, tile.N, tile.COLUMNS
-    LAST, EVEN = COLUMNS * N // 32 - 1, form.even
-    read, row_in = rows_of_warpgroup(tile.DEPTH, form.x_transposed, exact)
+    EACH, EVEN, COUNT = N // 2, form.even, COLUMNS * N // 2  # sums of a strip, of all
+    AFTER = COUNT - EACH
+    read, row_of = rows_of_warpgroup(tile.DEPTH, form.x_transposed, exact)
     one, all_of_them = (wgmma_split(n, tile.DEPTH // 8, exact, 1, True) for n in (N, COLUMNS * N))
     of = Sums(form.kind, N, COLUMNS, 1, APART=64)
-    finish = finishing_strips(of, form.order, row_in, form.x_transposed, tile.B, form.gated)
+    finish = finishing_float32(of, form.order, row_of, form.x_transposed, form.gated, tile.B)
 
     @cuda.jit(device=True)
     def begin(sums):
-        clear(sums)
+        for k in range(COUNT):
+            sums[k] = 0
         return uint32(0)
 
     @cuda.jit(device=True)
@@ -174,9 +174,9 @@ def products_of_float32(form: Form) -> Any:
             if mask == ALL:
                 all_of_them(sums, hi, lo, ring, w_at)
             elif mask == 1:
-                one(sums[0], hi, lo, ring, w_at)
+                one(sums[:EACH], hi, lo, ring, w_at)
             elif mask == 2:
-                one(sums[LAST], hi, lo, ring, w_at)
+                one(sums[AFTER:], hi, lo, ring, w_at)
         sync_warp()
         return acc
 

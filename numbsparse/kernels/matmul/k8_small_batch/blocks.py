@@ -5,7 +5,9 @@ a step for each 32 of them. The units of a line of x follow each other: where a 
 is loaded into registers once for a line, dy each time. What bounds it is writing dw (`squares`).
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
-them adds what the others leave in shared memory, in their order.
+them adds what the others leave in shared memory, in their order. Where there are fewer units than
+multiprocessors as many blocks of threads do, and the last to finish adds what these have, as in
+`lines`.
 
 Of blocks with gates a share lists the units that these leave first, as in `lines`.
 """
@@ -28,7 +30,7 @@ from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.gates import RUN, dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
@@ -65,9 +67,15 @@ class Blocks(NamedTuple):
     # Warps that share the steps of a unit: then none has a second unit. Not an argument: with one,
     # products of 512 and 1,024 features took 8 to 34 % longer in 16 bits, 1 to 4 in float32 (H200).
     split: int = 1
+    cuts: int = 1  # blocks of threads that share those of a unit
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
     gated: bool = False
+
+    @property
+    def piece(self) -> int:
+        """float32 of a warp's sums."""
+        return pieces.floats_of(-(-self.x.groups // 2), 4)
 
     @property
     def stage_words(self) -> int:
@@ -82,6 +90,13 @@ class Blocks(NamedTuple):
     def shared_bytes(self) -> int:
         nbytes = 4 * self.warps * self.warp_words + ALIGNED
         return nbytes + (listed_bytes(WIDTH // self.depth, self.warps) if self.gated else 0)
+
+
+class Room(NamedTuple):
+    """What blocks of threads leave for each other, and how many have."""
+
+    partials: Any
+    tickets: Any
 
 
 @of_any_rows
@@ -115,14 +130,15 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     warps = launch.warps_of(form, many)
     busy = launch.WARPS // 2 if warps > launch.WARPS else launch.WARPS  # more gained nothing (H200)
     split = split_of(steps, most, busy * shares)
+    split, cuts = min(split, launch.WARPS), max(split // launch.WARPS, 1)
     source = launch.source_of(engine, size, x, dy)
     each = most / (warps * shares)
     gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
     gated = isinstance(gates, DeviceArray)
     while gated and most > RUN * warps * shares:
         shares *= 2
-    how = steps > 1, split, in_step, made, gated
-    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares, *how)
+    how = steps > 1, split, cuts, in_step, made, gated
+    blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
     w_view: Any = size, launch.shift_of(size)
     if gated:
@@ -136,8 +152,9 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    after = units, count, dvalues.reshape(1, -1).span, gates
-    launch.start(block_kernel(blocks), blocks, shares, before, maps, after, first)
+    room = Room(*planned(index, room_of_cuts, cuts * most, blocks.piece)) if cuts > 1 else ()
+    after = units, count, dvalues.reshape(1, -1).span, gates, room
+    launch.start(block_kernel(blocks), blocks, blocks.shares, before, maps, after, first)
 
 
 def tiles_of(batch: int, engine: bool, form: Form, units: float, slab: bool = False) -> int:
@@ -158,14 +175,22 @@ def tiles_of(batch: int, engine: bool, form: Form, units: float, slab: bool = Fa
 
 
 def split_of(steps: int, units: int, warps: int) -> int:
-    """Neighbouring warps for each unit: two steps for each of them, all units at once.
+    """Neighbouring warps for each unit: two steps for each of them, all units at once. Those of
+    several blocks of threads have as many steps as there are blocks, whose pieces one warp adds.
 
     One warp for each took 1.3 to 2.1 times as long (512 to 2,048 features, 128 to 512 rows, H200).
     """
     split = 1
-    while 2 * split * units <= warps and 2 * split <= min((steps + 1) // 2, launch.WARPS):
+    while 2 * split * units <= warps and 2 * split * max(2 * split // launch.WARPS, 2) <= steps + 1:
         split *= 2
     return split
+
+
+def room_of_cuts(index: Index, parts: int, floats: int) -> Room:
+    return Room(scratch(parts * floats, np.float32), scratch(parts, np.int32))
+
+
+on_gpu_of(room_of_cuts)(room_of_cuts)
 
 
 def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
@@ -192,10 +217,11 @@ def block_kernel(blocks: Blocks) -> Any:
 
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
-    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, TILES, MADE, GATED = blocks
+    form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, CUTS, *how = blocks
+    TILES, MADE, GATED = how
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
-    ALL, BARRIERS = WARPS * shares // SPLIT, WARPS * source.stages
+    ALL, BARRIERS = WARPS * shares // (SPLIT * CUTS), WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
     X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
@@ -209,7 +235,7 @@ def block_kernel(blocks: Blocks) -> Any:
     write = writing(form, depth, x_side.groups, source.engine)
 
     @cuda.jit(**registers(32 * WARPS, most=255))
-    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates):
+    def kernel(x, x_view, dy, dy_view, w_view, maps, fresh, plan, count, dvalues, gates, room):
         operands = x, x_view, dy, dy_view, maps
         shared, floats = cuda.shared.array(0, uint32), cuda.shared.array(0, float32)
         bars = cuda.shared.array(BARRIERS, uint64)
@@ -220,12 +246,13 @@ def block_kernel(blocks: Blocks) -> Any:
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
-        number = int64(cuda.blockIdx.x) * (WARPS // SPLIT) + warp // SPLIT
+        number = int64(cuda.blockIdx.x) // CUTS * (WARPS // SPLIT) + warp // SPLIT
         units = count[0] if MADE else count
         unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
-        part = int64(warp % SPLIT)
-        first, end = steps * part // SPLIT, steps * (part + 1) // SPLIT
+        part, cut = int64(warp % SPLIT), int64(cuda.blockIdx.x) % CUTS
+        own, piece = cut * SPLIT + part, unit * CUTS + cut
+        first, end = steps * own // (SPLIT * CUTS), steps * (own + 1) // (SPLIT * CUTS)
         if GATED:
             ends = cuda.shared.array(WARPS, int32)
             left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
@@ -292,7 +319,12 @@ def block_kernel(blocks: Blocks) -> Any:
                 pieces.clear(acc)
                 for k in range(SPLIT):
                     pieces.add_saved(floats[base + k * MINE :], 0, acc)
-                write(operands, w_view, whole, dvalues, shared, leaving, acc)
+                complete = True
+                if CUTS > 1:
+                    to, at = room.partials, piece - piece % CUTS
+                    complete = pieces.join(to, room.tickets, piece, at, CUTS, 1, acc)
+                if complete:
+                    write(operands, w_view, whole, dvalues, shared, leaving, acc)
         if MADE:  # places that no block has
             zero, begin = uint32(0), units * PIECES + cuda.grid(1)
             for piece in range(begin, dvalues.size // RUN, cuda.gridsize(1)):

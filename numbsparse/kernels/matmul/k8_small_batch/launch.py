@@ -24,7 +24,7 @@ from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
-from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, order_of
+from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, by_boxes, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.transpose import transposed_copy
@@ -78,8 +78,8 @@ def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int, sparing: bo
     """Whether a copy takes longer than to read x where it is.
 
     n_blocks : of 16. Of few of them words of float32 took 0.64 to 1.02 of the time, 0.89 at the
-    median, and of 16 bits 0.74 to 0.98, 0.84 (17 to 129 rows, H200); weight-gradients of 16 bits up
-    to three times as long. `skewed` tells of the rest.
+    median, and of 16 bits 0.74 to 0.98, 0.84 (17 to 129 rows, H200); weight-gradients of 16 bits or
+    of many rows up to three times as long. `skewed` tells of the rest.
     """
     if slab_of(x, size):
         return True
@@ -90,7 +90,8 @@ def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int, sparing: bo
     inside = by == "" and begins < WORD and x.shape[0] >= WIDTH
     if inside or (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
         return False
-    return n_blocks * tiles <= MOST_BY_WORDS[x.itemsize] * WARPS * n_shares()
+    each = max(n_blocks * tiles / (WARPS * n_shares()), (operands - 1) * tiles)
+    return each <= MOST_BY_WORDS[x.itemsize]
 
 
 def begins_of(x: DeviceArray, size: int) -> int:
@@ -341,7 +342,7 @@ def stored(y: DeviceArray, form: Form, depth: int) -> str:
 def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
     """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
     flat, (batch, features, *strides) = of_bits(y.span), view_of(y)
-    if sums.form.is_16_bit and sums.y not in (ANY, LINES):
+    if sums.form.is_16_bit and by_boxes(sums.y):
         flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
         strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
     return flat, (batch, features, *strides)

@@ -19,7 +19,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
-from numbsparse.kernels.parts.deal_on_gpu import other_way, ranking
+from numbsparse.kernels.parts.deal_on_gpu import longest_first, other_way
 from numbsparse.kernels.parts.plans import on_gpu_of, scratch
 from numbsparse.kernels.parts.shares import TOGETHER
 from numbsparse.kernels.parts.tiles import WIDTH
@@ -47,9 +47,7 @@ def lines_on_gpu(
     lengths = Lines(shares * warps, 3 * parts, lines + 1)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
     plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
-    order = empty((max(lines, 1),), np.int32)
-    launch(order_kernel(size), max(lines, 1), 32, walk.indptr, order)
-    how = *walk, of, order, shares, warps, each, sections
+    how = *walk, of, longest_first(walk.indptr, cut), shares, warps, each, sections
     kernel = lines_kernel(size, transposed, TOGETHER)
     launch(kernel, blocks(max(units, lines)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
@@ -102,19 +100,6 @@ def length_of(size: int) -> Any:
         return (indptr[line // CUT + 1] - indptr[line // CUT]) * CUT
 
     return length
-
-
-@cache
-def order_kernel(size: int) -> Any:
-    """The lines, longest first; a warp for each."""
-    rank = ranking(length_of(size))
-
-    @cuda.jit
-    def kernel(indptr, order):
-        line = cuda.blockIdx.x
-        order[rank(line, order.size, indptr)] = line
-
-    return kernel
 
 
 @cache
