@@ -327,6 +327,7 @@ def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     bench.run(times.FILE, 0, "k8_small_batch")
     assert len(drawn) == 12
     assert {of.only for of in drawn} == {"k8_small_batch"}
+    assert all(of.alone for of in drawn)
     factors = times.measured()
     assert factors.pop("k6_hopper lines float16 32") == [1.0]  # as it was
     assert {case.split()[0] for case in factors} == {"k8_small_batch"}
