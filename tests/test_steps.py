@@ -347,7 +347,7 @@ CEILINGS = {
     "k3_registers": (1, 290),
     "k5_tensor_core": (3, 505),
     "k6_hopper": (4, 900),
-    "k7_small_blocks": (4, 814),
+    "k7_small_blocks": (4, 820),
     "k8_small_batch": (4, 832),
     "k9_dense_tiles": (3, 554),
 }
