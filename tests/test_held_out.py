@@ -104,6 +104,19 @@ def test_one_rung_alone_is_forced_where_it_serves(monkeypatch):
 
 
 @on_device
+def test_a_fit_times_and_compiles_nobody_but_our_rungs(monkeypatch):
+    (point,) = islice(held_out.drawn(np.random.default_rng(1), alone=True), 1)
+    (case,) = point.cases()
+    assert held_out.TRITON not in case.others
+    monkeypatch.setattr(measuring, "measure", measured)
+    (found,) = held_out.found([point], 1e9)
+    assert found.seconds.keys() == set(case.kernels.split(","))
+    assert not found.peers
+    assert np.isnan([found.speed_up, found.cliff]).all()
+    assert len(held_out.summary([found]).splitlines()) == 3  # nothing of peers, or of a row more
+
+
+@on_device
 def test_what_is_not_right_is_said_and_not_weighed():
     wrong = held_out.Found("a point", {}, "k1", {"dense": 1.0}, np.nan, {"k1": "wrong: 2"})
     right = held_out.Found("a point", {"k1": 2.0}, "k1", {}, 2.0, {})

@@ -93,8 +93,8 @@ def test_regions_are_cut_where_that_pays():
 @pytest.mark.parametrize(
     ("batch", "places", "which", "blocks"),
     [
-        *((64, 132, 3, 1), (300, 132, 3, 2), (4096, 132, 2, 8)),
-        *((64, 13, 1, 1), (64, 4, 0, 1)),
+        *((64, 132, 4, 1), (300, 132, 4, 2), (4096, 132, 2, 8)),
+        *((64, 13, 3, 1), (64, 10, 1, 1), (64, 4, 0, 1)),
     ],
 )
 def test_regions_are_small_where_large_ones_leave_places_free(

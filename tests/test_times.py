@@ -73,7 +73,10 @@ def test_microseconds_are_counts_times_factors(written):
 
 @pytest.mark.parametrize(("name", "product", "size", "dtype", "precision"), list(served()))
 def test_more_work_has_more_counts(name, product, size, dtype, precision):
-    """Four times as many rows, and as many blocks; nothing is negative, or no number."""
+    """Four times as many rows, and as many blocks; nothing is negative, or no number.
+
+    Sums that are cut where there are few have less to do where there are more: there bytes count.
+    """
     few, many = layout(32, 32, 0.1), layout(64, 64, 0.1)
     least = counts(name, product, size, dtype, 512, few)
     assert np.isfinite(least).all()
@@ -85,7 +88,8 @@ def test_more_work_has_more_counts(name, product, size, dtype, precision):
     ):
         assert more.size == least.size
         assert (more >= 0).all()
-        assert more.sum() > least.sum()
+        are_cut = name in ("k5_tensor_core", "k7_small_blocks")
+        assert (more[-6] if are_cut else more.sum()) > (least[-6] if are_cut else least.sum())
 
 
 @pytest.mark.parametrize("name", ["k5_tensor_core", "k6_hopper", "k8_small_batch"])
@@ -327,6 +331,7 @@ def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     bench.run(times.FILE, 0, "k8_small_batch")
     assert len(drawn) == 12
     assert {of.only for of in drawn} == {"k8_small_batch"}
+    assert all(of.alone for of in drawn)
     factors = times.measured()
     assert factors.pop("k6_hopper lines float16 32") == [1.0]  # as it was
     assert {case.split()[0] for case in factors} == {"k8_small_batch"}

@@ -6,7 +6,7 @@ are held near 1: so what few points tell of one case, others of its rung tell to
 
 from collections.abc import Iterable, Sequence
 from itertools import product as every
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares, minimize
@@ -18,8 +18,8 @@ HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its case
 # cases. Differences of logarithms that times are off by, and among which a choice is by chance; the
 # most that is lost by a choice, and how much that weighs beside the times.
 FIRST, HELD, HELD_ALIKE = 1.5, 0.5, 25.0
-NEAR, BY_CHANCE, MOST_LOST, LOST = 0.1, 0.15, 0.5, 150.0
-STEPS = {"maxiter": 1000, "maxcor": 30}
+NEAR, BY_CHANCE, MOST_LOST, LOST = 0.1, 0.05, 0.5, 15.0
+STEPS, FARTHEST = {"maxiter": 1000, "maxcor": 30}, (-6.0, 6.0)  # logarithms
 
 
 class Timed(NamedTuple):
@@ -78,7 +78,8 @@ def fitted_to_choose(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
 
     logs = np.zeros(len(places))
     for of_choice in (0.0, LOST):
-        logs = minimize(loss, logs, of_choice, "L-BFGS-B", jac=True, options=STEPS).x
+        how: Any = {"jac": True, "bounds": [FARTHEST] * logs.size, "options": STEPS}
+        logs = minimize(loss, logs, of_choice, "L-BFGS-B", **how).x
     return {case: np.exp(logs[at].sum(1)) * usual[rung_of(case)] for case, at in made.items()}
 
 

@@ -30,6 +30,7 @@ class Drawn(NamedTuple):
     """A product of a problem, the kind of its layout, and whether activations are feature-major.
 
     Of one rung alone, which is forced, the choice costs nothing: peers and one row more are left.
+    A fit takes nobody but our rungs: `alone`.
     """
 
     problem: Problem
@@ -37,6 +38,7 @@ class Drawn(NamedTuple):
     kind: str
     feature_major: bool
     only: str | None = None
+    alone: bool = False
 
     def __str__(self) -> str:
         order = " feature-major" * self.feature_major
@@ -45,6 +47,8 @@ class Drawn(NamedTuple):
     def cases(self) -> list[Case]:
         """Ours beside torch's; of one row more the chosen rung alone; cuBLAS's dense product."""
         of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
+        if self.alone:
+            return [Case(of, self.product, self._worth(), order, {})]
         numbers, features = (of.dtype, of.precision), (of.in_features, of.out_features)
         more = Problem(of.layout, of.block_size, of.batch + 1, *numbers)
         dense = matrices(features, 32, 1, of.batch, *numbers)
@@ -71,7 +75,8 @@ class Drawn(NamedTuple):
         return ",".join(sorted({*near, self._taken(of)}))
 
     def measured(self) -> "Found":
-        row, more, dense = (case.measured(0.0) for case in self.cases())
+        row, *beside = (case.measured(0.0) for case in self.cases())
+        more, dense = beside or [{"seconds": {}, "not_timed": {}}] * 2
         suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
         peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
         own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
@@ -116,7 +121,9 @@ class Found(NamedTuple):
         return self.one_more / self.own
 
 
-def drawn(rng: np.random.Generator, only: str | None = None) -> Iterator[Drawn]:
+def drawn(
+    rng: np.random.Generator, only: str | None = None, alone: bool = False
+) -> Iterator[Drawn]:
     """Products without end, all of a problem in turn; of one rung, those that it serves."""
     while True:
         size = int(rng.choice(BLOCK_SIZES))
@@ -134,7 +141,7 @@ def drawn(rng: np.random.Generator, only: str | None = None) -> Iterator[Drawn]:
             across = bool(rng.random() < 0.25)
             for product in PRODUCTS:
                 if only is None or named(problem, product, only):
-                    yield Drawn(problem, product, kind, across, only)
+                    yield Drawn(problem, product, kind, across, only, alone)
 
 
 def pattern_of(

@@ -80,7 +80,7 @@ def fit(jobs: int, only: str | None, of_images: bool, minutes: float = inf) -> d
     """What `ops.times` or `costs` reads: of drawn ones, that no seed of the command draws."""
     count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS) if of_images else COUNT
     rng = np.random.default_rng([0, 1 if of_images else 2])
-    points = islice(drawn(rng) if of_images else held_out.drawn(rng, only), count)
+    points = islice(drawn(rng) if of_images else held_out.drawn(rng, only, True), count)
     found = list(held_out.found(points, minutes * 60, jobs, *([count] if of_images else [])))
     print(held_out.summary(found, most=0), flush=True)
     return (content_of_images if of_images else content_of)(found)

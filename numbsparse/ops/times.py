@@ -7,16 +7,16 @@ a rung does at once, and into how many parts it cuts a sum, its own plan says wh
 that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
 blocks, its longest line and how near each other small blocks are are asked for.
 
-`times.json` has the factors, with which the choice loses least (`bench.factors`) at 3,931 products
+`times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,127 products
 that were drawn and timed, and 258 of the published tables; `python -m numbsparse times` makes it.
-At 700 drawn with a seed that had no part in it the choice took 1.014 times as long as the fastest
-rung on average, and more than 1.05 times at 7.3 %. What counts is the order of the rungs, not
-their times: on another card it may differ, and `numbsparse.tune` measures it there.
+At 700 drawn with a seed that had no part in it the choice took more than 1.05 times as long as the
+fastest rung at 5.3 %, and 1.011 times on average. What counts is the order of the rungs, not their
+times: on another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 import json
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from math import ceil, log2
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,23 +29,17 @@ FILE = Path(__file__).with_name("times.json")
 DENSE = "k9_dense_tiles"
 LARGER = 32  # blocks than those of rungs for small ones
 PLACES = 132  # multiprocessors
-K5_PLACES = 3 * PLACES  # blocks of threads of k5 at a time
 BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
 A_TILE = 64 * 128  # values of a dense one
+# Of k5: blocks of threads of a multiprocessor; and steps of a block, which is not cut for less.
+K5_BESIDE, K5_SHORT = 3, 16
 # Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
 # these tiles each multiprocessor must have for it to be taken; others have 64 rows of one block.
 K6_TILES = {32: (8, 256, 1.5), 64: (2, 512, 1.5), 128: (1, 512, 0.5)}
-# Blocks of a weight-gradient that k6 takes together, by bytes of a value; and of few, of 16 bits,
-# which are as many for each multiprocessor, and up to SHORT rows of blocks of 64.
-K6_ITEM = {2: {32: 28, 64: 7, 128: 1.75}, 4: {32: 10.5, 64: 3.5, 128: 0.9}}
+# Blocks of a weight-gradient that k6 takes together, of 16 bits; and of few, which are as many for
+# each multiprocessor, and up to SHORT rows of blocks of 64.
+K6_ITEM = {32: 28, 64: 7, 128: 1.75}
 K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
-# By bytes of a value and block size, of k7: microseconds of a row in a large region; its blocks,
-# and groups that it has room for.
-K7_ROW = {(2, 8): 0.04, (2, 16): 0.033, (4, 8): 0.2, (4, 16): 0.16}
-K7_REGION = {(2, 8): (370, 26), (2, 16): (112, 27), (4, 8): (450, 36), (4, 16): (122, 36)}
-# Where these are few: microseconds of quarters of them until blocks of threads have met, by how
-# many share one.
-K7_MEETING = {1: 0.0, 2: 1.0, 4: 1.6, 8: 2.9}
 # Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
 # for each warp up to which words are loaded of small blocks, by bytes of a value.
 K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: 16, 4: 8}
@@ -138,7 +132,8 @@ def sizes_of(
     longest = layout.longest[product == "forward"]
     of_layout = reads, makes, layout.n_blocks, longest
     tiles = tiles_met(product, block_size, layout)
-    return Sizes(product != "weight_grad", *numbers, *of_layout, feature_major, tiles)
+    across = feature_major and batch > 1  # of one row both orders are the same
+    return Sizes(product != "weight_grad", *numbers, *of_layout, across, tiles)
 
 
 def tiles_met(product: str, block_size: int, layout: Layout) -> float:
@@ -189,18 +184,24 @@ Counts = tuple[float, ...]
 
 
 def _k5_lines(of: Sizes) -> Counts:
-    """Tiles of lines, and their steps."""
-    tiles = ceil(of.rows / (64 if of.rows <= 64 or of.itemsize == 4 else 128))
+    """Tiles of strips, and their steps."""
+    tiles = ceil(of.rows / (64 if of.rows <= 64 and of.itemsize == 2 else 128))
     tiles, steps = tiles * ceil(of.makes / min(of.size, 64)), of.per_line * of.size / 32
-    rounds = tiles / K5_PLACES
-    return ceil(rounds), max(rounds, 1) * steps, rounds * steps
+    rounds, longest = tiles / (K5_BESIDE * PLACES), ceil(of.longest * of.size / 32)
+    chain = max(rounds, 1) * max(ceil(steps), 0.5)
+    return ceil(rounds), max(longest, chain), rounds * steps
 
 
 def _k5_blocks(of: Sizes) -> Counts:
-    """Blocks, whose steps several blocks of threads share where they are few."""
-    rounds, steps = of.n_blocks * max(of.size // 64, 1) ** 2 / K5_PLACES, of.rows / 32
-    parts = min(max(1 / rounds, 1), max((3 * steps) ** 0.5, 1)) if steps > 8 else 1.0
-    return ceil(rounds), max(rounds, 1) * steps / parts, rounds * steps, log2(parts)
+    """Blocks, or 64 x 64 of each, in pieces of the batch where these are few."""
+    side = min(of.size, 64)
+    sums, steps = of.n_blocks * (of.size // side) ** 2, ceil(of.rows * side / 2048)
+    few = max(min(K5_BESIDE * PLACES // sums, int((3 * steps) ** 0.5)), 1)
+    pieces = few if steps > K5_SHORT else 1
+    rounds, each = sums * pieces / (K5_BESIDE * PLACES), ceil(steps / pieces)
+    beside = K5_BESIDE * ceil(rounds) if rounds > 1 else ceil(K5_BESIDE * rounds)
+    values = of.n_blocks * of.size**2 / 1e6
+    return ceil(rounds), max(rounds, 1) * each, beside * each, log2(pieces), values
 
 
 def _k6_lines(of: Sizes) -> Counts:
@@ -226,18 +227,44 @@ def _k6_lines(of: Sizes) -> Counts:
 
 def _k6_blocks(of: Sizes) -> Counts:
     """Items of several blocks, those of the last round in pieces of the batch."""
-    item, depth = K6_ITEM[of.itemsize][of.size], 32
-    if of.itemsize == 2:
-        few = of.n_blocks <= K6_ARE_FEW[of.size] * PLACES
-        short = of.size == 64 and of.rows <= SHORT
-        item = 4.67 if short else K6_FEW[of.size] if few else item
-        depth = 32 if short or (of.size == 32 and not few) else 64
+    values = of.n_blocks * of.size**2 / 1e6
+    if of.itemsize == 4:
+        return *_k6_float32(of), values
+    few = of.n_blocks <= K6_ARE_FEW[of.size] * PLACES
+    short = of.size == 64 and of.rows <= SHORT
+    item = 4.67 if short else (K6_FEW if few else K6_ITEM)[of.size]
+    depth = 32 if short or (of.size == 32 and not few) else 64
     items, steps = max(of.n_blocks / item, 1), ceil(of.rows / depth)
     whole, rest = divmod(items, PLACES)
     pieces = max(min(PLACES / max(rest, 1), steps / 2), 1)
     chain = (whole * steps + (rest > 0) * steps / pieces) * depth
-    values = of.n_blocks * of.size**2 / 1e6
     return chain, int(whole) + (rest > 0), steps * items / PLACES, log2(pieces), values
+
+
+def _k6_float32(of: Sizes) -> Counts:
+    """Items of products of 64 features of the longer side by 32 or 64 of the other one; or, where
+    that ends first, a product each, maybe two of them on a multiprocessor."""
+    k6, columns = rung("k6_hopper").weight_grad_plan, min(of.size, 64)
+    lines = min(of.used(of.makes), of.used(of.reads)) / columns
+    products = of.n_blocks * of.size**2 / (64 * columns) + (columns < 64) * lines / 4
+    items = max(products / (6 if columns < 64 else 4), lines / (4 if columns < 64 else 3))
+    ways = [(ceil(items), PLACES, k6.STEP_IN_US, items / products)]
+    for many, step in enumerate(k6.STEP_OF_ONE, 1):
+        if products <= len(k6.STEP_OF_ONE) * PLACES:
+            ways.append((ceil(products), many * PLACES, step, 1.0))
+    found = []
+    for n, places, step, part in ways:
+        (whole, rest), few, steps = divmod(n, places), 2 * n <= places, ceil(of.rows / 32)
+        rate = (k6.SUMS_IN_US_OF_FEW if few else k6.SUMS_IN_US) * part / (64 * columns)
+        least = k6.SHORTEST_OF_FEW if few else k6.SHORTEST
+        for pieces in k6.PIECES_OF_FEW if few else k6.PIECES_OF_MANY:
+            if pieces > max(steps // least, 1) or (few and pieces * rest > max(places, rest)):
+                break
+            turns, adding = ceil(rest * pieces / places), 1 + rest * pieces / rate
+            chain, adding = (whole + turns / pieces) * steps * step, adding * (pieces > 1)
+            time = chain + (whole + turns) * k6.TO_START + adding
+            found.append((time, chain, whole + turns, adding))
+    return min(found)[1:]
 
 
 def _k7_lines(of: Sizes) -> Counts:
@@ -254,17 +281,37 @@ def _k7_lines(of: Sizes) -> Counts:
 
 
 def _k7_blocks(of: Sizes) -> Counts:
-    """Regions of blocks near each other; smaller ones, maybe of clusters, where they are few."""
-    item, row = of.itemsize, K7_ROW[of.itemsize, of.size]
-    in_region, room = K7_REGION[item, of.size]
-    groups = of.reads * of.makes / (128 // item) ** 2 * of.tiles
-    large = max(of.n_blocks / in_region, 4 * groups / room**2)
-    rounds, small = ceil(large / PLACES), max(4 * of.n_blocks / in_region, groups / 64)
-    found = [(rounds * (4.5 + row * of.rows), rounds, 0.0)]
-    for many, meeting in K7_MEETING.items() if large < PLACES else ():
-        rounds, of_rows = ceil(small * many / PLACES), max(0.3 * row, 0.03) * of.rows
-        found.append((rounds * (2.2 + of_rows / many + meeting), rounds, log2(many)))
-    return *min(found), large / PLACES * of.rows * row, of.n_blocks * of.size**2 / 1e6
+    """Regions as they are chosen, of which each multiprocessor has some, maybe with others of a
+    cluster or in pieces. Slots of float32 that are left over take no time."""
+    choice = rung("k7_small_blocks").region_choice
+    arithmetic = "highest" if of.itemsize == 4 else "float16"
+    ways = choice.ways_for(of.density, of.size, arithmetic, of.across)
+    sizes = partial(_k7_regions, of)
+    region, pieces = choice.fastest(lambda each: sizes(each)[0], of.size, of.rows, ways, PLACES)
+    (n, *_), slots = sizes(region)
+    whole, left = divmod(n * region.SPLIT, PLACES) if pieces == 1 else divmod(n, PLACES)
+    turns = whole + ceil(left * pieces / PLACES)
+    thousands = (whole + ceil(left * pieces / PLACES) / pieces) * of.rows / region.SPLIT / 1e3
+    adding = left * pieces * region.CODES * of.size / 1e6 * (pieces > 1)
+    rows = (*(thousands * each for each in (slots / n, region.CODES - slots / n, region.GROUPS)),)
+    return *rows, turns, log2(region.SPLIT), pieces > 1, adding, of.n_blocks * of.size**2 / 1e6
+
+
+def _k7_regions(of: Sizes, region: Any) -> tuple[tuple[int, int, int], float]:
+    """What `region_choice.size_of` finds, of blocks that are random where there are any; slots."""
+    in_group, kept = region.FEATURES // of.size, min(of.density / of.tiles, 1)
+    down, across = of.reads / region.FEATURES, of.makes / region.FEATURES * of.tiles
+    found = []
+    for height in range(1, min(region.GROUPS * 3 // 4, ceil(down)) + 1):
+        side = min(height * in_group, of.reads / of.size)  # blocks of a column
+        odd = 0.25 * (1 - (1 - 2 * kept) ** side) if of.size == 8 and kept < 0.5 else 0.0
+        slots = down / height * across * in_group * (side * kept * of.size / 16 + odd)
+        wide = down / height * across / (region.GROUPS - height)
+        n = ceil(max(1.03 * slots / region.CODES, wide, down / height * min(1.5 * of.tiles, 1), 1))
+        groups = ceil(down / height * across * (1 - (1 - kept) ** (in_group * side)) + n / 2)
+        cost = n * region.CODES * (of.size / 8 + 4.5) + (groups + n * height) * 32
+        found.append((cost, (n, height, groups), min(slots, n * region.CODES)))
+    return min(found)[1:]
 
 
 def _k8_units(of: Sizes, features: int) -> tuple[float, int, float]:
@@ -326,12 +373,15 @@ def _k8_blocks(of: Sizes) -> Counts:
 
 def _k9_lines(of: Sizes) -> Counts:
     """Tiles that take least time; two or four blocks of threads may share the sum of one."""
-    plan, steps = rung(DENSE).plan, max(of.reads / 64 * of.tiles, 1)
-    high, parts, columns = plan.shape_of(of.rows, of.makes, steps, PLACES)
-    rounds = ceil(ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts / PLACES)
+    plan, full = rung(DENSE).plan, of.reads / 64
+    high, parts, columns = plan.shape_of(of.rows, of.makes, full, PLACES)
+    tiles = ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts / PLACES
+    rounds, steps = ceil(tiles), max(full * of.tiles, 1)
     each, time = rounds / parts, plan.OF_STEP[columns][high - 1] + plan.OF_ROWS[columns] * high
-    of_blocks = each * of.per_line * of.size / 64
-    return each * steps * time, rounds, high * log2(parts), of_blocks, each * of.reads / 64
+    late = max(min(of.longest * of.size / 64, full) - steps, 0) / parts * time
+    chain, of_blocks = each * steps * time, each * of.per_line * of.size / 64
+    adding = high * log2(parts), min(tiles, 1)
+    return chain, late, rounds, *adding, of_blocks, each * full, of.across * chain
 
 
 OF_RUNG: dict[str, tuple[Callable[[Sizes], Counts], ...]] = {

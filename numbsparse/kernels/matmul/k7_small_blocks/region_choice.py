@@ -4,7 +4,8 @@ As many blocks as the registers hold read least of x and dy. Where such regions 
 multiprocessors there are smaller ones, of clusters or in pieces; or the last ones are cut.
 """
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from math import ceil
 from typing import NamedTuple
 
@@ -82,15 +83,19 @@ REGIONS_FLOAT32 = {
 }
 # Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
 # large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
-# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200).
+# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two
+# sizes between, of 16 bits, fewer places are left over: 34 products of 256 to 3,072 features and
+# 128 to 8,192 rows that take them 0.62 to 1.27 of the time, 0.93 at the median.
 SMALLER = {
     (2, 8): (
         Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
         Smaller(Region(8, 9, 16, 32, 3), 2.2, 1.25),
+        Smaller(Region(8, 6, 16, 32, 3), 2.2, 1.4),
         Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.64),
     ),
     (2, 16): (
         Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
+        Smaller(Region(8, 5, 16, 32, 3), 2.2, 1.25),
         Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.25),
         Smaller(Region(8, 2, 16, 32, 3), 2.2, 1.64),
     ),
@@ -119,6 +124,14 @@ def ways_of(
     item = 4 if (arithmetic, B) in A_ROW else 2
     width = min(512, -(-columns // B) * B)
     kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_of_step(B, item))
+    return ways_for(kept, B, arithmetic, transposed, of_images)
+
+
+def ways_for(
+    kept: float, B: int, arithmetic: str, transposed: bool, of_images: bool = False
+) -> Ways:
+    """Where so much is kept of the blocks of strips."""
+    item = 4 if (arithmetic, B) in A_ROW else 2
     large = region_of(B, item, kept, transposed)
     first, spare = (1, SPARE) if of_images else (0, 0)  # of images the first is not timed
     smaller = tuple(
@@ -173,12 +186,23 @@ def region_for(
     """The region that takes least time, and into how many pieces of the batch those are cut that
     are left when all places have as many.
 
+    What `fastest` finds.
+    """
+    sizes = partial(planned, index, size_of, B, widths)
+    return fastest(sizes, B, batch, ways, places)
+
+
+def fastest(
+    size_of_region: Callable[[Region], Size], B: int, batch: int, ways: Ways, places: int
+) -> tuple[Region, int]:
+    """Of regions that are so many.
+
     That is the large one; or, where that saves a round, the wider one, of a few more slots; or,
     where the large one leaves places free, a smaller one, which reads more of x and dy and has less
     to add up, maybe of a cluster or in pieces.
     """
     large, sums = ways.large, ways.large.CODES * 16 * B * A_SUM
-    size = planned(index, size_of, B, widths, large)
+    size = size_of_region(large)
     n, *rest = size
     if wider := WIDER.get(large):
         fewer = ceil(n * large.CODES / wider.CODES)
@@ -186,7 +210,7 @@ def region_for(
             alone = ways._replace(large=wider, smaller=())
             return _fastest(alone, (fewer, *rest), (), batch, places, sums)
     ways = ways if n < places else ways._replace(smaller=())
-    sizes = tuple(planned(index, size_of, B, widths, each.region) for each in ways.smaller)
+    sizes = tuple(size_of_region(each.region) for each in ways.smaller)
     return _fastest(ways, size, sizes, batch, places, sums)
 
 

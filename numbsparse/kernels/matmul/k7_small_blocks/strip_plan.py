@@ -32,6 +32,10 @@ WIDTH = 32  # features that are fetched together
 # 8,192 features, densities of 0.02 to 0.1 and 128 to 256 rows took 0.89 to 0.93 of the time (H200).
 WIDE, WORTH = 64, 1.5
 ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as many each
+# And of blocks of 16 and 16 bits where a warp has so many in a group, whose values lanes copy for
+# each tile: 20 products of a quarter of the blocks, 192 to 8,192 rows, took 0.68 to 0.99 of the
+# time, one 1.19; of a tenth 0.86 to 1.18, of a twentieth 1.11 to 1.49 (H200).
+HIGH, HIGH_FROM = 128, 0.8
 LOW = (32, *HEIGHTS)  # of few features
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
@@ -184,6 +188,8 @@ def shared_out(
     few = item == 2 and costs is None and batch <= FEW_ROWS
     few = few and max(features, columns) <= FEW_FEATURES
     most_rows = LOW if few else HEIGHTS
+    if not few and (B, item) == (16, 2) and costs is None and blocks >= HIGH_FROM:
+        most_rows = (*HEIGHTS, HIGH)
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
