@@ -16,7 +16,7 @@ from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k5_tensor_core import cuts
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
-from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import regions, strip_gates, strip_plan
 from numbsparse.kernels.parts.walk_on_gpu import highest
 from numbsparse.testing import races
 
@@ -180,6 +180,7 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     assert (abs(y - right) <= bound).all()
 
 
+@pytest.mark.parametrize("places", [0, 99], ids=["many stages", "few"])
 @pytest.mark.parametrize(
     ("dtype", "size", "edge", "transposed"),
     [
@@ -191,9 +192,12 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     ],
 )
 def test_small_blocks_that_gates_leave_are_put_together_anew(
-    dtype, size, edge, transposed, rng, monkeypatch
+    dtype, size, edge, transposed, places, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
+    monkeypatch.setattr(strip_gates, "multiprocessors", lambda: places)
+    monkeypatch.setattr(strip_gates, "MANY", 32)  # fewer threads than a stage has blocks
+    monkeypatch.setattr(strip_gates, "FEW", 64)
     monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
     monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     kept = rng.random((29, 9)) < 0.4
