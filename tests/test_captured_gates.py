@@ -10,7 +10,7 @@ from numbsparse import device, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
-from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import strip_gates, strip_plan
 from numbsparse.testing import races
 
 pytestmark = [
@@ -149,6 +149,7 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     assert (abs(y - right) <= bound).all()
 
 
+@pytest.mark.parametrize("places", [0, 99], ids=["many stages", "few"])
 @pytest.mark.parametrize(
     ("dtype", "size", "edge", "transposed"),
     [
@@ -160,9 +161,12 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     ],
 )
 def test_small_blocks_that_gates_leave_are_put_together_anew(
-    dtype, size, edge, transposed, rng, monkeypatch
+    dtype, size, edge, transposed, places, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
+    monkeypatch.setattr(strip_gates, "multiprocessors", lambda: places)
+    monkeypatch.setattr(strip_gates, "MANY", 32)  # fewer threads than a stage has blocks
+    monkeypatch.setattr(strip_gates, "FEW", 64)
     monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
     monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     kept = rng.random((29, 9)) < 0.4

@@ -18,6 +18,7 @@ from numbsparse.kernels.parts.walk_on_gpu import highest
 from numbsparse.testing import races
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
+k5_weight_grad = import_module("numbsparse.kernels.matmul.k5_tensor_core.weight_grad")
 pytestmark = [
     pytest.mark.simulator,
     pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator"),
@@ -82,6 +83,22 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     gates[index.block_rows == 1] = 0  # all blocks of some items
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     check_weight_gradient("k6_hopper", x, dy, (across, across), layout, size, gates)
+
+
+@pytest.mark.parametrize("short", [0, 99], ids=["in pieces", "whole"])
+@pytest.mark.parametrize(
+    ("dtype", "size", "edge"), [("float16", 16, 3), ("bfloat16", 32, 0), ("float32", 128, 5)]
+)
+def test_a_block_of_threads_whose_gate_is_zero_ends(short, dtype, size, edge, rng, monkeypatch):
+    monkeypatch.setattr(k5_weight_grad, "SHORT", short)
+    layout = ns.Layout(np.array([[1, 0, 1], [1, 1, 0]], bool)[: 1 if size == 128 else 2])
+    gates, shape = np.float32(rng.integers(0, 3, layout.n_blocks)), np.array(layout.shape) * size
+    gates[:2] = 0, 2
+    x, dy = (
+        rng.standard_normal((3 * 2048 // size, n - edge)).astype(as_dtype(dtype)) for n in shape
+    )
+    across = rng.random(2) < 0.5
+    check_weight_gradient("k5_tensor_core", x, dy, across, layout, size, gates)
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")

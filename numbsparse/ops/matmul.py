@@ -87,10 +87,10 @@ def matmul(
         finds them: by those two and `k6_hopper` (in 16-bit floats trained ones of few rows are
         multiplied before, all of them), in the weight-gradient by `k6_hopper` (from 2,048 rows on,
         in blocks of 128 1,024, of float32 in blocks of 64 and 128 512), `k7_small_blocks` (from 512
-        rows on, in float32 256) and `k8_small_batch` (of many blocks for its rows); other kernels
-        take as long as with all gates one, and so does `k7_small_blocks` of few rows in blocks of
-        8, which only does not read them. Results are the same, unless x or gates have infinity or
-        NaN.
+        rows on, in float32 256), `k5_tensor_core`, and `k8_small_batch` (of many blocks for its
+        rows); other kernels take as long as with all gates one, and so does `k7_small_blocks` of
+        few rows in blocks of 8, which only does not read them. Results are the same, unless x or
+        gates have infinity or NaN.
         In a layout that `Layout.on_device` made the host looks at no gate either, and they are in
         the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional

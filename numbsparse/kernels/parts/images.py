@@ -35,7 +35,7 @@ def images_of(
     strides : within a block, along the sum and across: that of w.T has them exchanged
     by_eights : whether lane q of a product has terms 2 q and 2 q + 1 of every 8, else its four
         neighbours of every 16
-    gates : what each block is multiplied by; one that is 0 is zeros, whatever it holds
+    gates : what each block is multiplied by; of one that is 0 there is none
     alone : hi without lo, the nearest tf32
     """
     images = empty(((1 if alone else 2) * values.size,), values.dtype)
@@ -75,14 +75,15 @@ def image_kernel(
         part, across = at // (N * DEPTH) % PARTS, at // (N * B) % ACROSS
         block, n = at // (B * B), across * N + 8 * eight + g
         gate = gates[block] if gated else float32(1)
+        if gated and gate == 0:
+            return
         his, los = cuda.local.array(4, float32), cuda.local.array(4, float32)
         for q in range(4):
             k = part * DEPTH + terms // 4 * 16
             k += 2 * q + terms % 2 + terms % 4 // 2 * 8 if by_eights else 4 * q + terms % 4
             value = float32(0)
-            if block_rows[block] * B + k < in_features and gate != 0:
-                value = values[block * (B * B) + k * strides[0] + n * strides[1]]
-                value = value * gate if gated else value
+            if block_rows[block] * B + k < in_features:
+                value = values[block * (B * B) + k * strides[0] + n * strides[1]] * gate
             hi, lo = split(value)
             his[q], los[q] = as_float32(hi), as_float32(lo)
         to = at // HALF * (HALVES * HALF) + at % HALF

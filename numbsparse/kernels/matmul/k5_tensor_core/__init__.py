@@ -34,9 +34,9 @@ from numbsparse.kernels.parts.fragments import MMA, arithmetic_of
 
 BLOCK_SIZES = (16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
+TAKES_UNKNOWN_GATES = ("weight_grad",)
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
 FEW = 64  # rows: batches up to here get smaller tiles
-
 
 unsupported = reach(
     "k5_tensor_core",
@@ -68,9 +68,9 @@ def _along_lines(product, x, values, index, y, precision, number):
     multiply_lines(product, x, values, index, y, arithmetic, tile)
 
 
-def weight_grad(x, dy, index, dvalues, precision="highest", tile=0):
-    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]."""
-    multiply_blocks(x, dy, index, dvalues, arithmetic_of(x, precision))
+def weight_grad(x, dy, index, dvalues, precision="highest", tile=0, gates=None):
+    """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
+    multiply_blocks(x, dy, index, dvalues, arithmetic_of(x, precision), gates)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):
