@@ -11,22 +11,23 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.repair import nan_in_rows, nan_in_sums, plain_sum
 from numbsparse.kernels.parts.requests import Reach, copying
-from numbsparse.kernels.parts.tiles import Form, Operand, multiply
+from numbsparse.kernels.parts.tiles import Form, Operand, multiply, operands_of
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
 
 pytestmark = on_hopper
 SPLIT, TF32, HALF = Form("float32", True), Form("float32", False), Form("float16", False)
 
 
-def tile_of(lines, form, across):
-    """The words of a tile (lines, 32 terms) as they stand in shared memory."""
+def tile_of(lines, form, across, paired=False):
+    """The words of a tile (lines, 32 terms) as they stand in shared memory, two rows in 128 bytes
+    where they are paired."""
     tiles = np.split(lines, len(lines) // 32) if across and len(lines) > 32 else [lines]
     rows = np.concatenate([tile.T if across else tile for tile in tiles])
     wide = np.zeros((len(rows), 32), form.dtype)
     wide[:, : rows.shape[1]] = rows
-    pieces_of = wide.view(np.uint32).reshape(len(rows), -1, 4)
-    n = np.arange(len(rows))
-    key = n % 8 if form.dtype == "float32" else n // 2 % 4
+    n = np.arange(len(rows) // (2 if paired else 1))
+    pieces_of = wide.view(np.uint32).reshape(n.size, -1, 4)
+    key = n % 8 if form.dtype == "float32" or paired else n // 2 % 4
     swapped = np.empty_like(pieces_of)
     for i, k in zip(n, key, strict=True):
         swapped[i, np.arange(pieces_of.shape[1]) ^ k] = pieces_of[i]
@@ -36,11 +37,14 @@ def tile_of(lines, form, across):
 def product_kernel(form, first, second, shape):
     M, N = shape
     SUMS, FIRST = (M, N, 4), -(-first.groups // 2)
-    product = multiply(form, first, second)
+    (A, B), (take, rest) = (
+        (operands_of(form, o) for o in (first, second)),
+        multiply(form, first, second),
+    )
     line_of, other_of = number_of(first.together), number_of(second.together)
 
     @cuda.jit
-    def kernel(a, b, out):
+    def kernel(a, b, paired, out):
         shared = cuda.shared.array(8192, uint32, ALIGNMENT)
         acc = cuda.local.array(SUMS, float32)
         lane = cuda.threadIdx.x
@@ -50,7 +54,9 @@ def product_kernel(form, first, second, shape):
             shared[4096 + i] = b[i]
         cuda.syncthreads()
         pieces.clear(acc)
-        product(shared, uint32(0), uint32(4096), uint32(0), (), acc)
+        of_a, of_b = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
+        take(shared, uint32(0), uint32(0), uint32(4096), uint32(paired), (), of_a, of_b, acc)
+        rest((), of_a, of_b, acc)
         for m in range(M):
             for n in range(N):
                 for i in range(4):
@@ -61,29 +67,34 @@ def product_kernel(form, first, second, shape):
     return kernel
 
 
+PRODUCTS = (
+    (SPLIT, Operand(False, 2, 2), Operand(True, 4, 4)),
+    (SPLIT, Operand(True, 4, 4), Operand(False, 4, 2)),
+    (SPLIT, Operand(False, 1), Operand(True, 4, 4)),
+    (SPLIT, Operand(True, 1), Operand(False, 2, 2)),
+    (TF32, Operand(True, 2), Operand(False, 4, 4)),
+    (HALF, Operand(False, 4), Operand(True, 8)),
+    (HALF, Operand(True, 1), Operand(False, 4)),
+    (HALF, Operand(False, 2), Operand(True, 4)),
+    (HALF, Operand(False, 8), Operand(True, 2)),
+)
+PAIRED = [case for case in PRODUCTS if case[0] == HALF and case[2].groups == 4]
+
+
 @pytest.mark.parametrize(
-    ("form", "first", "second"),
-    [
-        (SPLIT, Operand(False, 2, 2), Operand(True, 4, 4)),
-        (SPLIT, Operand(True, 4, 4), Operand(False, 4, 2)),
-        (SPLIT, Operand(False, 1), Operand(True, 4, 4)),
-        (SPLIT, Operand(True, 1), Operand(False, 2, 2)),
-        (TF32, Operand(True, 2), Operand(False, 4, 4)),
-        (HALF, Operand(False, 4), Operand(True, 8)),
-        (HALF, Operand(True, 1), Operand(False, 4)),
-        (HALF, Operand(False, 8), Operand(True, 2)),
-    ],
+    ("paired", "form", "first", "second"),
+    [*((False, *case) for case in PRODUCTS), *((True, *case) for case in PAIRED)],
     ids=str,
 )
-def test_a_tile_times_another(form, first, second, rng):
+def test_a_tile_times_another(paired, form, first, second, rng):
     a, b = (rng.standard_normal((8 * o.groups, 32)).astype(form.dtype) for o in (first, second))
     if form == TF32:  # whose operands have ten bits of mantissa
         a, b = (np.ldexp(np.round(np.ldexp(v, 8)), -8) for v in (a, b))
     shape = -(-first.groups // 2) * -(-second.groups // 4), min(second.groups, 4)
     out = to_device(np.full((64, 64), np.nan, np.float32))
     kernel = product_kernel(form, first, second, shape)
-    words = (to_device(tile_of(v, form, o.across)) for v, o in ((a, first), (b, second)))
-    launch(kernel, 1, 32, *words, out)
+    a_words, b_words = tile_of(a, form, first.across), tile_of(b, form, second.across, paired)
+    launch(kernel, 1, 32, *map(to_device, (a_words, b_words)), 16 * paired, out)
     exact = a.astype(np.float64) @ b.astype(np.float64).T
     bound = 40 * np.finfo(np.float32).eps * (abs(a.astype(np.float64)) @ abs(b.T))
     got = out.numpy()[: len(a), : len(b)]

@@ -71,18 +71,21 @@ class Operand(NamedTuple):
 
 @cache
 def take_16_bit(groups: int, across: bool) -> Any:
-    """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s."""
+    """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s.
+
+    `paired` is 16 where two rows share a line of 128 bytes, whose swizzle has a bit more; else 0.
+    """
     PAIRS = -(-groups // 2)
     load = ldmatrix_x4_trans if across else ldmatrix_x4
 
     @cuda.jit(device=True)
-    def read(tile, start, s, pitch, raw):
+    def read(tile, start, s, paired, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         matrix, r = lane // 8, lane % 8
         for p in range(PAIRS):
             line, term = 16 * (p % 2) + matrix // 2 * 8, 16 * s + matrix % 2 * 8
             row, piece = (term + r, line // 8) if across else (line + r, term // 8)
-            place = 16 * row + 4 * (piece ^ (row // 2 % 4))
+            place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
             v = load(tile, start + p // 2 * (WIDTH * 16) + place)
             raw[2 * p, 0], raw[2 * p, 1] = v[0], v[1]
             raw[2 * p + 1, 0], raw[2 * p + 1, 1] = v[2], v[3]
@@ -284,52 +287,65 @@ def products(form: Form, M: int, N: int) -> Any:
 
 
 @cache
-def multiply(form: Form, first: Operand, second: Operand) -> Any:
-    """acc += first second.T of a tile of each; acc as in `products`.
+def multiply(form: Form, first: Operand, second: Operand) -> tuple[Any, Any]:
+    """(take, rest): all that is read of a tile of each, and what is multiplied after.
 
-    `gates` are those of what is gated, see `fragment`; `pitch` is that of a slab.
-    Where the second has eight groups, its upper four have sums of their own, after the others'.
+    Together acc += first second.T; acc as in `products`, a and b as `operands_of` says.
+    `gates` are those of what is gated, see `fragment`; `how` is a slab's pitch, of 16 bits else
+    `paired`, as in `take_16_bit`. Where the second has eight groups, its upper four have sums of
+    their own, after the others'.
     Steps are taken by twos. For split float32 acc is zero before; the small products are first, and
     the second two steps start from zero and are added in float32: a tensor core cuts off what it
     adds, always towards zero, and in the 12 products of a unit that would show.
     """
-    STEPS, SPLIT, SIXTEEN = form.steps, form.split, form.is_16_bit
-    A, B = ((2, o.groups + o.groups % 2, 2) for o in (first, second))
+    SPLIT, SIXTEEN, LO = form.split, form.is_16_bit, 0 if form.is_16_bit else 1
     M, N, HALVES = -(-first.groups // 2), min(second.groups, 4), -(-second.groups // 4)
     take_a, take_b = fragment(form, first), fragment(form, second)
     apply_a, apply_b = gating(form, first), gating(form, second)
     add, SUMS = products(form, M, N), (M * HALVES, N, 4)
 
     @cuda.jit(device=True)
-    def two_steps(tile, a_start, b_start, pitch, s, gates, acc):
-        a_hi, b_hi = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
-        a_lo, b_lo = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
+    def load(tile, a_start, a_how, b_start, b_how, s, gates, a, b):
         for k in range(2):
-            take_a(tile, a_start, uint32(s + k), pitch, gates, a_hi[k], a_lo[k])
-            take_b(tile, b_start, uint32(s + k), pitch, gates, b_hi[k], b_lo[k])
-            if SPLIT:  # lo times lo is less than what a float32 holds
-                for u in range(HALVES):
-                    add(a_lo[k], b_hi[k, 4 * u :], acc[M * u :])
-                    add(a_hi[k], b_lo[k, 4 * u :], acc[M * u :])
-        for k in range(2 if SIXTEEN else 0):  # when all loads are under way
-            apply_a(gates, uint32(s + k), a_hi[k])
-            apply_b(gates, uint32(s + k), b_hi[k])
-        for k in range(2):
-            for u in range(HALVES):
-                add(a_hi[k], b_hi[k, 4 * u :], acc[M * u :])
+            take_a(tile, a_start, uint32(s + k), a_how, gates, a[0, k], a[LO, k])
+            take_b(tile, b_start, uint32(s + k), b_how, gates, b[0, k], b[LO, k])
 
     @cuda.jit(device=True)
-    def multiply_tiles(tile, a_start, b_start, pitch, gates, acc):
-        # Written out: the compiler leaves a loop, and then no load is ahead of the products. Their
-        # numbers are of one type; of each literal a step would be compiled again.
-        two_steps(tile, a_start, b_start, pitch, uint32(0), gates, acc)
-        if STEPS == 4:
-            if SPLIT:
-                more = cuda.local.array(SUMS, float32)
-                pieces.clear(more)
-                two_steps(tile, a_start, b_start, pitch, uint32(2), gates, more)
-                pieces.add(acc, more)
-            else:
-                two_steps(tile, a_start, b_start, pitch, uint32(2), gates, acc)
+    def two_steps(a, b, acc):
+        if SPLIT:  # lo times lo is less than what a float32 holds
+            for k in range(2):
+                for u in range(HALVES):
+                    add(a[1, k], b[0, k, 4 * u :], acc[M * u :])
+                    add(a[0, k], b[1, k, 4 * u :], acc[M * u :])
+        for k in range(2):
+            for u in range(HALVES):
+                add(a[0, k], b[0, k, 4 * u :], acc[M * u :])
 
-    return multiply_tiles
+    @cuda.jit(device=True)
+    def take(tile, a_start, a_how, b_start, b_how, gates, a, b, acc):
+        # Their numbers are of one type; of each literal a step would be compiled again.
+        load(tile, a_start, a_how, b_start, b_how, uint32(0), gates, a, b)
+        if not SIXTEEN:
+            two_steps(a, b, acc)
+            load(tile, a_start, a_how, b_start, b_how, uint32(2), gates, a, b)
+
+    @cuda.jit(device=True)
+    def rest(gates, a, b, acc):
+        for k in range(2 if SIXTEEN else 0):  # when all loads are under way
+            apply_a(gates, uint32(k), a[0, k])
+            apply_b(gates, uint32(k), b[0, k])
+        if SPLIT:
+            more = cuda.local.array(SUMS, float32)
+            pieces.clear(more)
+            two_steps(a, b, more)
+            pieces.add(acc, more)
+        else:
+            two_steps(a, b, acc)
+
+    return take, rest
+
+
+def operands_of(form: Form, operand: Operand) -> tuple[int, int, int, int]:
+    """The shape of what is taken of one: hi, and lo of float32, at two steps, of its groups by
+    twos, as an mma takes them."""
+    return (1 if form.is_16_bit else 2), 2, operand.groups + operand.groups % 2, 2

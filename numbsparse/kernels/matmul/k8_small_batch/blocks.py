@@ -22,7 +22,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
-from numbsparse.kernels.matmul.k8_small_batch.block_products import holding, multiplying
+from numbsparse.kernels.matmul.k8_small_batch.block_products import consuming, holding, sums_of
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
@@ -140,7 +140,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
-    w_view: Any = size, launch.shift_of(size)
+    w_view: Any = size, launch.shift_of(launch.line_of(dvalues, engine))
     if gated:
         w_view = *w_view, launch.block_shift_of(size)
     maps = units
@@ -225,13 +225,13 @@ def block_kernel(blocks: Blocks) -> Any:
     ENGINE, OVERLAP = source.engine, source.overlap
     X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
-    M, RUN, PIECES = -(-x_side.groups // 2), form.run, WIDTH**2 // form.run
-    HELD, SUMS = (TILES * form.steps, 2 * M, 2), (M, 4, 4)
+    RUN, PIECES, SUMS = form.run, WIDTH**2 // form.run, sums_of(form, x_side)
+    HELD = TILES * form.steps, x_side.groups + x_side.groups % 2, 2
     ENTRY, LEFT = listed(WIDTH // depth) if GATED else RECORD, WARPS * MINE
     read, prepare, close = reading(WIDTH // depth, ENTRY), opening(source, 3), closing(source)
     deal = dealing(WIDTH // depth, False, prepare, OVERLAP)
     request, wait = requesting(blocks), waiting(source)
-    hold, multiply = holding(form, x_side, TILES), multiplying(form, x_side, dy_side, TILES)
+    hold, multiply = holding(form, x_side, TILES), consuming(form, x_side, dy_side, TILES, LONG)
     write = writing(form, depth, x_side.groups, source.engine)
 
     @cuda.jit(**registers(32 * WARPS, most=255))

@@ -1,9 +1,10 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next ones are on their way to the ring of the warp. The warps of a
-share take equal runs of its units wherever lines end: what a warp has of a line that began in an
-earlier one it leaves in shared memory, where the warp in which it began adds it up. Where more than
-one share holds a line each leaves its part, and the last to finish writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp: its stage is
+requested again as soon as all that is read of it is in registers. The warps of a share take equal
+runs of its units wherever lines end: what a warp has of a line that began in an earlier one it
+leaves in shared memory, where the warp in which it began adds it up. Where more than one share
+holds a line each leaves its part, and the last to finish writes the line.
 
 Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
 equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
@@ -24,8 +25,9 @@ from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_w
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
-from numbsparse.kernels.parts.tiles import WIDTH, multiply
+from numbsparse.kernels.parts.tiles import WIDTH, multiply, operands_of
 from numbsparse.kernels.ptx import (
+    fence_proxy_async,
     first_multiple,
     let_next_kernel_start,
     sync_warp,
@@ -98,12 +100,15 @@ def line_kernel(lines: Lines) -> Any:
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
+    PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.line_of`
+    part = at_once(sums)
+    (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
     ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
-    wait, consume, (form, x, w, _) = waiting(source), consuming(sums), sums
+    wait, (take, multiply), (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
@@ -128,11 +133,14 @@ def line_kernel(lines: Lines) -> Any:
             own_view = min(y_view[0], top + w_view[3]), y_view[1], y_view[2], y_view[3]
         x_top = uint32(top if SLAB else 0)
         pitch = uint32(x_view[0] if SLAB else x_view[3] if SKEWED else 0)
+        paired = uint32(16 if PAIRS and w_view[0] == WIDTH else 0)
         if FAR:
             block = tile * cuda.gridDim.x + cuda.blockIdx.x
             slots, first_slot = partials, tickets.size + block * int64(WARPS - 1)
         bars = cuda.shared.array(BARRIERS, uint64)
         acc = cuda.local.array(SUMS, float32)
+        a, b = cuda.local.array(A, uint32), cuda.local.array(B, uint32)
+        of_unit = cuda.local.array(UNIT, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
@@ -190,14 +198,19 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                if take_gates(units, unit, own_gates):
-                    consume(shared, start, x_top, pitch, own_gates, acc)
+                wanted = take_gates(units, unit, own_gates)
+                if wanted:
+                    take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
+                if ENGINE:  # else the copy engine may write what is still being read
+                    fence_proxy_async()
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
                     own = uint32(bar + stage)
                     request(record, operands, top, shared, start, bars, own)
                     record = read(units, unit + STAGES + 1)
                 close()
+                if wanted:
+                    multiply(own_gates, a, b, of_unit, acc)
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -226,34 +239,52 @@ def line_kernel(lines: Lines) -> Any:
     return kernel
 
 
+def at_once(sums: Sums) -> Sums:
+    """What is multiplied at once: of float32, at most 32 rows of the batch, as registers allow."""
+    few = sums._replace(x=sums.x._replace(groups=min(sums.x.groups, 4)))
+    return sums if sums.form.is_16_bit else few
+
+
 @cache
-def consuming(sums: Sums) -> Any:
-    """acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top` on."""
+def consuming(sums: Sums) -> tuple[Any, Any]:
+    """(take, multiply): all that is read of a stage, and what is multiplied when it is requested
+    again.
+
+    Together acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top`
+    on, of w `paired` as in `tiles.take_16_bit`. The sum of a unit of float32 starts from zero,
+    because tensor cores cut off what they add.
+    """
     form, x, *_ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
-    # Of float32, at most 32 rows of the batch at once, as registers allow; and each unit's sum
-    # starts from zero, because tensor cores cut off what they add.
-    part = sums if form.is_16_bit else sums._replace(x=x._replace(groups=min(x.groups, 4)))
-    (M, N), TILES, FROM_ZERO = part.shape, x.groups // part.x.groups, not form.is_16_bit
-    SUMS, IN_WORD = (M, N, 4), WIDTH // form.row
-    product = multiply(form, *part.operands)
+    part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
+    M, LAST = part.shape[0], x.groups // part.x.groups - 1
+    load, rest = multiply(form, *part.operands)
 
     @cuda.jit(device=True)
-    def consume(shared, start, top, pitch, gates, acc):
+    def take(shared, start, top, pitch, paired, gates, a, b, unit, acc):
         w_start = uint32(start + W_START)
-        for u in range(TILES):
+        for u in range(LAST + 1):
             x_start = uint32(start + top // IN_WORD + u * NEXT)
-            a, b = (x_start, w_start) if X_FIRST else (w_start, x_start)
             if FROM_ZERO:
-                unit = cuda.local.array(SUMS, float32)
                 pieces.clear(unit)
-                product(shared, a, b, pitch, gates, unit)
-                pieces.add(acc[M * u :], unit)
+            if X_FIRST:
+                load(shared, x_start, pitch, w_start, paired, gates, a, b, unit)
             else:
-                product(shared, a, b, pitch, gates, acc)
+                load(shared, w_start, paired, x_start, pitch, gates, a, b, unit)
+            if u < LAST:
+                rest(gates, a, b, unit)
+                pieces.add(acc[M * u :], unit)
 
-    return consume
+    @cuda.jit(device=True)
+    def multiply_rest(gates, a, b, unit, acc):
+        if FROM_ZERO:
+            rest(gates, a, b, unit)
+            pieces.add(acc[M * LAST :], unit)
+        else:
+            rest(gates, a, b, acc)
+
+    return take, multiply_rest
 
 
 @cache

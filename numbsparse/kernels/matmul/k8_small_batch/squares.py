@@ -43,7 +43,7 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
         if ENGINE and elect() != 0:
             bulk_wait_read()  # of what was left here before
         sync_warp()
-        leave(shared, leaving, acc)
+        leave(shared, leaving, w_view[0], acc)
         if SPLIT and nan_in_sums(acc):
             repair(operands, record, shared, leaving)
         if ENGINE:
@@ -62,20 +62,18 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
 
 @cache
 def leave_float32(groups: int) -> Any:
-    M, R = -(-groups // 2), min(groups, 2)
+    """Sums whose first operand is dy: four neighbours of a row in a lane, see `tiles.products`."""
 
     @cuda.jit(device=True)
-    def leave(shared, leaving, acc):
+    def leave(shared, leaving, size, acc):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
-        for m in range(M):
-            for r in range(R):
-                for p in range(2):
-                    i = 2 * r + p
-                    place = leaving + 32 * (8 * (2 * m + r) + g) + 4 * ((2 * q + p) ^ g)
-                    v0, v1 = as_uint32(acc[m, 0, i]), as_uint32(acc[m, 1, i])
-                    v2, v3 = as_uint32(acc[m, 2, i]), as_uint32(acc[m, 3, i])
-                    store_4xu32(shared, place, v0, v1, v2, v3)
+        for p in range(2):
+            place = leaving + 32 * (2 * q + p) + 4 * (g ^ (2 * q + p))
+            for n in range(groups):
+                v0, v1 = as_uint32(acc[0, n, p]), as_uint32(acc[0, n, 2 + p])
+                v2, v3 = as_uint32(acc[1, n, p]), as_uint32(acc[1, n, 2 + p])
+                store_4xu32(shared, place + 256 * n, v0, v1, v2, v3)
 
     return leave
 
@@ -86,15 +84,16 @@ def leave_16_bit(dtype: str, groups: int, on_hopper: bool) -> Any:
     GROUPS, ON_HOPPER, pack = groups, on_hopper, PACK[dtype]
 
     @cuda.jit(device=True)
-    def leave(shared, leaving, acc):
+    def leave(shared, leaving, size, acc):
         lane = uint32(cuda.threadIdx.x) % 32
+        paired = uint32(16 if ON_HOPPER and size == WIDTH else 0)  # as in `tiles.take_16_bit`
         for j in range(GROUPS):
             m, i = j // 2, j % 2 * 2
             v0, v1 = pack(acc[m, 0, i], acc[m, 0, i + 1]), pack(acc[m, 1, i], acc[m, 1, i + 1])
             v2, v3 = pack(acc[m, 2, i], acc[m, 2, i + 1]), pack(acc[m, 3, i], acc[m, 3, i + 1])
             if ON_HOPPER:
                 row, piece = 8 * j + lane % 8, lane // 8
-                place = 16 * row + 4 * (piece ^ (row // 2 % 4))
+                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
                 stmatrix_x4(shared, leaving + place, v0, v1, v2, v3)
             else:
                 row, word = 8 * j + lane // 4, leaving + lane % 4
@@ -110,7 +109,6 @@ def leave_16_bit(dtype: str, groups: int, on_hopper: bool) -> Any:
 @cache
 def repairing(depth: int, groups: int) -> Any:
     """Compute again what is NaN of what this lane left; 0 beyond the features."""
-    M, R = -(-groups // 2), min(groups, 2)
     LINE, line_of = 2 * (WIDTH // depth), picking(1, WIDTH // depth)
 
     @cuda.jit(device=True)
@@ -118,12 +116,12 @@ def repairing(depth: int, groups: int) -> Any:
         x, x_view, dy, dy_view, _ = operands
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
-        for n in range(16 * M):
-            m, r, p, k = n // 16, n // 8 % 2, n // 4 % 2, n % 4
-            i, column = 8 * (2 * m + r) + g, 4 * (2 * q + p) + k
-            at = start + 32 * i + 4 * ((2 * q + p) ^ g) + k
+        for number in range(8 * groups):
+            n, p, k = number // 8, number // 4 % 2, number % 4
+            i, column = 8 * n + 2 * q + p, 4 * g + k
+            at = start + 32 * i + 4 * (g ^ (2 * q + p)) + k
             value = as_float32(tile[at])
-            if r < R and value != value:
+            if value != value:
                 value = float32(0)
                 line = line_of(record, column // depth)
                 row, column = record[LINE] * depth + i, line * depth + column % depth
