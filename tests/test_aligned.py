@@ -34,7 +34,7 @@ def placed(a, feature_major):
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 def test_lines_keep_their_order(rng, feature_major, copied):
     a = rng.standard_normal((BATCH, IN)).astype(np.float32)
-    lines, transposed = aligned.aligned_either_way(placed(a, feature_major))
+    (lines,), (transposed,) = aligned.aligned_either_way(placed(a, feature_major))
     assert transposed is feature_major
     assert lines.address % aligned.BYTES == 0
     np.testing.assert_array_equal(lines.numpy(), a.T if transposed else a)

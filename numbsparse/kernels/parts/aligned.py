@@ -10,6 +10,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import copy, fill
+from numbsparse.kernels.parts.straightened import straighten
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
@@ -29,10 +30,12 @@ class Move(NamedTuple):
     step: int
 
 
-def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x, or x.T where the batch is contiguous, or an aligned copy of it; whether it is x.T."""
-    transposed = x.batch_is_contiguous
-    return aligned(x.T if transposed else x), transposed
+def aligned_either_way(*arrays: DeviceArray) -> tuple[list[DeviceArray], list[bool]]:
+    """Of one or two each x, or x.T where the batch is contiguous, or an aligned copy of it; and
+    whether it is x.T."""
+    across = [x.batch_is_contiguous for x in arrays]
+    lines = (x.T if t else x for x, t in zip(arrays, across, strict=True))
+    return aligned_together(*lines), across
 
 
 def aligned(x: DeviceArray) -> DeviceArray:
@@ -56,6 +59,15 @@ def _aligned_like(x: DeviceArray) -> DeviceArray:
 
 
 def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
+    """out[:] = x of one or two (out, x) of a dtype, where `out` is as `_aligned_like` makes it."""
+    copies = tuple((out, x) for out, x in copies if x.size)
+    if all(x.strides[1] == x.itemsize for _, x in copies):
+        straighten(*copies)
+    else:
+        copy_rows(*copies)
+
+
+def copy_rows(*copies: tuple[DeviceArray, DeviceArray]) -> None:
     """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are gapless.
 
     In parts of rows that are as long each, and no longer than can be awaited at once.

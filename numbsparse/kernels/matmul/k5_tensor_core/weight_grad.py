@@ -59,7 +59,7 @@ def multiply_blocks(x, dy, index, dvalues, arithmetic):
     side = min(size, 64)
     sums, steps = n_blocks * (size // side) ** 2, -(-x.shape[0] * side // SIZE)
     x, dy, dvalues = map(of_bits, (x, dy, dvalues))
-    (x, x_transposed), (dy, dy_transposed) = map(aligned_either_way, (x, dy))
+    (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
     out, _, wide = stored(dvalues.reshape(-1, size))
     many = pieces_of_equal(steps, max(sums, 1))
     room = planned(index, room_of_sums, sums * many if many > 1 else 1, WARPS * min(side, 32) ** 2)

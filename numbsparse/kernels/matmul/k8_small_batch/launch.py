@@ -230,7 +230,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    halves = form.is_16_bit and slab > 0
+    halves = form.is_16_bit and 0 < slab < 8
     if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
     elif y.batch_is_contiguous and not halves and (skew or (order == ANY and source.engine)):
