@@ -1,33 +1,15 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
 from collections.abc import Callable
-from functools import cache, wraps
-from typing import Any, NamedTuple
-
-from numba import cuda, float32, int64, uint16, uint64
+from functools import wraps
+from typing import Any
 
 from numbsparse.device import DeviceArray, empty
-from numbsparse.device.launch import launch
-from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.parts.straightened import straighten
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
-MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
-
-
-class Move(NamedTuple):
-    """As one argument of a kernel: out[i * out_stride + j] = x[i * stride + j * step]."""
-
-    shape: tuple[int, ...]
-    part: int  # of a row, that a warp copies
-    out: Any
-    x: Any
-    out_stride: int
-    stride: int
-    step: int
 
 
 def aligned_either_way(*arrays: DeviceArray) -> tuple[list[DeviceArray], list[bool]]:
@@ -59,95 +41,14 @@ def _aligned_like(x: DeviceArray) -> DeviceArray:
 
 
 def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
-    """out[:] = x of one or two (out, x) of a dtype, where `out` is as `_aligned_like` makes it."""
+    """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are aligned and have room
+    for whole pieces of 16 bytes, the rest of which becomes 0."""
     copies = tuple((out, x) for out, x in copies if x.size)
     if all(x.strides[1] == x.itemsize for _, x in copies):
         straighten(*copies)
     else:
-        copy_rows(*copies)
-
-
-def copy_rows(*copies: tuple[DeviceArray, DeviceArray]) -> None:
-    """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are gapless.
-
-    In parts of rows that are as long each, and no longer than can be awaited at once.
-    """
-    copies = tuple((out, x) for out, x in copies if 0 not in x.shape)
-    if not copies:
-        return
-    args, grids = [], []
-    for out, x in copies:
-        rows, width = x.shape
-        parts = -(-width // MOST)
-        part = -(-width // (32 * parts)) * 32
-        out_stride, *strides = (n // x.itemsize for n in (out.strides[0], *x.strides))
-        args.append(Move(x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, *strides))
-        grids.append((-(-rows // WARPS), parts))
-    contiguous = all(x.strides[1] == x.itemsize for _, x in copies)
-    how = copies[0][1].itemsize, copy_engine(), contiguous
-    grid = *map(max, zip(*grids, strict=True)), len(copies)
-    if len(copies) == 1:
-        launch(matrix_kernel(*how), grids[0], (32, WARPS), *args[0], overlap=copy_engine())
-    else:
-        launch(two_matrices_kernel(*how), grid, (32, WARPS), *args, overlap=copy_engine())
-
-
-@cache
-def moving(size: int, overlap: bool, contiguous: bool) -> Any:
-    """move(shape, part, out, x, out_stride, stride, step): a warp has a part of a row, and awaits
-    all of it at once.
-
-    1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x; and
-    in parts of even length in 0.66 to 0.88 of the time that parts of 256 took.
-    """
-    EACH, DTYPE = MOST // 32, uint16 if size == 2 else float32
-
-    @cuda.jit(device=True)
-    def move(shape, part, out, x, out_stride, stride, step):
-        own = cuda.local.array(EACH, DTYPE)
-        row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
-        begin = int64(cuda.blockIdx.y) * part
-        first = begin + cuda.threadIdx.x
-        left = min(begin + part, shape[1]) - first if row < shape[0] else int64(0)
-        if contiguous:
-            step = 1
-        here, there = row * stride + first * step, row * out_stride + first
-        if overlap:
-            let_next_kernel_start()
-            wait_for_earlier_kernels()
-        for k in range(EACH):
-            if 32 * k < left:
-                own[k] = x[uint64(here + k * (32 * step))]
-        for k in range(EACH):
-            if 32 * k < left:
-                out[uint64(there + 32 * k)] = own[k]
-
-    return move
-
-
-@cache
-def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
-    move = moving(size, overlap, contiguous)
-
-    @cuda.jit
-    def kernel(shape, part, out, x, out_stride, stride, step):
-        move(shape, part, out, x, out_stride, stride, step)
-
-    return kernel
-
-
-@cache
-def two_matrices_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
-    move = moving(size, overlap, contiguous)
-
-    @cuda.jit
-    def kernel(one, other):
-        if cuda.blockIdx.z == 0:
-            move(*one)
-        else:
-            move(*other)
-
-    return kernel
+        for out, x in copies:
+            copy(out, x)
 
 
 def is_aligned(x: DeviceArray) -> bool:
