@@ -55,27 +55,22 @@ def test_parts_of_rows_make_a_matrix(shape, dtype, rng):
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_begin_anywhere(dtype, rng):
-    """Drawn: those of a wider matrix that begins anywhere, two at once. What follows a row in its
-    last 16 bytes becomes 0; what is before x and behind it is not read."""
-    for _ in range(20):
+    """Drawn: those of a wider matrix that begins anywhere, two at once; nothing else is written."""
+    for _ in range(12):
         made = []
         for _ in range(int(rng.integers(1, 3))):
-            rows, width, gap, first = (int(n) for n in rng.integers((1, 1, 0, 0), (40, 70, 5, 9)))
+            rows, width, gap, first = (int(n) for n in rng.integers((1, 1, 0, 0), (300, 70, 5, 9)))
             whole = to_device(rng.standard_normal(first + rows * (width + gap)).astype(dtype))
             strides = (width + gap) * whole.itemsize, whole.itemsize
             at = whole.address + first * whole.itemsize
             x = DeviceArray(at, (rows, width), whole.dtype, strides, whole.owner)
-            padded = empty((rows, -(-width // 8) * 8 + 8), dtype)
+            padded = empty((rows, width + 8), dtype)
             fill(padded, np.nan)
-            made.append((padded, padded[:, :width], x, whole))
-        aligned.copy_matrices(*((out, x) for _, out, x, _ in made))
-        for padded, out, x, _ in made:
-            piece, width = aligned.BYTES // x.itemsize, x.shape[1]
+            made.append((padded, padded[:, :width], x))
+        aligned.copy_matrices(*((out, x) for _, out, x in made))
+        for padded, out, x in made:
             np.testing.assert_array_equal(out.numpy(), x.numpy())
-            rest = padded.numpy()[:, width:]
-            zeros = -width % piece
-            assert (rest[:, :zeros] == 0).all()
-            assert np.isnan(rest[:, zeros:]).all()
+            assert np.isnan(padded.numpy()[:, x.shape[1] :]).all()
 
 
 @pytest.mark.every(5)

@@ -36,7 +36,7 @@ from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.conv.costs import multipliers
 from numbsparse.kernels.conv.window import Boxes, Pass, seen_in_boxes
 from numbsparse.kernels.edge import inside
-from numbsparse.kernels.elementwise import copy
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_values, copy_matrices
 from numbsparse.kernels.parts.plans import Sent, planned
@@ -147,7 +147,7 @@ def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> Non
     out = whole if features % run == 0 else empty((whole.shape[0], how.words * run // 4), y.dtype)
     unfold(how, 0, out)
     if out is not whole:
-        copy(whole, out[:, :features])
+        copy_matrices((whole, out[:, :features]))
 
 
 def places_of(index: Index, of: Pass) -> tuple[np.ndarray]:
@@ -176,6 +176,7 @@ def unfolding(x: DeviceArray, sources: DeviceArray, taps: int, room: int) -> Unf
     rows, width = x.reshape(-1, features), -(-features // run) * run
     if features < width:
         rows = empty((rows.shape[0], width), x.dtype)
+        fill(rows, 0.0)
         copy_matrices((rows[:, :features], x.reshape(-1, features)))
     rows = aligned(rows)  # of a copy there are gaps between them
     return Unfolding(

@@ -1,15 +1,34 @@
 """Rows that `cp.async` and the copy engine can read: contiguous, from multiples of 16 bytes on."""
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from functools import cache, wraps
+from typing import Any, NamedTuple
+
+from numba import cuda, float32, int32, int64, uint16, uint64
 
 from numbsparse.device import DeviceArray, empty
+from numbsparse.device.launch import launch
+from numbsparse.kernels.card import copy_engine, multiprocessors
 from numbsparse.kernels.elementwise import copy, fill
-from numbsparse.kernels.parts.straightened import straighten
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
+MOST, WARPS = 384, 8  # items of rows that a warp copies at most, warps of a block
+FULL = 4  # blocks of a multiprocessor before warps have more than one row
+
+
+class Move(NamedTuple):
+    """As one argument of a kernel: out[i * out_stride + j] = x[i * stride + j * step]."""
+
+    shape: tuple[int, ...]
+    part: int  # of a row, that a warp copies: so many items
+    high: int  # of so many rows
+    out: Any
+    x: Any
+    out_stride: int
+    stride: int
+    step: int
 
 
 def aligned_either_way(*arrays: DeviceArray) -> tuple[list[DeviceArray], list[bool]]:
@@ -41,14 +60,71 @@ def _aligned_like(x: DeviceArray) -> DeviceArray:
 
 
 def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
-    """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are aligned and have room
-    for whole pieces of 16 bytes, the rest of which becomes 0."""
-    copies = tuple((out, x) for out, x in copies if x.size)
-    if all(x.strides[1] == x.itemsize for _, x in copies):
-        straighten(*copies)
-    else:
-        for out, x in copies:
-            copy(out, x)
+    """out[:] = x of one or two (out, x) of a dtype, where rows of `out` are gapless.
+
+    In parts of rows that are as long each, and no longer than can be awaited at once; of short
+    rows in several, once each multiprocessor has FULL blocks of threads.
+    """
+    copies = tuple((out, x) for out, x in copies if 0 not in x.shape)
+    if not copies:
+        return
+    args, grids = [], []
+    for out, x in copies:
+        rows, width = x.shape
+        parts = -(-width // MOST)
+        part = -(-width // (32 * parts)) * 32
+        high = min(MOST // part, -(-rows * parts // (WARPS * FULL * multiprocessors())))
+        out_stride, *strides = (n // x.itemsize for n in (out.strides[0], *x.strides))
+        places = of_bits(out.span), of_bits(x.span), out_stride, *strides
+        args.append(Move(x.shape, part, high, *places))
+        grids.append((-(-rows // (high * WARPS)), parts))
+    contiguous = all(x.strides[1] == x.itemsize for _, x in copies)
+    short = any(move.high > 1 for move in args)
+    how = copies[0][1].itemsize, copy_engine(), contiguous, short
+    grid = *map(max, zip(*grids, strict=True)), len(copies)
+    launch(copy_kernel(*how), grid, (32, WARPS), args[0], args[-1], overlap=copy_engine())
+
+
+@cache
+def copy_kernel(size: int, overlap: bool, contiguous: bool, short: bool) -> Any:
+    """A warp has a part of some rows, and awaits all of it at once; a layer of blocks a matrix.
+
+    1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x; and
+    in parts of even length in 0.66 to 0.88 of the time that parts of 256 took.
+    """
+    EACH, DTYPE = MOST // 32, uint16 if size == 2 else float32
+
+    @cuda.jit
+    def kernel(one, other):
+        shape, part, high, out, x, out_stride, stride, step = other if cuda.blockIdx.z else one
+        own = cuda.local.array(EACH, DTYPE)
+        top = (int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y) * high
+        begin = int64(cuda.blockIdx.y) * part
+        first = begin + cuda.threadIdx.x
+        rows, width = min(shape[0] - top, int64(high)), min(begin + part, shape[1]) - first
+        rows, width, part = int32(rows), int32(width), int32(part)
+        if contiguous:
+            step = 1
+        here, there = top * stride + first * step, top * out_stride + first
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        row = at = int32(0)
+        for k in range(EACH):
+            if row < rows and at < width:
+                own[k] = x[uint64(here + at * step)]
+            at = int32(at + 32)
+            if short and at == part:
+                row, at, here = int32(row + 1), int32(0), here + stride
+        row = at = int32(0)
+        for k in range(EACH):
+            if row < rows and at < width:
+                out[uint64(there + at)] = own[k]
+            at = int32(at + 32)
+            if short and at == part:
+                row, at, there = int32(row + 1), int32(0), there + out_stride
+
+    return kernel
 
 
 def is_aligned(x: DeviceArray) -> bool:

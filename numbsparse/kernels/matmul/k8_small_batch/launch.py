@@ -266,10 +266,11 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     with 5 blocks in a line up to 1.1. 17 and 24 rows took 0.87 to 0.99 of the time. In blocks of 8
     65 and 72 rows took 0.73 to 0.85, and 36 to 48 rows 1.04 to 1.10, where two tiles are one of 64.
     """
-    if batch <= 16 and not x_across:
+    units = squares * (WIDTH // min(size, WIDTH))
+    alone = form.split and -(-batch // 16) * units <= WARPS * n_shares()
+    if (batch <= 16 or alone) and not x_across:
         return 16
     few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
-    units = squares * (WIDTH // min(size, WIDTH))
     if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
         return SECOND_ROWS
     if batch <= WIDTH or (not form.is_16_bit and size > 8):  # registers hold the sums of 32 at once
