@@ -348,7 +348,7 @@ CEILINGS = {
     "k5_tensor_core": (3, 505),
     "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 814),
-    "k8_small_batch": (4, 832),
+    "k8_small_batch": (4, 833),
     "k9_dense_tiles": (3, 554),
 }
 

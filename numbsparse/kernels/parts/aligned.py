@@ -76,7 +76,7 @@ def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
         part = -(-width // (32 * parts)) * 32
         high = min(MOST // part, -(-rows * parts // (WARPS * FULL * multiprocessors())))
         out_stride, *strides = (n // x.itemsize for n in (out.strides[0], *x.strides))
-        places = of_bits(out.span), of_bits(x.span), out_stride, *strides
+        places: Any = of_bits(out.span), of_bits(x.span), out_stride, *strides
         blocks = -(-rows // (high * WARPS))
         moves.append(Move(x.shape, part, high, blocks, *places))
         counts.append(blocks * parts)
