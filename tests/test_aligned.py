@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from numbsparse import Layout, device, ops
-from numbsparse.device import to_device
+from numbsparse.device import DeviceArray, empty, to_device
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference, rung
 from numbsparse.kernels.parts import aligned
 
@@ -34,7 +35,7 @@ def placed(a, feature_major):
 @pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
 def test_lines_keep_their_order(rng, feature_major, copied):
     a = rng.standard_normal((BATCH, IN)).astype(np.float32)
-    lines, transposed = aligned.aligned_either_way(placed(a, feature_major))
+    (lines,), (transposed,) = aligned.aligned_either_way(placed(a, feature_major))
     assert transposed is feature_major
     assert lines.address % aligned.BYTES == 0
     np.testing.assert_array_equal(lines.numpy(), a.T if transposed else a)
@@ -50,6 +51,26 @@ def test_parts_of_rows_make_a_matrix(shape, dtype, rng):
     a = rng.standard_normal((rows, width + 3)).astype(dtype)
     for x in (to_device(a)[:, 1 : width + 1], to_device(a[:, 1 : width + 1].T.copy()).T):
         np.testing.assert_array_equal(aligned.aligned(x).numpy(), a[:, 1 : width + 1])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_begin_anywhere(dtype, rng):
+    """Drawn: those of a wider matrix that begins anywhere, two at once; nothing else is written."""
+    for _ in range(12):
+        made = []
+        for _ in range(int(rng.integers(1, 3))):
+            rows, width, gap, first = (int(n) for n in rng.integers((1, 1, 0, 0), (300, 70, 5, 9)))
+            whole = to_device(rng.standard_normal(first + rows * (width + gap)).astype(dtype))
+            strides = (width + gap) * whole.itemsize, whole.itemsize
+            at = whole.address + first * whole.itemsize
+            x = DeviceArray(at, (rows, width), whole.dtype, strides, whole.owner)
+            padded = empty((rows, width + 8), dtype)
+            fill(padded, np.nan)
+            made.append((padded, padded[:, :width], x))
+        aligned.copy_matrices(*((out, x) for _, out, x in made))
+        for padded, out, x in made:
+            np.testing.assert_array_equal(out.numpy(), x.numpy())
+            assert np.isnan(padded.numpy()[:, x.shape[1] :]).all()
 
 
 @pytest.mark.every(5)

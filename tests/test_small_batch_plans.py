@@ -126,9 +126,11 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
     monkeypatch.setattr(launches, "n_shares", lambda: 10)
     form = Form(dtype, dtype == "float32")
     most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
-    for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (1, 10, 11, 20, 40, 100)):
+    units = 0 if form.is_16_bit else 10 * launches.WARPS + 1  # more than warps have one of
+    squares = -(-units * min(size, 32) // 32)
+    for batch, n in itertools.product((1, 17, 32, 33, 64, 65, 1000), (3, 10, 11, 20, 40, 100)):
         for across in (False, True):
-            rows = launches.tile_rows(batch, n, 0, size, form, across)
+            rows = launches.tile_rows(batch, n, squares, size, form, across)
             if size == 8 and batch == 65 and form.split and not across:
                 assert rows == 24
             elif batch > 32:
@@ -153,6 +155,18 @@ def test_split_tiles_of_few_rows_are_shorter(size):
         assert short in ((24,) if few and size == 8 else others)
         assert launches.tile_rows(batch, lines, squares + 1, size, split, True) in others
         assert launches.tile_rows(batch, lines, squares + 1, size, plain, False) in others
+
+
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_split_tiles_have_16_rows_where_no_warp_has_two_units(size, monkeypatch):
+    monkeypatch.setattr(launches, "n_shares", lambda: 100)
+    split, plain = Form("float32", True), Form("float32", False)
+    for batch in range(17, 130):
+        units = 100 * launches.WARPS // -(-batch // 16)
+        squares = units * min(size, 32) // 32
+        assert launches.tile_rows(batch, 1, squares, size, split, False) == 16
+        for more in ((squares + 1, split, False), (squares, split, True), (squares, plain, False)):
+            assert launches.tile_rows(batch, 1, more[0], size, *more[1:]) > 16
 
 
 @needs_ampere

@@ -29,10 +29,12 @@ class Move(NamedTuple):
     step: int
 
 
-def aligned_either_way(x: DeviceArray) -> tuple[DeviceArray, bool]:
-    """x, or x.T where the batch is contiguous, or an aligned copy of it; whether it is x.T."""
-    transposed = x.batch_is_contiguous
-    return aligned(x.T if transposed else x), transposed
+def aligned_either_way(*arrays: DeviceArray) -> tuple[list[DeviceArray], list[bool]]:
+    """Of one or two each x, or x.T where the batch is contiguous, or an aligned copy of it; and
+    whether it is x.T."""
+    across = [x.batch_is_contiguous for x in arrays]
+    lines = (x.T if t else x for x, t in zip(arrays, across, strict=True))
+    return aligned_together(*lines), across
 
 
 def aligned(x: DeviceArray) -> DeviceArray:
@@ -63,7 +65,7 @@ def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
     copies = tuple((out, x) for out, x in copies if 0 not in x.shape)
     if not copies:
         return
-    args, grids = [], []
+    args, grids = list[Any](), []
     for out, x in copies:
         rows, width = x.shape
         parts = -(-width // MOST)
@@ -73,17 +75,17 @@ def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
         grids.append((-(-rows // WARPS), parts))
     contiguous = all(x.strides[1] == x.itemsize for _, x in copies)
     how = copies[0][1].itemsize, copy_engine(), contiguous
-    grid = *map(max, zip(*grids, strict=True)), len(copies)
+    grid = sum(blocks for blocks, _ in grids), max(parts for _, parts in grids)
     if len(copies) == 1:
-        launch(matrix_kernel(*how), grids[0], (32, WARPS), *args[0], overlap=copy_engine())
+        launch(matrix_kernel(*how), grid, (32, WARPS), args[0], overlap=copy_engine())
     else:
+        args.append(grids[0][0])
         launch(two_matrices_kernel(*how), grid, (32, WARPS), *args, overlap=copy_engine())
 
 
 @cache
 def moving(size: int, overlap: bool, contiguous: bool) -> Any:
-    """move(shape, part, out, x, out_stride, stride, step): a warp has a part of a row, and awaits
-    all of it at once.
+    """move(block, `Move`): a warp has a part of a row, and awaits all of it at once.
 
     1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x; and
     in parts of even length in 0.66 to 0.88 of the time that parts of 256 took.
@@ -91,9 +93,10 @@ def moving(size: int, overlap: bool, contiguous: bool) -> Any:
     EACH, DTYPE = MOST // 32, uint16 if size == 2 else float32
 
     @cuda.jit(device=True)
-    def move(shape, part, out, x, out_stride, stride, step):
+    def move(block, whole):
+        shape, part, out, x, out_stride, stride, step = whole
         own = cuda.local.array(EACH, DTYPE)
-        row = int64(cuda.blockIdx.x) * WARPS + cuda.threadIdx.y
+        row = int64(block) * WARPS + cuda.threadIdx.y
         begin = int64(cuda.blockIdx.y) * part
         first = begin + cuda.threadIdx.x
         left = min(begin + part, shape[1]) - first if row < shape[0] else int64(0)
@@ -118,8 +121,8 @@ def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
     move = moving(size, overlap, contiguous)
 
     @cuda.jit
-    def kernel(shape, part, out, x, out_stride, stride, step):
-        move(shape, part, out, x, out_stride, stride, step)
+    def kernel(one):
+        move(cuda.blockIdx.x, one)
 
     return kernel
 
@@ -129,11 +132,11 @@ def two_matrices_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
     move = moving(size, overlap, contiguous)
 
     @cuda.jit
-    def kernel(one, other):
-        if cuda.blockIdx.z == 0:
-            move(*one)
+    def kernel(one, other, blocks):
+        if cuda.blockIdx.x < blocks:
+            move(cuda.blockIdx.x, one)
         else:
-            move(*other)
+            move(cuda.blockIdx.x - blocks, other)
 
     return kernel
 

@@ -25,7 +25,8 @@ def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
     x = of_bits(x)
     if x.batch_is_contiguous and not is_aligned(x.T):
         x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
-    return aligned_either_way(x)
+    (lines,), (across,) = aligned_either_way(x)
+    return lines, across
 
 
 def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:

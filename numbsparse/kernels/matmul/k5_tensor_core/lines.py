@@ -73,7 +73,7 @@ def multiply_lines(
     """y[:] = x @ w or x @ w.T, from `values`, the rows of blocks."""
     batch, size = y.shape[0], values.shape[1]
     transposed, edge = product == "input_grad", x.shape[1] % size > 0
-    x, x_transposed = aligned_either_way(x)
+    (x,), (x_transposed,) = aligned_either_way(x)
     dense = dense_of(x.T if x_transposed else x, values, index, transposed)
     flat, y_transposed, wide = stored(y)
     into = Output(flat, *(stride // y.itemsize for stride in y.strides), *y.shape)

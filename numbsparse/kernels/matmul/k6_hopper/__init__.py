@@ -116,7 +116,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
     tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
-    lines, x_transposed = aligned_either_way(x)
+    (lines,), (x_transposed,) = aligned_either_way(x)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates

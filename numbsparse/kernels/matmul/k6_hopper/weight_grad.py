@@ -114,7 +114,7 @@ def weight_grad(
         (tile,) = planned(index, plans.smaller, *of)
         tile = tile._replace(STAYS=stays and index.made is None)
         x, dy = (dy, x) if swapped else (x, dy)
-    (x, x_transposed), (dy, dy_transposed) = aligned_either_way(x), aligned_either_way(dy)
+    (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
     if kind is not None:
         tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())

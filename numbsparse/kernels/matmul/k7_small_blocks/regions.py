@@ -33,7 +33,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     storer,
     storer_of_cluster,
 )
-from numbsparse.kernels.parts.aligned import aligned_together, of_any_rows, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
 from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.pieces import SOON, clear
@@ -92,9 +92,7 @@ def in_regions(
     gates = gates if batch >= LEAVES_FROM[item] else None
     x_transposed = dy_transposed = False
     if type(x) is not Images:
-        x_transposed, dy_transposed = x.batch_is_contiguous, dy.batch_is_contiguous
-        lines = x.T if x_transposed else x, dy.T if dy_transposed else dy
-        x, dy = aligned_together(*map(of_bits, lines))
+        (x, dy), (x_transposed, dy_transposed) = aligned_either_way(*map(of_bits, (x, dy)))
     of_images, transposed = type(x) is Images, x_transposed or dy_transposed
     places = multiprocessors()
     ways = ways or ways_of(index, B, widths[1], arithmetic, transposed, of_images)

@@ -231,7 +231,7 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    halves = form.is_16_bit and slab > 0
+    halves = form.is_16_bit and 0 < slab < 8
     if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
     elif y.batch_is_contiguous and not halves and (skew or (order == ANY and source.engine)):
@@ -263,14 +263,15 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
 
     Float32 in two parts has tiles of SECOND_ROWS where no tile needs more: 33 to 48 and 65 to 72
     rows of 4,096 and 8,192 features, density 0.1 and 0.25, took an H200 0.79 to 0.98 of the time,
-    at B = 16 0.81 to 0.84. Operands that are not split took up to 1.3 times as long so, and those
-    with 5 blocks in a line up to 1.1. 17 and 24 rows took 0.87 to 0.99 of the time. In blocks of 8
-    65 and 72 rows took 0.73 to 0.85, and 36 to 48 rows 1.04 to 1.10, where two tiles are one of 64.
+    at B = 16 0.81 to 0.84, 17 and 24 rows 0.87 to 0.99; not split up to 1.3 times as long, with 5
+    blocks in a line up to 1.1; blocks of 8 0.73 to 0.85 with 65 and 72 rows, 1.04 to 1.10 with 36
+    to 48. Tiles of 16, where no warp has two units then, took 0.72 to 0.82 of the time.
     """
-    if batch <= 16 and not x_across:
+    units = squares * (WIDTH // min(size, WIDTH))
+    alone = form.split and -(-batch // 16) * units <= WARPS * n_shares()
+    if not x_across and (batch <= 16 or alone):
         return 16
     few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
-    units = squares * (WIDTH // min(size, WIDTH))
     if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
         return SECOND_ROWS
     if batch <= WIDTH or (not form.is_16_bit and size > 8):  # registers hold the sums of 32 at once

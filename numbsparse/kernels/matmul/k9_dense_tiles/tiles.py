@@ -70,7 +70,7 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
     """y[:] = x @ w, or with w transposed, of 16 bits."""
     (batch, features), B = x.shape, values.shape[1]
     values, order = aligned_values(values), order_of(y)
-    x, x_transposed = aligned_either_way(of_bits(x))
+    (x,), (x_transposed,) = aligned_either_way(of_bits(x))
     shape = shape_of(batch, y.shape[1], features / SQUARE, multiprocessors())
     warpgroups, split, columns = shape
     depth, strips = depth_of(warpgroups), -(-y.shape[1] // columns)
