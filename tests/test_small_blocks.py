@@ -54,8 +54,23 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     sizes = case.batch, *features
     strip = strip_plan.strip_of(index, case.block_size, 2, transposed, sizes)
     assert strip.PACKED
-    assert (2 if case.block_size == 16 else 1) == strip.CLUSTER
+    assert strip.CLUSTER == 2
+    gated = strip_plan.strip_of(index, case.block_size, 2, transposed, sizes, "mixed")
+    assert (2 if case.block_size == 16 else 1) == gated.CLUSTER
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+
+
+@pytest.mark.parametrize("density", [0.01, 0.02, 0.05])
+def test_stages_have_room_for_steps_of_one_block(density, rng, monkeypatch):
+    """Of two blocks of 8 a step has one alone where a column's number of them is odd."""
+    monkeypatch.setattr(strip_plan, "SIMULATED", False)
+    monkeypatch.setattr(strip_plan, "shared_memory", lambda: 227 * 1024)
+    base = strip_plan.Strip(8, 64, 16, 64, 0, 0, 3, 1, 4, 2, 1, True, "", False)
+    columns = base.WARPS * base.COLUMNS
+    each = base.WIDTH // 8 * density  # blocks of a column in a group
+    strip, _ = strip_plan.fitted(base, columns * each / 2, 1, True)
+    blocks = rng.poisson(strip.GROUPS * each, (500, columns))
+    assert 1.1 * (-(-blocks // 2)).sum(1).mean() <= strip.STEPS
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ one column. Of float32 a step is a block. The steps of a stage are stored by war
 
 from functools import cache, lru_cache
 from itertools import product as every
+from math import exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,9 @@ COSTS_OF_FEW = {
 FEW_ROWS, FEW_FEATURES = 1024, 1024
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
+# The same where blocks share steps, by features of a group: of few kept blocks the more features a
+# stage has, the fewer steps have one block alone.
+OF_HALVES = {WIDTH: (14, *range(12, 0, -1)), WIDE: range(7, 0, -1)}
 PACK_FROM = 512  # rows
 # Rows times features, by block size: for fewer no launch that packs pays. 1,024 and
 # 4,096 rows of 256 to 1,024 features took 0.57 to 0.78 and 0.70 to 0.94 of the time, and the last
@@ -111,13 +115,14 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
-        # In clusters of two blocks of 16 took 3 to 12 % less, blocks of 8 5 to 9 % more (H200).
-        stages, cluster = (4, 2 if alike else 1) if B == 16 else (3, 1)
+        # Of blocks of 8 with gates clusters are not timed.
+        stages, cluster = 4 if B == 16 else 3, 2 if alike and (B == 16 or not gated) else 1
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
     how = stages, cluster, fetchers, item, split, packed, gated, ragged
-    strip, limit = fitted(Strip(B, rows, warps, group, 0, 0, *how), mean, most)
-    return strip if warps == widest and split == 1 else filled(strip, limit)
+    base, alone = Strip(B, rows, warps, group, 0, 0, *how), warps == widest and split == 1
+    strip, limit = fitted(base, mean, most, alone and base.BLOCKS_A_STEP == 2)
+    return strip if alone else filled(strip, limit)
 
 
 def groups_of(
@@ -134,12 +139,20 @@ def groups_of(
     return WIDTH, found
 
 
-def fitted(base: Strip, mean: float, most: int) -> tuple[Strip, int]:
-    """With groups, of `mean` and `most` steps, and stages; how many bytes there are for these."""
+def fitted(base: Strip, mean: float, most: int, halves: bool = False) -> tuple[Strip, int]:
+    """With groups, of `mean` and `most` steps, and stages; how many bytes there are for these.
+
+    With `halves` steps of one block are counted too: where numbers of blocks are Poisson
+    distributed, so many columns have an odd one. At B = 8 and density 0.02 stages without room for
+    them, and no clusters, took 1.4 times as long (8,192 features and rows, float16, H200).
+    """
     shared = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // base.BESIDE - 1024
     limit = shared - 1024  # besides the ring there are barriers
-    for groups in OF_STAGE[base.ITEM, base.WIDTH]:
-        steps = max(most, min(round(1.15 * groups * mean), MOST_STEPS))
+    columns = base.WARPS * base.COLUMNS
+    for groups in OF_HALVES[base.WIDTH] if halves else OF_STAGE[base.ITEM, base.WIDTH]:
+        needed = groups * mean
+        needed += columns * (1 - exp(-4 * needed / columns)) / 4 if halves else 0
+        steps = max(most, min(round(1.15 * needed), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)
         if limit >= strip.SHARED_BYTES and groups * strip.GROUP_BYTES < 1 << PLACE_BITS:
