@@ -115,7 +115,7 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
-        # Of blocks of 8 with gates clusters are not timed.
+        # Clusters of two: blocks of 16 took 0.88 to 0.97 of the time, of 8 ungated 0.84 (H200).
         stages, cluster = 4 if B == 16 else 3, 2 if alike and (B == 16 or not gated) else 1
         packed = packed or alike
     ragged = gated != "" and sizes[1] % B != 0
