@@ -31,8 +31,7 @@ LARGER = 32  # blocks than those of rungs for small ones
 PLACES = 132  # multiprocessors
 BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
 A_TILE = 64 * 128  # values of a dense one
-# Of k5: blocks of threads of a multiprocessor; and steps of a block, which is not cut for less.
-K5_BESIDE, K5_SHORT = 3, 16
+K5_BESIDE = 3  # blocks of threads of a multiprocessor
 # Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
 # these tiles each multiprocessor must have for it to be taken; others have 64 rows of one block.
 K6_TILES = {32: (8, 256, 1.5), 64: (2, 512, 1.5), 128: (1, 512, 0.5)}
@@ -196,8 +195,7 @@ def _k5_blocks(of: Sizes) -> Counts:
     """Blocks, or 64 x 64 of each, in pieces of the batch where these are few."""
     side = min(of.size, 64)
     sums, steps = of.n_blocks * (of.size // side) ** 2, ceil(of.rows * side / 2048)
-    few = max(min(K5_BESIDE * PLACES // sums, int((3 * steps) ** 0.5)), 1)
-    pieces = few if steps > K5_SHORT else 1
+    pieces = rung("k5_tensor_core").of_blocks.pieces_of_equal(steps, sums, PLACES)
     rounds, each = sums * pieces / (K5_BESIDE * PLACES), ceil(steps / pieces)
     beside = K5_BESIDE * ceil(rounds) if rounds > 1 else ceil(K5_BESIDE * rounds)
     values = of.n_blocks * of.size**2 / 1e6

@@ -77,6 +77,14 @@ def planned(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> tu
     return found
 
 
+def room_of_pieces(index: Index, pieces: int, floats: int) -> tuple[np.ndarray, np.ndarray]:
+    """(partials, tickets): room for so many pieces of sums, and for how many of each are there."""
+    return scratch(pieces * floats, np.float32), scratch(pieces, np.int32)
+
+
+on_gpu_of(room_of_pieces)(room_of_pieces)
+
+
 def planned_numbers(index: Index, make: Callable[..., tuple[Any, ...]], *key: Any) -> Any:
     """The same of a plan without arrays, for which it need not be asked which stream is current."""
     return index.plans.get((make, key)) or planned(index, make, *key)

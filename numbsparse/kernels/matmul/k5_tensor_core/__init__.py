@@ -26,8 +26,8 @@ through the registers of each warp, and each warp issues its own loads: the next
 
 import numpy as np
 
+from numbsparse.kernels.matmul.k5_tensor_core import weight_grad as of_blocks
 from numbsparse.kernels.matmul.k5_tensor_core.lines import Tile, multiply_lines
-from numbsparse.kernels.matmul.k5_tensor_core.weight_grad import multiply_blocks
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned_values
 from numbsparse.kernels.parts.fragments import MMA, arithmetic_of
@@ -70,7 +70,7 @@ def _along_lines(product, x, values, index, y, precision, number):
 
 def weight_grad(x, dy, index, dvalues, precision="highest", tile=0, gates=None):
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
-    multiply_blocks(x, dy, index, dvalues, arithmetic_of(x, precision), gates)
+    of_blocks.multiply_blocks(x, dy, index, dvalues, arithmetic_of(x, precision), gates)
 
 
 def tile_choices(product, block_size, dtype, batch, precision="highest"):

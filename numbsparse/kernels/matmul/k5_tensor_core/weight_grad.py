@@ -17,7 +17,6 @@ from functools import cache
 from math import isqrt
 from typing import Any, NamedTuple
 
-import numpy as np
 from numba import cuda, float32, int64, uint16, uint32
 
 from numbsparse.device.launch import launch
@@ -26,11 +25,10 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_bits
 from numbsparse.kernels.parts.copies import copying_matrix
 from numbsparse.kernels.parts.fragments import MMA, Side, coordinates, piece_of, products
-from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
+from numbsparse.kernels.parts.plans import planned, room_of_pieces
 from numbsparse.kernels.parts.repair import factors_of, nan_in_sums, repair_block
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored, storing_two
 from numbsparse.kernels.ptx import ALIGNMENT, cp_async_commit, cp_async_wait
-from numbsparse.layout import Index
 
 WARPS = 4
 THREADS = 32 * WARPS
@@ -71,8 +69,9 @@ def multiply_blocks(x, dy, index, dvalues, arithmetic, gates=None):
     x, dy, dvalues = map(of_bits, (x, dy, dvalues))
     (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
     out, _, wide = stored(dvalues.reshape(-1, size))
-    many = pieces_of_equal(steps, max(sums, 1))
-    room = planned(index, room_of_sums, sums * many if many > 1 else 1, WARPS * min(side, 32) ** 2)
+    many = pieces_of_equal(steps, max(sums, 1), multiprocessors())
+    floats = WARPS * min(side, 32) ** 2
+    room = planned(index, room_of_pieces, sums * many if many > 1 else 1, floats)
     shape = arithmetic, size, x_transposed, dy_transposed, wide, many > 1, gates is not None
     launch(
         *(block_kernel(Shape(*shape)), sums * many, THREADS),
@@ -84,18 +83,10 @@ def multiply_blocks(x, dy, index, dvalues, arithmetic, gates=None):
     )
 
 
-def pieces_of_equal(steps: int, sums: int) -> int:
-    """Into how many pieces each of so many sums is cut."""
-    places = PER_SM * multiprocessors()
+def pieces_of_equal(steps: int, sums: int, processors: int) -> int:
+    """Into how many pieces each of so many sums is cut, for so many multiprocessors."""
+    places = PER_SM * processors
     return max(min(places // sums, isqrt(EACH * steps)), 1) if steps > SHORT else 1
-
-
-def room_of_sums(index: Index, parts: int, floats: int) -> tuple[np.ndarray, np.ndarray]:
-    """(partials, tickets) of so many parts of sums."""
-    return scratch(parts * floats, np.float32), scratch(parts, np.int32)
-
-
-on_gpu_of(room_of_sums)(room_of_sums)
 
 
 @cuda.jit(device=True)

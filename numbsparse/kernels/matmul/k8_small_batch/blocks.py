@@ -30,7 +30,7 @@ from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.gates import RUN, dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
-from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
+from numbsparse.kernels.parts.plans import planned, room_of_pieces
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
@@ -152,7 +152,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
             squares,
         )
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
-    room = Room(*planned(index, room_of_cuts, cuts * most, blocks.piece)) if cuts > 1 else ()
+    room = Room(*planned(index, room_of_pieces, cuts * most, blocks.piece)) if cuts > 1 else ()
     after = units, count, dvalues.reshape(1, -1).span, gates, room
     launch.start(block_kernel(blocks), blocks, blocks.shares, before, maps, after, first)
 
@@ -184,13 +184,6 @@ def split_of(steps: int, units: int, warps: int) -> int:
     while 2 * split * units <= warps and 2 * split * max(2 * split // launch.WARPS, 2) <= steps + 1:
         split *= 2
     return split
-
-
-def room_of_cuts(index: Index, parts: int, floats: int) -> Room:
-    return Room(scratch(parts * floats, np.float32), scratch(parts, np.int32))
-
-
-on_gpu_of(room_of_cuts)(room_of_cuts)
 
 
 def plan_blocks(index: Index, size: int) -> tuple[np.ndarray, int]:
