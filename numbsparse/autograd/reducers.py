@@ -52,22 +52,30 @@ reducers = OfLeaves()
 """Of the leaves that have one: see `numbsparse.distributed.DataParallel`."""
 
 
+def with_own(leaf: Tensor, gradient: Tensor) -> Tensor:
+    """What a leaf's `.grad` becomes by a gradient."""
+    return gradient if leaf.grad is None else leaf.grad + gradient
+
+
 @contextmanager
-def reducing(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """Within this context a function gives each leaf's gradient to its reducer, if it has one."""
+def reducing(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor | None]]:
+    """Within this context a function gives a leaf's `.grad` and another gradient to its reducer.
+
+    It gives what becomes of both, or None for a leaf without a reducer.
+    """
     at_work: dict[int, Reducer] = {}
 
-    def reduced(leaf: Tensor, total: Tensor) -> Tensor:
+    def reduced(leaf: Tensor, gradient: Tensor) -> Tensor | None:
         reducer = reducers.get(leaf) if reducers else None
         if reducer is None:
-            return total
+            return None
         if create_graph:
             raise NotImplementedError(
                 "backward(create_graph=True) gives no gradients of gradients through DataParallel: "
                 "use numbsparse.grad for those"
             )
         at_work[id(reducer)] = reducer
-        return reducer.ready(leaf, total)
+        return reducer.ready(leaf, with_own(leaf, gradient))
 
     try:
         yield reduced

@@ -15,12 +15,15 @@ from numbsparse.dtypes import refuse_masked, type_name
 from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
+from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import check_form
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
 
 
 class Parameter(Tensor):
     """A Tensor that requires a gradient and that its Module finds by itself.
+
+    It shares memory with `data`, but for an array that is not C-contiguous, which is copied.
 
     >>> import numpy as np, numbsparse as ns
     >>> class Scale(ns.nn.Module):
@@ -36,7 +39,7 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __init__(self, data: Any):
-        super().__init__(data, requires_grad=True)
+        super().__init__(_in_order(as_data(data)), requires_grad=True)
 
     @property
     def data(self) -> np.ndarray | DeviceArray | BlockSparse:
@@ -49,13 +52,18 @@ class Parameter(Tensor):
 
     @data.setter
     def data(self, data: Any) -> None:
-        data, own = as_data(data), self._data
+        data, own = _in_order(as_data(data)), self._data
         if isinstance(data, BlockSparse) != isinstance(own, BlockSparse):
             takes = "a BlockSparse" if isinstance(own, BlockSparse) else "an array"
             raise TypeError(f"data takes {takes} here, got {type_name(data)}")
         if data.shape != own.shape:
             raise ValueError(f"data takes the shape {own.shape} here, got {data.shape}")
         self._set_data(data)
+
+
+def _in_order(data: Any) -> Any:
+    """Data as optimizers write it, where it is: C-contiguous."""
+    return data if isinstance(data, BlockSparse) else gapless(data)
 
 
 _data: Any = Tensor.__dict__["data"]
