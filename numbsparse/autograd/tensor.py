@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from numbsparse import edits
-from numbsparse.autograd.contexts import AT_WORK, Vjp, set_recording
-from numbsparse.autograd.reducers import reducing, with_own
+from numbsparse.autograd.contexts import AT_WORK, Vjp
+from numbsparse.autograd.reducers import adding
 from numbsparse.autograd.watch import check_unchanged, values_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
 from numbsparse.dtypes import NO_NUMBERS, as_array, is_floating
 from numbsparse.patterns.checks import flag
-
-_adding = Lock()  # to `.grad`: what one thread read there another may have added to meanwhile
 
 
 class Tensor:
@@ -203,23 +200,11 @@ class Tensor:
         """
         from numbsparse.autograd.tape import gradients_of, seed_of
 
-        found, totals = [], []  # all of them, before one is added
         create_graph = flag("create_graph", create_graph)
-        with reducing(create_graph) as reduced:
+        with adding(create_graph) as add:
             for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
                 if not leaf._edges and leaf.requires_grad:
-                    if isinstance(gradient._data, BlockSparse) and leaf.grad is not None:
-                        leaf.grad.matrix.stored_as(gradient._data, "grad")  # or it is refused
-                    if (total := reduced(leaf, gradient)) is None:
-                        found.append((leaf, gradient))
-                    else:
-                        totals.append((leaf, total))
-        with _adding, set_recording(create_graph):
-            while found:  # a gradient is freed as soon as it is added
-                leaf, gradient = found.pop()
-                totals.append((leaf, with_own(leaf, gradient)))
-            for leaf, total in totals:
-                leaf.grad = total
+                    add(leaf, gradient)
 
     if TYPE_CHECKING:  # added by numbsparse.nn.functional.operators
         T: Tensor

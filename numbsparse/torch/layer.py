@@ -11,6 +11,7 @@ from numbsparse import ops
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.init import column_fan_in
+from numbsparse.nn.kept import check_state
 from numbsparse.patterns.checks import flag
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
@@ -136,8 +137,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
     <All keys matched successfully>
     """
     check_module(model)
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"state_dict takes what state_dict() gave, got {type_name(state_dict)}")
+    check_state(state_dict, "state_dict")
     adopted = []
     for prefix, module in model.named_modules():
         for name in module.handles if isinstance(module, SparseModule) else ():
