@@ -1,7 +1,9 @@
 """The tape: gradients, gradients of gradients, and a checker that finds wrong ones."""
 
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -295,3 +297,21 @@ def test_what_an_error_broke_off_is_not_gone_on_with():
     a.grad = b.grad = None
     y.backward(np.array(10.0))
     assert (a.grad.item(), b.grad.item()) == (20.0, 30.0)
+
+
+def test_threads_add_to_one_gradient():
+    """Each has found the parameter's gradient before the other one adds its own."""
+    p, met = ns.nn.Parameter(np.ones(3)), threading.Barrier(2, timeout=60)
+
+    def waits(dy, y):
+        met.wait()
+        return dy
+
+    def run(factor):
+        early = Tensor(np.ones(3), requires_grad=True)
+        (p * factor + record(early.data, (early, waits))).sum().backward()
+
+    for _ in range(2):  # without a gradient at first, and with one
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(run, [2.0, 5.0]))
+    np.testing.assert_array_equal(p.grad.data, 14)

@@ -8,12 +8,12 @@ ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 3_165,
-    "numbsparse/autograd": 770,
+    "numbsparse/autograd": 787,
     "numbsparse/bench": 2_980,
-    "numbsparse/compat": 400,
+    "numbsparse/compat": 396,
     "numbsparse/device": 4_160,
     "numbsparse/distributed": 2_046,
-    "numbsparse/jax": 730,
+    "numbsparse/jax": 728,
     "numbsparse/kernels": 3_376,
     "numbsparse/kernels/conv": 3_640,
     "numbsparse/kernels/ladder": 1_940,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_388,
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_780,
-    "numbsparse/ops": 5_555,
-    "numbsparse/pages": 1_855,
+    "numbsparse/nn": 7_783,
+    "numbsparse/ops": 5_553,
+    "numbsparse/pages": 1_852,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_936,
+    "numbsparse/torch": 1_935,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -192,3 +192,12 @@ def test_a_leaf_s_gradient_comes_before_the_layers_below_are_gone_through():
     for leaf, _ in gradients_of(y, ns.Tensor(np.ones(1)), False):
         order += [f"weight {i}" for i, w in enumerate(weights) if w is leaf]
     assert order == [f"{of} {i}" for i in (2, 1, 0) for of in ("weight", "below")]
+
+
+def test_a_huge_layout_needs_no_dense_pattern():
+    """Of 2^20 blocks on a side that would be a terabyte."""
+    n = 2**20
+    diagonal = ns.Layout.from_arrays(np.arange(n + 1), np.arange(n), (n, n))
+    model = nn.Linear(4 * n, 4 * n, layout=diagonal, block_size=4, bias=False)
+    with dist.init() as group:
+        assert dist.DataParallel(model, group).model.weight.data.layout is diagonal

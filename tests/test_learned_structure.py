@@ -325,3 +325,27 @@ def test_what_cannot_be_steered_is_refused(rng):
     state["0.gate.calls"] = -1
     with pytest.raises(ValueError, match="calls"):
         model.load_state_dict(state)
+
+
+def test_a_lasso_grows_from_nothing():
+    layer = nn.Linear(32, 32, block_size=4, bias=False, seed=0)
+    lasso, still = (GroupLasso(layer, 0.25, strength=0, growth=g) for g in (2.0, 1.0))
+    first = GroupLasso(layer, 0.25).strength
+    lasso.step()
+    still.step()
+    assert lasso.strength == pytest.approx(first)
+    assert still.strength == 0
+    for _ in range(20):
+        lasso.step()
+    assert compact(layer)["weight"] == 0.25
+
+
+def test_a_lasso_says_when_a_weight_has_no_block_left():
+    model = model_of()
+    model[2].weight.data.values[:] *= 1e-3  # all among the least of the model
+    model[0] = nn.Linear(20, 24, block_size=4, seed=0)
+    lasso = GroupLasso(model, 0.5, strength=0.001, scope="model")
+    with pytest.warns(RuntimeWarning, match=r"2\.weight has no block left that is not zero"):
+        lasso.step()
+    assert not model[2].weight.data.values.any()
+    lasso.step()  # is not said again

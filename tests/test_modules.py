@@ -306,3 +306,16 @@ def test_a_buffer_wants_a_name_of_its_own(name):
     model = Counting()
     model.register_buffer("mean", np.ones(3))  # again
     assert model.mean.shape == (3,)
+
+
+@pytest.mark.parametrize("order", ["Fortran", "every other row"])
+def test_arrays_in_any_order_are_trained(order, put):
+    a = put(np.arange(12, dtype=np.float32).reshape(4, 3))
+    a, right = (a.T, host(a).T) if order == "Fortran" else (a[::2], host(a)[::2])
+    assigned = nn.Parameter(put(np.zeros(right.shape, np.float32)))
+    assigned.data = a
+    for p in (nn.Parameter(a), assigned):
+        (p * p).sum().backward()
+        nn.optim.SGD([p], lr=0.5).step()  # which took it for C-contiguous, and refused it
+        np.testing.assert_array_equal(host(p.data), 0 * right)
+    np.testing.assert_array_equal(host(a), right)  # a copy was trained

@@ -161,6 +161,7 @@ OTHERS = np.ones(3), np.ones((3, 2), np.float32)[:, 0], np.ones(3, np.float16)
 @pytest.mark.parametrize("other", OTHERS, ids=["dtype", "order", "half"])
 def test_an_average_of_a_bad_second_parameter_changes_nothing(other):
     parameters = two(lambda a: a)
+    parameters[LAST] = ns.Tensor(np.ones(3, np.float32))  # a Parameter takes any order
     average = optim.ExponentialMovingAverage(parameters, 0.5)
     average.step()
     parameters[0].data.values *= 2

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 from torch_helpers import (
     dense_linear,
@@ -221,3 +222,12 @@ def test_a_weight_that_is_used_elsewhere_is_not_replaced(other):
 def test_refusals(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def test_a_huge_layout_needs_no_dense_pattern():
+    """Made, copied, run: with 2^20 blocks on a side that would be a terabyte."""
+    n = 2**20
+    diagonal = ns.Layout.from_arrays(np.arange(n + 1), np.arange(n), (n, n))
+    made = nst.Linear(4 * n, 4 * n, bias=False, layout=diagonal, block_size=4)
+    layer = copy.deepcopy(made)
+    torch.testing.assert_close(layer(torch.ones(1, 4 * n))[0], layer.weight.sum(1).reshape(-1))

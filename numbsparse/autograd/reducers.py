@@ -1,11 +1,15 @@
-"""Who is told of a leaf's gradient as soon as it is complete, while `backward` still goes on."""
+"""What becomes of leaves' gradients: added up, or reduced while `backward` still goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
+
+from numbsparse.autograd.contexts import set_recording
+from numbsparse.block_sparse import BlockSparse
 
 if TYPE_CHECKING:
     from numbsparse.autograd.tensor import Tensor
@@ -53,27 +57,48 @@ reducers = OfLeaves()
 
 
 @contextmanager
-def reducing(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """Within this context a function gives each leaf's gradient to its reducer, if it has one."""
-    at_work: dict[int, Reducer] = {}
+def adding(create_graph: bool) -> Iterator[Callable[[Tensor, Tensor], None]]:
+    """Within this context a function takes gradients of leaves; at its end all are in `.grad`.
 
-    def reduced(leaf: Tensor, total: Tensor) -> Tensor:
+    The leaves' reducers get them at once, as what `.grad` is with them.
+    """
+    at_work: dict[int, Reducer] = {}
+    found: list[tuple[Tensor, Tensor]] = []
+    totals: list[tuple[Tensor, Tensor]] = []
+
+    def add(leaf: Tensor, gradient: Tensor) -> None:
+        if isinstance(gradient._data, BlockSparse) and leaf.grad is not None:
+            leaf.grad.matrix.stored_as(gradient._data, "grad")  # or it is refused
         reducer = reducers.get(leaf) if reducers else None
         if reducer is None:
-            return total
+            found.append((leaf, gradient))
+            return
         if create_graph:
             raise NotImplementedError(
                 "backward(create_graph=True) gives no gradients of gradients through DataParallel: "
                 "use numbsparse.grad for those"
             )
         at_work[id(reducer)] = reducer
-        return reducer.ready(leaf, total)
+        totals.append((leaf, reducer.ready(leaf, _with_own(leaf, gradient))))
 
     try:
-        yield reduced
+        yield add
     except BaseException:
         for reducer in at_work.values():
             reducer.give_up()
         raise
     for reducer in at_work.values():
         reducer.finish()
+    with _adding, set_recording(create_graph):
+        while found:  # a gradient is freed as soon as it is added
+            leaf, gradient = found.pop()
+            totals.append((leaf, _with_own(leaf, gradient)))
+        for leaf, total in totals:
+            leaf.grad = total
+
+
+def _with_own(leaf: Tensor, gradient: Tensor) -> Tensor:
+    return gradient if leaf.grad is None else leaf.grad + gradient
+
+
+_adding = Lock()  # what one thread reads in `.grad` another may have added to before it writes

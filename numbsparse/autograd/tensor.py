@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import edits
 from numbsparse.autograd.contexts import AT_WORK, Vjp
-from numbsparse.autograd.reducers import reducing
+from numbsparse.autograd.reducers import adding
 from numbsparse.autograd.watch import check_unchanged, values_of
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, as_device_array, forget_captures, is_device_operand
@@ -169,6 +169,8 @@ class Tensor:
     def backward(self, grad: Any = None, *, create_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every tensor that requires one.
 
+        Several threads may do so at once, where no tensor is one of `DataParallel`.
+
         Parameters
         ----------
         grad : Tensor or array, optional
@@ -198,17 +200,11 @@ class Tensor:
         """
         from numbsparse.autograd.tape import gradients_of, seed_of
 
-        found = []  # all of them, before one is added
         create_graph = flag("create_graph", create_graph)
-        with reducing(create_graph) as reduced:
+        with adding(create_graph) as add:
             for leaf, gradient in gradients_of(self, seed_of(self, grad), create_graph):
                 if not leaf._edges and leaf.requires_grad:
-                    if isinstance(gradient._data, BlockSparse) and leaf.grad is not None:
-                        leaf.grad.matrix.stored_as(gradient._data, "grad")  # or it is refused
-                    total = gradient if leaf.grad is None else leaf.grad + gradient
-                    found.append((leaf, reduced(leaf, total)))
-        for leaf, total in found:
-            leaf.grad = total
+                    add(leaf, gradient)
 
     if TYPE_CHECKING:  # added by numbsparse.nn.functional.operators
         T: Tensor

@@ -1,6 +1,5 @@
 """Data parallel training: each rank has the whole model and a part of the batch."""
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,6 +12,7 @@ from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group, check_kind
+from numbsparse.layout import layout_of
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import gapless
 from numbsparse.patterns.checks import integer
@@ -125,13 +125,17 @@ class DataParallel:
         """Of matrices of the same features and block size; what else differs `check` refuses."""
         matrices = [p for p in self._parameters if isinstance(p._data, BlockSparse)]
         data: list[Any] = [p.data for p in matrices]
-        first, *others = self.group.share([[*w.layout.shape, w.block_size] for w in data])
+        layouts = [w.layout for w in data]
+        own = [[*a.shape, w.block_size] for a, w in zip(layouts, data, strict=True)]
+        first, *others = self.group.share(own)
         if any(theirs != first for theirs in others):
             return
-        for parameter, w in zip(matrices, data, strict=True):
-            pattern = self.group.broadcast(w.layout.pattern)
-            if (pattern != w.layout.pattern).any():
-                parameter.data = w.remap(pattern)
+        words = self.group.share([[a.word, a.n_blocks] for a in layouts])
+        for parameter, w, layout, *of in zip(matrices, data, layouts, *words, strict=True):
+            if any(other != of[0] for other in of):
+                is_first = self.group.rank == 0
+                blocks = layout.flat_indices if is_first else np.empty(of[0][1], np.int64)
+                parameter.data = w.remap(layout_of(layout.shape, self.group.broadcast(blocks)))
 
     def _take_values_of_rank_0(self) -> None:
         tensors = [*self._parameters, *self.model.buffers()]
@@ -234,9 +238,5 @@ def _layout_of(parameter: Tensor) -> Any:
 
 def _about(parameter: Tensor) -> list[str]:
     """What ranks compare of a parameter: a description in words, and a digest of its layout."""
-    data = parameter._data
-    form = kept.form_of(data)
-    digest = ""
-    if form.layout is not None:
-        digest = hashlib.sha256(np.packbits(form.layout.pattern).tobytes()).hexdigest()
-    return [f"{parameter.dtype}, {form}", digest]
+    form = kept.form_of(parameter._data)
+    return [f"{parameter.dtype}, {form}", "" if form.layout is None else form.layout.word]

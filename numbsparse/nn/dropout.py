@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn import functional
 from numbsparse.nn.module import Module
@@ -54,6 +55,13 @@ class Dropout(Draws):
         if not self.training or self.p == 0:
             return x
         return functional.dropout(x, self.p, seed=self.own_seed, call=self.next_call)
+
+    def mask(self, shape: tuple[int, ...], beside: Tensor) -> Any:
+        """What a call multiplies values by, an array of the dtype of `beside`; None for ones."""
+        if not self.training or self.p == 0:
+            return None
+        how = self.own_seed, self.next_call, beside.dtype, beside.device
+        return ops.dropout_mask(shape, self.p, *how)
 
     @property
     def own_seed(self) -> int:

@@ -119,10 +119,10 @@ def saved(array: Any, form: Form) -> Any:
     return host if form.layout is None else form.matrix(host)
 
 
-def check_state(state: Any) -> None:
+def check_state(state: Any, argument: str = "state") -> None:
     """Refuse what is no dict."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
+        raise TypeError(f"{argument} takes what state_dict() gave, got {type_name(state)}")
 
 
 def check_keys(argument: str, state: Any, names: Collection[str]) -> None:
@@ -140,20 +140,21 @@ def as_array(value: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     return array if array == value or value != value else np.asarray(value)
 
 
-def loaded(name: str, value: Any, data: Any) -> Any:
-    """An array of a state dict as it is kept with `data`.
+def loaded(name: str, value: Any, data: Any, dtype: Any = None, so: str = "") -> Any:
+    """An array of a state dict as it is kept with `data`; of the dtype that state has, or this one.
 
-    Raises ValueError, which calls it by `name`, for another kind, layout, shape or dtype.
+    Raises ValueError, which calls it by `name`, for another kind, layout, shape or dtype; `so` is
+    what to do about a layout.
     """
     refuse_masked(value, name)
-    shape, dtype = form_of(data).shape, ops.state_dtype(data.dtype)
+    shape, dtype = form_of(data).shape, dtype or ops.state_dtype(data.dtype)
     value, takes_matrix = as_array(value, shape, dtype), isinstance(data, BlockSparse)
     if not isinstance(value, BlockSparse if takes_matrix else np.ndarray):
         takes = "a BlockSparse" if takes_matrix else "an array"
         raise ValueError(f"{name} takes {takes}, got {type_name(value)}")
     if isinstance(value, BlockSparse):
         if data.layout != value.layout:
-            check_form(name, form_of(value), form_of(data), "its parameter")
+            check_form(name, form_of(value), form_of(data), "its parameter", so)
         value = value.to("cpu").stored_as(data, name).values
     operands.check_form(name, value, shape, dtype)
     return value.copy() if data.device == "cpu" else moved(value, data.device)

@@ -188,13 +188,10 @@ class LSTMLayer(Module):
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (time, batch, input_size), h and c (batch, hidden_size) -> y, the last h and c."""
-        kept, dropout = None, self.update_dropout
-        if self.training and dropout is not None:
-            shape = (*x.shape[:2], h.shape[1])
-            how: Any = (dropout.p, dropout.own_seed, dropout.next_call, x.dtype, x.device)
-            kept = ops.dropout_mask(shape, *how)
+        dropout, shape = self.update_dropout, (*x.shape[:2], h.shape[1])
+        kept = None if dropout is None else dropout.mask(shape, x)
         weights = self.weight_ih, self.weight_hh, self.bias
-        how = {"gain": self.gain, "kept": kept, "precision": self.precision}
+        how: Any = {"gain": self.gain, "kept": kept, "precision": self.precision}
         return F.lstm(x, *weights, h, c, **how)
 
     def _trained(self, parameter: Parameter) -> int:

@@ -11,16 +11,18 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, id_of, moved, switched
-from numbsparse.dtypes import refuse_masked, type_name
+from numbsparse.dtypes import type_name
 from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
-from numbsparse.ops.operands import check_form
+from numbsparse.ops.elementwise import gapless
 from numbsparse.patterns.checks import BOOL, INTEGER, REAL
 
 
 class Parameter(Tensor):
     """A Tensor that requires a gradient and that its Module finds by itself.
+
+    It shares memory with `data`, but for an array that is not C-contiguous, which is copied.
 
     >>> import numpy as np, numbsparse as ns
     >>> class Scale(ns.nn.Module):
@@ -36,7 +38,7 @@ class Parameter(Tensor):
     __slots__ = ()
 
     def __init__(self, data: Any):
-        super().__init__(data, requires_grad=True)
+        super().__init__(_in_order(as_data(data)), requires_grad=True)
 
     @property
     def data(self) -> np.ndarray | DeviceArray | BlockSparse:
@@ -49,13 +51,18 @@ class Parameter(Tensor):
 
     @data.setter
     def data(self, data: Any) -> None:
-        data, own = as_data(data), self._data
+        data, own = _in_order(as_data(data)), self._data
         if isinstance(data, BlockSparse) != isinstance(own, BlockSparse):
             takes = "a BlockSparse" if isinstance(own, BlockSparse) else "an array"
             raise TypeError(f"data takes {takes} here, got {type_name(data)}")
         if data.shape != own.shape:
             raise ValueError(f"data takes the shape {own.shape} here, got {data.shape}")
         self._set_data(data)
+
+
+def _in_order(data: Any) -> Any:
+    """Data as optimizers write it, where it is: C-contiguous."""
+    return data if isinstance(data, BlockSparse) else gapless(data)
 
 
 _data: Any = Tensor.__dict__["data"]
@@ -376,12 +383,9 @@ class Module:
         unknown = [name for name in state if name not in tensors and name not in numbers]
         if missing or unknown:
             raise ValueError(f"state is of another model: it lacks {missing}, and has {unknown}")
-        given = {n: kept.as_array(state[n], t.shape, t.dtype) for n, t in tensors.items()}
-        for name, tensor in tensors.items():
-            _check_fits(name, given[name], tensor)
+        own = {n: _loaded(f"state[{n!r}]", state[n], t) for n, t in tensors.items()}
         for name, (module, attribute) in numbers.items():
             module.check_saved(attribute, state[name], f"state[{name!r}]")
-        own = {name: moved(given[name].copy(), t.device) for name, t in tensors.items()}
         for name, tensor in tensors.items():
             tensor.data = own[name]
             tensor.grad = None
@@ -413,20 +417,9 @@ class Module:
 HELD = (Module, Parameter)
 
 
-def _check_fits(name: str, value: Any, own_tensor: Tensor) -> None:
-    own: Any = own_tensor.data
-    if isinstance(value, BlockSparse) != isinstance(own, BlockSparse):
-        raise ValueError(
-            f"state[{name!r}] takes a {type(own).__name__} here, got {type_name(value)}"
-        )
-    refuse_masked(value, f"state[{name!r}]")
-    if not isinstance(value, np.ndarray | BlockSparse):
-        raise ValueError(f"state[{name!r}] takes an array, got {type(value).__name__}")
-    check_form(f"state[{name!r}]", value, own.shape, own.dtype)
-    if isinstance(value, BlockSparse) and (
-        value.block_size != own.block_size or value.layout != own.layout
-    ):
-        raise ValueError(
-            f"state[{name!r}] has another layout: {value!r} where {own!r} is expected: give the "
-            "parameter that first, p.data = p.data.remap(layout), or load what changed it before"
-        )
+def _loaded(argument: str, value: Any, tensor: Tensor) -> Any:
+    """Data of a state dict as a Tensor holds it."""
+    own: Any = tensor.data
+    so = ": give it that first, p.data = p.data.remap(layout), or load what changed it before"
+    values = kept.loaded(argument, value, own, own.dtype, so)
+    return own.with_values(values) if isinstance(own, BlockSparse) else values

@@ -140,7 +140,7 @@ class MultiplicativeLSTM(Module):
             F.unbind(F.reshape(side.in_a_loop()(rows), (*x.shape[:2], self.hidden_size)))
             for side in (self.multiplier, self.addend)
         )
-        kept = self._kept(x)
+        kept = self.dropout.mask((*x.shape[:2], self.hidden_size), x)
         *internal, gates = (part.in_a_loop(len(x)) for part in (*self.internal, self.gates))
         cell = F.repeated_cell(calls=len(x))
         outputs = []
@@ -156,13 +156,6 @@ class MultiplicativeLSTM(Module):
     def zero_state(self, batch: int) -> State:
         """(h, c) of zeros, where the weights are."""
         return zeros((batch, self.hidden_size), self.gates.gain)
-
-    def _kept(self, x: Tensor) -> Tensor | None:
-        """What dropout multiplies the updates of all time steps by; None for ones."""
-        if not self.training or self.dropout.p == 0:
-            return None
-        shape = (*x.shape[:2], self.hidden_size)
-        return self.dropout(Tensor(ops.full(shape, 1.0, x.dtype, x.device)))
 
     def describe(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, internal_steps={len(self.internal)}"

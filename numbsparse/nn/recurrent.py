@@ -6,6 +6,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.nn.linear import is_list_of_layouts
+from numbsparse.ops.lstm import check_steps
 from numbsparse.patterns.checks import integer, number
 
 State = tuple[Tensor, Tensor]
@@ -23,10 +24,7 @@ def check(input_size: Any, hidden_size: Any, forget_bias: Any, **dropout: Any) -
 def checked_steps(x: Any, features: int) -> Tensor:
     """x (time, batch, features), refused where it has other axes or no step."""
     x = as_tensor(x)
-    if x.ndim != 3 or x.shape[2] != features or x.shape[0] == 0:
-        raise ValueError(
-            f"x takes the shape (time, batch, {features}), of one step at least, got {x.shape}"
-        )
+    check_steps(x, features)
     return x
 
 

@@ -194,11 +194,7 @@ def check(x: Any, cells: LSTMCells, h: Any, c: Any) -> None:
             f"weight_hh takes four gates of whole blocks of {B} for {units} units, "
             f"got {columns} columns"
         )
-    if x.ndim != 3 or x.shape[2] != weight_ih.shape[0] or x.shape[0] == 0:
-        raise ValueError(
-            f"x takes the shape (time, batch, {weight_ih.shape[0]}), of one step at least, "
-            f"got {x.shape}"
-        )
+    check_steps(x, weight_ih.shape[0])
     if weight_ih.shape[1] != columns or weight_ih.block_size != B:
         raise ValueError(
             f"weight_ih takes {columns} columns in blocks of {B}, as weight_hh has, "
@@ -211,6 +207,14 @@ def check(x: Any, cells: LSTMCells, h: Any, c: Any) -> None:
     wanted += [] if kept is None else [("kept", kept, (*x.shape[:2], units), x.dtype)]
     for name, a, shape, dtype in wanted:
         check_beside(name, a, shape, dtype, "x", x)
+
+
+def check_steps(x: Any, features: int) -> None:
+    """Refuse an x that has other axes than (time, batch, features), or no step."""
+    if x.ndim != 3 or x.shape[2] != features or x.shape[0] == 0:
+        raise ValueError(
+            f"x takes the shape (time, batch, {features}), of one step at least, got {x.shape}"
+        )
 
 
 def _each(array: Any, steps: int = 0) -> list[Any]:

@@ -34,9 +34,7 @@ def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
 def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
     """The mean over the given axes; ValueError where there is no such axis, or no value in it."""
-    gpu = on_gpu(x, "x")
-    _check_not_empty(x, axis)
-    if gpu:
+    if _on_gpu_with_values(x, axis):
         return _on_gpu("mean", x, axis, keepdims)
     total = _on_cpu(_add, x, axis, keepdims)
     return np.divide(total, x.size / (total.size or 1), out=total)
@@ -47,9 +45,7 @@ def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Any:
 
     ValueError where there is no such axis, or no value in it.
     """
-    gpu = on_gpu(x, "x")
-    _check_not_empty(x, axis)
-    if gpu:
+    if _on_gpu_with_values(x, axis):
         return _on_gpu("max", x, axis, keepdims)
     return _on_cpu(_maximum, x, axis, keepdims)
 
@@ -74,9 +70,11 @@ def sum_to(a: Any, shape: tuple[int, ...]) -> Any:
     return sum(a, tuple(axes)).reshape(shape)
 
 
-def _check_not_empty(a: Any, axis: Axis) -> None:
+def _on_gpu_with_values(a: Any, axis: Axis) -> bool:
+    gpu = on_gpu(a, "x")
     if a.size == 0 and any(a.shape[i] == 0 for i in _axes(a, axis)):
         raise ValueError(f"x takes values along the axis {axis}, got the shape {a.shape}")
+    return gpu
 
 
 def _axes(a: Any, axis: Axis) -> tuple[int, ...]:

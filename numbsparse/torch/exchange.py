@@ -8,6 +8,7 @@ import torch
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_array, type_name
+from numbsparse.nn.kept import check_state
 from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import dense
 from numbsparse.torch.layer import SUFFIX, SparseModule, check_module
@@ -93,8 +94,7 @@ def from_nn_state_dict(model: torch.nn.Module, state: Mapping[str, Any]) -> dict
     <All keys matched successfully>
     """
     check_module(model)
-    if not isinstance(state, Mapping):
-        raise TypeError(f"state takes what state_dict() gave, got {type_name(state)}")
+    check_state(state)
     found: dict[str, torch.Tensor] = {}
     names = set()
     for key, name, own, held in _matched(model):

@@ -11,6 +11,7 @@ from numbsparse import ops
 from numbsparse.dtypes import type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.init import column_fan_in
+from numbsparse.nn.kept import check_state
 from numbsparse.patterns.checks import flag
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
@@ -44,11 +45,11 @@ class SparseModule(torch.nn.Module):
         shape = (layout.n_blocks, self.block_size, self.block_size)
         values = torch.empty(shape, device=device, dtype=dtype)
         setattr(self, name, torch.nn.Parameter(values))
-        self._set_layout(name, layout)
-
-    def _set_layout(self, name: str, layout: Layout) -> None:
         self.handles[name] = Handle(layout)
-        setattr(self, name + SUFFIX, torch.from_numpy(layout.pattern))
+
+    def _pattern(self, name: str) -> torch.Tensor:
+        """Made when it is asked for: that of a huge layout fills the memory."""
+        return torch.from_numpy(self.handles[name].layout.pattern)
 
     def shape_of(self, name: str) -> tuple[int, int]:
         """The features of the matrix that a parameter of this module holds, in and out."""
@@ -68,7 +69,7 @@ class SparseModule(torch.nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for name in self.handles:
-            destination[prefix + name + SUFFIX] = getattr(self, name + SUFFIX)
+            destination[prefix + name + SUFFIX] = self._pattern(name)
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, *lists: list[str]
@@ -80,7 +81,7 @@ class SparseModule(torch.nn.Module):
             if pattern is None and strict:
                 missing_keys.append(key)
             if pattern is not None and not torch.equal(
-                torch.as_tensor(pattern).cpu(), getattr(self, name + SUFFIX)
+                torch.as_tensor(pattern).cpu(), self._pattern(name)
             ):
                 error_msgs.append(
                     f"{key} is of another layout than {prefix}{name} has: to take it, call "
@@ -136,8 +137,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
     <All keys matched successfully>
     """
     check_module(model)
-    if not isinstance(state_dict, Mapping):
-        raise TypeError(f"state_dict takes what state_dict() gave, got {type_name(state_dict)}")
+    check_state(state_dict, "state_dict")
     adopted = []
     for prefix, module in model.named_modules():
         for name in module.handles if isinstance(module, SparseModule) else ():
@@ -154,7 +154,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
         weight = getattr(module, name)
         weight.data = weight.data.new_zeros((layout.n_blocks, *weight.shape[1:]))
         weight.grad = None
-        module._set_layout(name, layout)
+        module.handles[name] = Handle(layout)
 
 
 def check_module(model: Any) -> None:

@@ -54,8 +54,8 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     """
     of_h, of_dz = Places(calls), Places(calls)
 
-    def cell(z: Tensor, c: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        factor, at = None if kept is None else kept.data, of_dz.next()
+    def cell(z: Tensor, c: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
+        factor, at = data_of(kept), of_dz.next()
         h, after = ops.cell(z.data, c.data, factor, of_h.next())
 
         def gradients(pieces: Any, y: Tensor) -> list[Any]:

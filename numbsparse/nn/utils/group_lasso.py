@@ -1,5 +1,6 @@
 """Group lasso: whole blocks shrink to zero, by a proximal step after each of the optimizer."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,10 +38,11 @@ class GroupLasso(Changing):
     ----------
     model, density, scope : as in `prune`; the density is the one to steer to
     strength : float, optional
-        At first, in units of the weights a step; default: a thousandth of the mean rms.
-    growth : float, at least 1
+        At first, in units of the weights a step; default: a thousandth of the mean rms. From 0 it
+        grows to that.
+    growth : float, at least 1; with 1 the strength stays
 
-    Raises what `prune` raises.
+    Raises what `prune` raises. A `step` that leaves a weight no block gives a RuntimeWarning.
 
     Notes
     -----
@@ -82,9 +84,7 @@ class GroupLasso(Changing):
         if self.scope == "layer":
             check_density(weights, self.density)
         rms, _ = self._measured(weights)  # which refuses a model of several block sizes
-        if strength is None:
-            strength = float(np.concatenate(rms).mean()) / 1000
-        self.strength = number("strength", strength)
+        self.strength = number("strength", _weak(rms) if strength is None else strength)
 
     def step(self) -> None:
         """Shrink the blocks once, and adapt the strength."""
@@ -96,14 +96,28 @@ class GroupLasso(Changing):
             largest = largest if self.scope == "layer" else max(others)
             if (threshold := min(self.strength, largest)) > 0:
                 _scale(weight.data, np.maximum(0, 1 - threshold / np.maximum(of, threshold)))
-        if self.strength < max(others):
-            self.strength *= self.growth
+                if of.any() and threshold >= of.max():
+                    warnings.warn(_emptied(weight.name), RuntimeWarning, stacklevel=2)
+        if self.strength < max(others) and self.growth > 1:
+            self.strength = self.strength * self.growth or _weak(rms)
 
     def _measured(self, weights: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The rms of the blocks of each weight, and which are among the largest."""
         norms = norms_of(weights, "l2")
         kept = largest_of_all(weights, norms, self.density, self.scope)
         return [n / w.data.block_size for w, n in zip(weights, norms, strict=True)], kept
+
+
+def _weak(rms: list[np.ndarray]) -> float:
+    """A strength to begin with."""
+    return float(np.concatenate(rms).mean()) / 1000
+
+
+def _emptied(name: str) -> str:
+    return (
+        f'{name} has no block left that is not zero: use scope="layer", a larger density, or leave '
+        "this weight out, with a list of the other parameters in place of the model"
+    )
 
 
 def _scale(w: Any, by: np.ndarray) -> None:
