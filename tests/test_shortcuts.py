@@ -9,7 +9,7 @@ import numba
 import numpy as np
 import pytest
 from numba import extending, njit, types
-from numba.core import ir, postproc
+from numba.core import postproc
 from numba.core.types.functions import BaseFunction
 from numba.core.typing import templates
 
@@ -17,7 +17,6 @@ from numbsparse.device import shortcuts
 
 OWNERS = (
     (postproc.PostProcessor, "run"),
-    (ir.Inst, "_rec_list_vars"),
     (BaseFunction, "get_call_type"),
 )
 
@@ -104,22 +103,6 @@ def test_generators_are_compiled_and_what_is_alive_can_be_asked_for():
     lazy = shortcuts._Lazy(lambda: {"block": {"x"}})
     assert "other" not in lazy
     assert lazy["block"] == {"x"}
-
-
-def test_variables_are_found_wherever_they_are_in_a_statement():
-    place = ir.Loc("a.py", 1)
-    a, b, c = (ir.Var(None, name, place) for name in "abc")
-    call = ir.Expr.call(a, [b, 1, (c, "text")], (("by", b),), place)
-    statements = [
-        ir.Assign(call, c, place),
-        ir.SetItem(a, b, c, place),
-        ir.Assign(ir.Const({"a": 1}, place), a, place),
-        ir.Assign(ir.Expr.build_map([(a, b), (b, c)], 2, {}, {}, place), a, place),
-    ]
-    own = [statement.list_vars() for statement in statements]
-    with shortcuts.taken():
-        assert [statement.list_vars() for statement in statements] == own
-    assert len(own[0]) == 5
 
 
 def nine(a):

@@ -5,7 +5,7 @@ Here that is remembered, and what no pass reads is not worked out. The machine c
 `python -m numbsparse machine-code` compares it. A shortcut replaces one function of Numba's, while
 `taken()` lasts, of the versions whose text was read: others compile as they do. Without it, 29 GPU
 kernels took so much longer of the processor, LLVM's part counted and the linker's not:
-`resolved_once` 31 %, `lazy_lifetimes` 19 %, `variables_only` 10 %, `twins` 5 to 8 %.
+`resolved_once` 31 %, `lazy_lifetimes` 19 %, `twins` 5 to 8 %.
 """
 
 import sys
@@ -62,16 +62,13 @@ def _leave() -> None:
 @cache
 def _shortcuts(on_gpu: bool) -> list[tuple[Any, str, Any]]:
     """(owner, name, what to put there), of Numba and, `on_gpu`, of numba-cuda."""
-    wanted: list[Any] = []
+    lifetimes, wanted, found = ("PostProcessor", "run", lazy_lifetimes), list[Any](), []
     if _was_read("numba"):
-        wanted += _common("numba.core")
-        wanted.append(
-            ("numba.core.types.functions", "BaseFunction", "get_call_type", resolved_once)
-        )
+        of_call = "BaseFunction", "get_call_type", resolved_once
+        wanted += ("numba.core.postproc", *lifetimes), ("numba.core.types.functions", *of_call)
     if on_gpu and _was_read("numba_cuda"):
-        wanted += _common("numba.cuda.core")
-        wanted.append(("numba.cuda.dispatcher", "CUDADispatcher", "compile_device", twins))
-    found = []
+        of_device = "CUDADispatcher", "compile_device", twins
+        wanted += ("numba.cuda.core.postproc", *lifetimes), ("numba.cuda.dispatcher", *of_device)
     for module, of_class, name, make in wanted:
         owner = getattr(import_module(module), of_class)
         found.append((owner, name, make(vars(owner)[name])))
@@ -82,12 +79,6 @@ def _was_read(package: str) -> bool:
     """Whether the package is of a version whose text was."""
     major, minor, *_ = import_module(package).__version__.split(".")
     return major == "0" and int(minor) in READ[package]
-
-
-def _common(core: str) -> list[Any]:
-    """Those for both of Numba's compilers, which have much text in common."""
-    lifetimes = f"{core}.postproc", "PostProcessor", "run", lazy_lifetimes
-    return [lifetimes, (f"{core}.ir", "Inst", "_rec_list_vars", variables_only)]
 
 
 def resolved_once(resolve: Function) -> Function:
@@ -173,26 +164,6 @@ class _Lazy(dict[Any, Any]):
     def __getitem__(self, key: Any) -> Any:
         self._worked_out()
         return super().__getitem__(key)
-
-
-def variables_only(search: Function) -> Function:
-    """The variables in a value: most that it holds are names and places in the source."""
-    module: Any = sys.modules[search.__module__]
-    variable, bare = module.Var, frozenset((str, int, bool, type(None), module.Loc))
-
-    def _rec_list_vars(self: Any, value: Any) -> Any:
-        if type(value) not in (dict, list, tuple):
-            return search(self, value)
-        found = []
-        for item in value.values() if type(value) is dict else value:
-            kind = type(item)
-            if kind is variable:
-                found.append(item)
-            elif kind not in bare:
-                found += _rec_list_vars(self, item)
-        return found
-
-    return _rec_list_vars
 
 
 def twins(compile_own: Function) -> Function:

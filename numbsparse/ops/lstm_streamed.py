@@ -19,8 +19,8 @@ from numbsparse.ops.index import index_beside
 
 FEW_STEPS = 2 if SIMULATED else 8
 # Blocks of the inputs' weight, to those of the recurrent one: so many are read again each step in
-# less time than all products are written and read in: of 18,432 units (H200) a forward pass took
-# 10 % less, training 3 %.
+# less time than all products are written and read in: 64 rows of 12,288 and 18,432 units (H200)
+# took forward 0.86 to 0.93 of the time, training 0.94 to 0.99.
 MOST_INPUTS = 1.0 if SIMULATED else 0.25
 
 

@@ -76,7 +76,9 @@ SHAPES = {  # by the bytes of a value, and the features of a block; larger ones 
     },
     4: {16: Shape(4, 1, 1, 640, 3, 8, 2), 32: Shape(4, 1, 1, 512, 2, 6, 1)},
 }
-FEW = {  # where these all run at once: smaller tiles, and in longer rings more copies under way
+# Where these all run at once: smaller tiles, and in longer rings more copies under way. By SHAPES
+# ten forward products of 1 to 8 images took 1.12 to 1.5 times as long (H200).
+FEW = {
     2: {
         16: Shape(1, 2, 2, 320, 6, 6, 9),
         32: Shape(1, 2, 1, 320, 6, 4, 9),
@@ -95,9 +97,7 @@ def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Sha
     few = FEW[itemsize][size]
     how, _ = cut_for(of, batch, few, size, itemsize, itemsize == 2)
     items = prod(how.tiles) * prod(of.view.residues) * lines
-    if items <= few.RESIDENT * multiprocessors():
-        return few
-    return SHAPES[itemsize][size]
+    return few if items <= few.RESIDENT * multiprocessors() else SHAPES[itemsize][size]
 
 
 def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int, squares: bool) -> Any:
