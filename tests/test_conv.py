@@ -346,6 +346,23 @@ def test_float32_of_whole_blocks(case, product, precision):
     assert (abs(got - problem.exact(product)) <= bound).all()
 
 
+@pytest.mark.parametrize("size", [4, 8, 16])
+@pytest.mark.parametrize("number", range(3))
+def test_every_tile_of_pixels_on_the_cpu(size, number, monkeypatch):
+    """Each shape where it is not the cheapest too."""
+    lines = import_module("numbsparse.kernels.conv.k0_cpu.lines")
+    shapes = lines.shapes_of(size, np.dtype("float32"))
+    one = shapes[number % len(shapes)]
+    monkeypatch.setattr(lines, "shapes_of", lambda size, dtype: (one,))
+    features = 2 * size + 1, 3 * size - 1
+    for batch, space in ((1, (7, 8)), (3, (4, 11)), (2, (3, 27))):
+        problem = ConvProblem(ConvCase(batch, space, *features, size, (3, 3), padding=1))
+        for product in PRODUCTS[:2]:
+            got = run("k0_cpu", product, problem, "cpu").astype(np.float64)
+            bound = problem.bound(product, "float32")
+            assert (abs(got - problem.exact(product)) <= bound).all()
+
+
 def test_cpu_gives_the_same_bits_for_any_number_of_threads():
     import numba
 

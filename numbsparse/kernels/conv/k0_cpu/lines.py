@@ -8,7 +8,7 @@ from numba import from_dtype, types
 
 from numbsparse.kernels.conv.k0_cpu.rows import SQUARE, pack_rows, strips_of
 from numbsparse.kernels.conv.walks import line_walk
-from numbsparse.kernels.cores import DONE, compiled, next_share, on_cores, read_only
+from numbsparse.kernels.cores import DONE, compiled, entry_of, next_share, on_cores, read_only
 from numbsparse.kernels.matmul.k0_cpu.lines import SLAB, tile_shape
 from numbsparse.kernels.panels import empty_panels
 from numbsparse.kernels.parts.plans import planned
@@ -21,18 +21,22 @@ from numbsparse.kernels.simd import (
     zeros,
 )
 
+TALL = 8  # features of a tile of one vector
+READY = 8  # multiply-adds that start before the first of them ends
+
 
 def multiply_lines(x, values, y, index, window, product):
     """y[:] = conv(x, w), or conv_transpose(x, w)."""
     backward = product == "input_grad"
     of = window.seeing(product)
     sizes, out_sizes = of.view.sizes, of.view.out_sizes
-    batch, size, dtype = x.shape[0], values.shape[1], from_dtype(values.dtype)
+    batch, size = x.shape[0], values.shape[1]
     images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
     y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
-    rows, vectors = tile_shape(size)
     walk = planned(index, line_walk, window.taps, product, of)[:4]
-    how = strips_of(of, max(batch, 1), vectors * lanes(dtype), lanes(dtype))
+    how = strips_of(of, max(batch, 1), shapes_of(size, values.dtype))
+    kernel = entry_of(line_kernel(values.dtype, how.features, how.columns))
+    values = np.ascontiguousarray(values)
     features = -(-x.shape[2] // SQUARE) * SQUARE
     of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
     groups = -(-batch // how.images)
@@ -42,18 +46,30 @@ def multiply_lines(x, values, y, index, window, product):
         packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
         chunks = -(-how.width * how.images // how.columns)
         tiles = count * how.out_rows.shape[1] * how.strips * chunks
-        lines = (len(walk[0]) - 1) * (size // rows)
+        lines = (len(walk[0]) - 1) * (size // how.features)
         on_cores(
-            line_kernel(dtype, rows, how.columns // lanes(dtype)),
+            kernel,
             (
                 images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
                 (*how[:2], of.view.scale[2], of.view.counts[2], group * how.images),
-                *how[5:], of.view.step[2], y,
+                *how[6:], of.view.step[2], y,
             ),
             phases=2,
             work=tiles * lines,
             multiply_adds=values.size * tiles * how.columns,
         )  # fmt: skip
+
+
+@cache
+def shapes_of(size, dtype):
+    """(what a lane costs, R, C) of the tiles that registers hold.
+
+    A step takes as long as its products, or its loads and a prefetch, or as a sum takes to be ready
+    for the next one. So short rows, of one vector, are those of more features.
+    """
+    (rows, vectors), width = tile_shape(size), lanes(from_dtype(dtype))
+    tiles = [(rows, v) for v in range(vectors, 1, -1)] + [(min(TALL, size), 1)]
+    return tuple((max(r * v, r + v + 1, READY) / (r * v), r, v * width) for r, v in tiles)
 
 
 def _room(groups, rows, how, features, dtype):
@@ -65,9 +81,9 @@ def _room(groups, rows, how, features, dtype):
 
 
 @cache
-def line_kernel(dtype, rows, vectors):
-    """The compiled loop for tiles of `rows` features x `vectors` full registers of pixels."""
-    columns = vectors * lanes(dtype)
+def line_kernel(of, rows, columns):
+    """The compiled loop for tiles of `rows` features x `columns` pixels."""
+    dtype = from_dtype(of)
     integers = types.Array(types.int64, 1, "C", readonly=False)
     fixed = types.Array(types.int32, 1, "C", readonly=False)
     pair = types.UniTuple(types.int64, 2)

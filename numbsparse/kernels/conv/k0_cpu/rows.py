@@ -17,7 +17,6 @@ from numbsparse.kernels.simd import fetch_add, load, store_transposed
 MOST_WIDTH = 128  # outputs of a strip
 MOST_IMAGES = 32
 SQUARE = 4  # lanes and features that are transposed at once
-NARROW = 1.25  # how much longer a product of one vector takes, for each of its lanes
 
 
 class Strips(NamedTuple):
@@ -26,7 +25,8 @@ class Strips(NamedTuple):
     images: int  # of a group, next to each other
     width: int  # outputs of a strip, each of every image
     strips: int  # in a row
-    columns: int  # lanes of a tile
+    features: int  # R of a tile
+    columns: int  # C, lanes of a tile
     lanes: int  # of a strip, packed, in whole squares
     pixels: (
         np.ndarray
@@ -38,15 +38,15 @@ class Strips(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
-    """`wide` and `narrow`: the lanes that a tile may have."""
+def strips_of(of: Pass, batch: int, shapes: tuple[tuple[float, int, int], ...]) -> Strips:
+    """`shapes`: what a lane costs in tiles of so many features and lanes."""
     scale, count = of.view.scale[2], of.view.counts[2]
     seen = [divmod(offset[2], scale) for offset in of.offsets] or [(0, 0)]
     width = -(-count // -(-count // MOST_WIDTH))
-    _, images, columns = min(
-        (-(-batch // n) * -(-width * n // columns) * columns * price, n, columns)
+    _, images, columns, features = min(
+        (-(-batch // n) * -(-width * n // columns) * columns * price, n, columns, features)
         for n in range(1, min(batch, MOST_IMAGES) + 1)
-        for columns, price in ((wide, 1.0), (narrow, NARROW))
+        for price, features, columns in shapes
     )
     shifts = range(min(seen)[0], max(seen)[0] + width)
     residues = sorted({residue for _, residue in seen})
@@ -59,6 +59,7 @@ def strips_of(of: Pass, batch: int, wide: int, narrow: int) -> Strips:
         images,
         width,
         -(-count // width),
+        features,
         columns,
         -(-len(pixels) * images // SQUARE) * SQUARE,
         np.array(pixels),
