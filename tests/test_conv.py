@@ -363,6 +363,22 @@ def test_every_tile_of_pixels_on_the_cpu(size, number, monkeypatch):
             assert (abs(got - problem.exact(product)) <= bound).all()
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_few_outputs_on_the_cpu(stride):
+    """Below, at and above as many as are unfolded; of one tap always, beside the image too."""
+    few = import_module("numbsparse.kernels.conv.k0_cpu.unfolded").FEW
+    side = stride * 16
+    for batch, taps, padding in ((1, 3, 1), (few // 256, 3, 1), (few // 256 + 1, 3, 1), (1, 1, 1)):
+        space = (side, side)
+        case = ConvCase(batch, space, 32, 48, 16, (taps, taps), stride=stride, padding=padding)
+        for dtype in ("float32", "float64"):
+            problem = ConvProblem(case, dtype)
+            for product in PRODUCTS:
+                got = run("k0_cpu", product, problem, "cpu").astype(np.float64)
+                bound = problem.bound(product, dtype)
+                assert (abs(got - problem.exact(product)) <= bound).all()
+
+
 def test_cpu_gives_the_same_bits_for_any_number_of_threads():
     import numba
 
