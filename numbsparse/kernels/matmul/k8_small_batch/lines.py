@@ -1,10 +1,10 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next ones are on their way to the ring of the warp: its stage is
-requested again as soon as all that is read of it is in registers. The warps of a share take equal
-runs of its units wherever lines end: what a warp has of a line that began in an earlier one it
-leaves in shared memory, where the warp in which it began adds it up. Where more than one share
-holds a line each leaves its part, and the last to finish writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp: of a long run,
+a stage is requested again as soon as all that is read of it is in registers. The warps of a share
+take equal runs of its units wherever lines end: what a warp has of a line that began in an earlier
+one it leaves in shared memory, where the warp in which it began adds it up. Where more than one
+share holds a line each leaves its part, and the last to finish writes the line.
 
 Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
 equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
@@ -45,6 +45,7 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
+    early: bool = False  # whether a stage is requested again before what it held is multiplied
     lists: bool = False  # whether what gates leave is listed
 
     @property
@@ -95,7 +96,7 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
+    sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY, LISTS = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
@@ -201,7 +202,9 @@ def line_kernel(lines: Lines) -> Any:
                 wanted = take_gates(units, unit, own_gates)
                 if wanted:
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                if ENGINE:  # else the copy engine may write what is still being read
+                if wanted and not EARLY:
+                    multiply(own_gates, a, b, of_unit, acc)
+                if EARLY and ENGINE:  # else the copy engine may write what is still being read
                     fence_proxy_async()
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
@@ -209,7 +212,7 @@ def line_kernel(lines: Lines) -> Any:
                     request(record, operands, top, shared, start, bars, own)
                     record = read(units, unit + STAGES + 1)
                 close()
-                if wanted:
+                if wanted and EARLY:
                     multiply(own_gates, a, b, of_unit, acc)
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
