@@ -54,11 +54,6 @@ class Lines(NamedTuple):
         return 8 * self.sums.x.groups
 
     @property
-    def first(self) -> int:
-        """Units that a warp requests at once when it starts."""
-        return 1 if self.patient else self.source.stages
-
-    @property
     def piece(self) -> int:
         """float32 of a warp's sums."""
         return pieces.floats_of(*self.sums.shape)
@@ -98,13 +93,14 @@ def line_kernel(lines: Lines) -> Any:
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
     sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY, LISTS = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
-    SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
+    SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
+    FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.line_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
-    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
@@ -189,10 +185,10 @@ def line_kernel(lines: Lines) -> Any:
             more = unit + 1 < last
             coming = read(units, unit + 1)
             if there:
-                start = uint32(base + stage * STAGE)
+                start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 if GATED and not LISTS:
                     ask_gates(now, gates, w_view[2], own_gates)
-                wait(bars, bar + stage, phase)
+                wait(bars, own, phase)
                 straighten(shared, start)
                 if PATIENT and more:
                     other = uint32(1 - stage)
@@ -208,7 +204,6 @@ def line_kernel(lines: Lines) -> Any:
                     fence_proxy_async()
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
-                    own = uint32(bar + stage)
                     request(record, operands, top, shared, start, bars, own)
                     record = read(units, unit + STAGES + 1)
                 close()
@@ -235,9 +230,7 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end = coming[NAME], coming[END]
-            if GATED:
-                now = coming
+            name, end, now = coming[NAME], coming[END], coming
 
     return kernel
 
