@@ -254,9 +254,9 @@ def block_kernel(blocks: Blocks) -> Any:
             run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
             run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
             unit, last, plan = int64(run[0]), int64(run[1]), left
-        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP and not GATED:
             let_next_kernel_start()
+        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         ahead, step_ahead = unit, first
         for s in range(STAGES):
             record = read(plan, ahead)

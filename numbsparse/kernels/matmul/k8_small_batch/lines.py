@@ -1,10 +1,10 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next ones are on their way to the ring of the warp: its stage is
-requested again as soon as all that is read of it is in registers. The warps of a share take equal
-runs of its units wherever lines end: what a warp has of a line that began in an earlier one it
-leaves in shared memory, where the warp in which it began adds it up. Where more than one share
-holds a line each leaves its part, and the last to finish writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp: of a long run,
+a stage is requested again as soon as all that is read of it is in registers. The warps of a share
+take equal runs of its units wherever lines end: what a warp has of a line that began in an earlier
+one it leaves in shared memory, where the warp in which it began adds it up. Where more than one
+share holds a line each leaves its part, and the last to finish writes the line.
 
 Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
 equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
@@ -45,17 +45,13 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
+    early: bool = False  # whether a stage is requested again before what it held is multiplied
     lists: bool = False  # whether what gates leave is listed
 
     @property
     def rows(self) -> int:
         """Rows of the batch that a tile has."""
         return 8 * self.sums.x.groups
-
-    @property
-    def first(self) -> int:
-        """Units that a warp requests at once when it starts."""
-        return 1 if self.patient else self.source.stages
 
     @property
     def piece(self) -> int:
@@ -95,15 +91,16 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
+    sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY, LISTS = lines
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
-    SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
+    SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
+    FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.line_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
-    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
@@ -188,10 +185,10 @@ def line_kernel(lines: Lines) -> Any:
             more = unit + 1 < last
             coming = read(units, unit + 1)
             if there:
-                start = uint32(base + stage * STAGE)
+                start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 if GATED and not LISTS:
                     ask_gates(now, gates, w_view[2], own_gates)
-                wait(bars, bar + stage, phase)
+                wait(bars, own, phase)
                 straighten(shared, start)
                 if PATIENT and more:
                     other = uint32(1 - stage)
@@ -201,15 +198,16 @@ def line_kernel(lines: Lines) -> Any:
                 wanted = take_gates(units, unit, own_gates)
                 if wanted:
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                if ENGINE:  # else the copy engine may write what is still being read
+                if wanted and not EARLY:
+                    multiply(own_gates, a, b, of_unit, acc)
+                if EARLY and ENGINE:  # else the copy engine may write what is still being read
                     fence_proxy_async()
                 sync_warp()
                 if not PATIENT and unit + STAGES < last:
-                    own = uint32(bar + stage)
                     request(record, operands, top, shared, start, bars, own)
                     record = read(units, unit + STAGES + 1)
                 close()
-                if wanted:
+                if wanted and EARLY:
                     multiply(own_gates, a, b, of_unit, acc)
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
@@ -232,9 +230,7 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end = coming[NAME], coming[END]
-            if GATED:
-                now = coming
+            name, end, now = coming[NAME], coming[END], coming
 
     return kernel
 
