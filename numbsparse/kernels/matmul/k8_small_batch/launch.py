@@ -37,8 +37,8 @@ WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
 BOXED = 6  # units of a warp up to which input-gradients of split float32 load boxes: see `skewed`
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
-# Units of a warp from which 16-bit tiles are requested early: with 35 and more these took 0.98 to
-# 0.99 of the time, with 14 and fewer 1.01 to 1.04 times as long (12,288 features, 32 rows, H200).
+# Units of a warp, of 32 rows, from which 16-bit tiles are requested early: with 26 and more it took
+# 0.95 to 0.99 of the time, with 14 and fewer 1.01 to 1.04 times as long (4,096 to 12,288 features).
 LONG = 4 if SIMULATED else 24
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
@@ -192,8 +192,8 @@ def along_lines(
         work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
-    early = not patient and (units >= LONG or not (engine and form.is_16_bit))
-    lines = lines._replace(patient=patient, early=early, lists=lists)
+    few = engine and form.is_16_bit and units * lines.rows < LONG * WIDTH
+    lines = lines._replace(patient=patient, early=not (patient or few), lists=lists)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     w_view = size, shift_of(line_of(values, engine)), block_shift_of(size), rows
