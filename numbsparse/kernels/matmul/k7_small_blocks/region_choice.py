@@ -22,14 +22,15 @@ from numbsparse.layout import Index
 MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
 # Microseconds (H200): of a large region and of a second pass, beside those that grow with the
 # batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
-# until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
-# 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
-# small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
+# until they have added their sums, where they take nearly all places; where half of them, two take
+# 1 less. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to 1.9 times as long, 512 to
+# 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of small regions 8,192 rows of
+# 512 and 1,024 features take 0.50 to 0.94 of the time.
 A_REGION, SECOND_PASS = 4.5, 6.0
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
-SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 2.0), 4: (0.9, 2.2), 8: (0.91, 2.9)}
 
 Size = tuple[int, int, int]  # see `size_of`
 
@@ -59,6 +60,7 @@ class Ways(NamedTuple):
     smaller: tuple[Smaller, ...]
     a_row: float
     a_group: float
+    together: int = 1  # blocks of a cluster that has a large region; of images not timed
 
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
@@ -139,7 +141,7 @@ def ways_for(
         for each in SMALLER[item, B][first:]
     )
     a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
-    return Ways(None, large, smaller, a_row, A_GROUP[transposed])
+    return Ways(None, large, smaller, a_row, A_GROUP[transposed], 1 if of_images else 2)
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -226,10 +228,13 @@ def _fastest(
     ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float
 ) -> tuple[Region, int]:
     """sums : microseconds in which those of a large region are written and read again."""
-    _, large, smaller, row, group = ways
+    _, large, smaller, row, group, _ = ways
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     found = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
+    if ways.together > 1 and ways.together * size[0] <= places:
+        time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1]
+        found.append((time, large._replace(SPLIT=ways.together), 1))
     for each, (n, height, groups) in zip(smaller, sizes, strict=True):
         small, alone, slower, clusters, spare, a_piece = each
         part = small.CODES / large.CODES
