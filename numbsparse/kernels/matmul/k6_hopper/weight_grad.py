@@ -62,6 +62,9 @@ TILES = {
     128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
 }
 OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
+# Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
+# threads run ahead of others, which then find what they share no longer in the L2 cache.
+OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
 # Of rectangles of 256 x 128 features that keep nearly all blocks of 32: a warpgroup multiplies
 # eight rows by two columns at once, which reads less of shared memory. JOINED_FROM rows and more of
 # so many blocks took 0.71 to 0.91 of the time, feature-major ones 0.61 to 0.80; with three quarters
@@ -163,7 +166,7 @@ def weight_grad(
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, gated: bool) -> Tile:
     """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
     made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
-    tile = OF_ROWS if made and B == 64 else TILES[B]
+    tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
     if B == 128 and batch <= FEW and not any(transposed) and not (made and few):
         tile = OF_FEW
     elif few:

@@ -22,15 +22,18 @@ from numbsparse.layout import Index
 MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
 # Microseconds (H200): of a large region and of a second pass, beside those that grow with the
 # batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
-# until they have added their sums, where they take nearly all places; where half of them, two take
-# 1 less. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to 1.9 times as long, 512 to
-# 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of small regions 8,192 rows of
-# 512 and 1,024 features take 0.50 to 0.94 of the time.
+# until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
+# 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
+# small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
 A_REGION, SECOND_PASS = 4.5, 6.0
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
-SPLITS = {1: (1.0, 0.0), 2: (1.0, 2.0), 4: (0.9, 2.2), 8: (0.91, 2.9)}
+SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+# More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
+# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
+# took 46 us of 2,048 rows, in two pieces 54.
+CROWDED, CROWDED_ROWS = 1.0, 512
 
 Size = tuple[int, int, int]  # see `size_of`
 
@@ -233,7 +236,7 @@ def _fastest(
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     found = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
     if ways.together > 1 and ways.together * size[0] <= places:
-        time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1]
+        time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1] + CROWDED
         found.append((time, large._replace(SPLIT=ways.together), 1))
     for each, (n, height, groups) in zip(smaller, sizes, strict=True):
         small, alone, slower, clusters, spare, a_piece = each
@@ -247,6 +250,8 @@ def _fastest(
             found.append((alone + a_row * batch / pieces + again, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
             rounds = ceil(n * blocks / (room * places))
+            crowded = blocks > 1 and n * blocks > 0.75 * places and batch <= CROWDED_ROWS
+            meeting += CROWDED if crowded else 0.0
             time = rounds * (alone + a_row * batch / blocks + meeting)
             found.append((time, small._replace(SPLIT=blocks), 1))
     return min(found, key=lambda way: way[0])[1:]
