@@ -53,6 +53,15 @@ def add(acc, more):
 
 
 @cuda.jit(device=True)
+def add_times(acc, more, factor):
+    """acc += more times a factor."""
+    for m in range(more.shape[0]):
+        for n in range(more.shape[1]):
+            for i in range(4):
+                acc[m, n, i] += factor * more[m, n, i]
+
+
+@cuda.jit(device=True)
 def save(pieces, k, acc):
     """Leave the sums as piece number k of an array."""
     start = k * (128 * acc.shape[0] * acc.shape[1]) + uint32(cuda.threadIdx.x) % 32 * 4

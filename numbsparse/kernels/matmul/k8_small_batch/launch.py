@@ -183,13 +183,14 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     of_layout = index, plan_lines, transposed, size
     work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    lists = gated and work[1] >= LISTED_FROM
+    listing = with_stages(lines._replace(lists=True, source=source), lines.source.stages)
+    lists = gated and work[1] >= LISTED_FROM and listing.warps == warps  # else there is no room
     while lists and work[1] > RUN:
         shares, slots = 2 * shares, 2 * slots
         work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
-    lines = lines._replace(patient=patient, lists=lists)
+    lines = (listing if lists else lines)._replace(patient=patient)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     w_view = size, shift_of(line_of(values, engine)), block_shift_of(size), rows

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.card import registers
+from numbsparse.kernels.card import REGISTERS, registers
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
@@ -33,6 +33,9 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
+
+
+BESIDE = 110 * 1024  # bytes of shared memory of which two blocks of threads have room
 
 
 class Lines(NamedTuple):
@@ -76,8 +79,8 @@ class Lines(NamedTuple):
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
         words = stages + self.slot_words + self.warps * self.room_words
-        gated, together = self.sums.w.gated > 0, WIDTH // self.depth
-        return 4 * words + ALIGNED + (listed_bytes(together, self.warps) if gated else 0)
+        lists = listed_bytes(WIDTH // self.depth, self.warps) if self.lists else 0
+        return 4 * words + ALIGNED + lists
 
     @property
     def room_words(self) -> int:
@@ -117,7 +120,7 @@ def line_kernel(lines: Lines) -> Any:
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
 
-    @cuda.jit(**registers(32 * WARPS, most=255))
+    @cuda.jit(**registers(32 * WARPS, most=most_registers(lines)))
     def kernel(
         x, x_view, values, w_view, maps, fresh, gates, dense, plan, each, sections, empty_lines,
         partials, tickets, y, y_view,
@@ -143,6 +146,7 @@ def line_kernel(lines: Lines) -> Any:
         of_unit = cuda.local.array(UNIT, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
+        next_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -173,6 +177,8 @@ def line_kernel(lines: Lines) -> Any:
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
+        if GATED and not LISTS and there:
+            ask_gates(now, gates, w_view[2], own_gates)
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
@@ -187,10 +193,10 @@ def line_kernel(lines: Lines) -> Any:
         while True:
             more = unit + 1 < last
             coming = read(units, unit + 1)
+            if GATED and not LISTS and more:
+                ask_gates(coming, gates, w_view[2], next_gates)
             if there:
                 start = uint32(base + stage * STAGE)
-                if GATED and not LISTS:
-                    ask_gates(now, gates, w_view[2], own_gates)
                 wait(bars, bar + stage, phase)
                 straighten(shared, start)
                 if PATIENT and more:
@@ -235,8 +241,18 @@ def line_kernel(lines: Lines) -> Any:
             name, end = coming[NAME], coming[END]
             if GATED:
                 now = coming
+            if GATED and not LISTS:
+                for k in range(TOGETHER):
+                    own_gates[k] = next_gates[k]
 
     return kernel
+
+
+def most_registers(lines: Lines) -> int:
+    """Of a thread: of gated products as many as let blocks of the next launch start beside them, as
+    those of products without gates do."""
+    half = REGISTERS // (64 * lines.warps)
+    return half if lines.sums.w.gated and lines.shared_bytes <= BESIDE and half >= 128 else 255
 
 
 def at_once(sums: Sums) -> Sums:
@@ -258,8 +274,16 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
+    TIMES = FROM_ZERO and sums.w.gated == WIDTH
     M, LAST = part.shape[0], x.groups // part.x.groups - 1
     load, rest = multiply(form, *part.operands)
+
+    @cuda.jit(device=True)
+    def add(acc, unit, gates):
+        if TIMES:
+            pieces.add_times(acc, unit, gates[0])
+        else:
+            pieces.add(acc, unit)
 
     @cuda.jit(device=True)
     def take(shared, start, top, pitch, paired, gates, a, b, unit, acc):
@@ -274,13 +298,13 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
                 load(shared, w_start, paired, x_start, pitch, gates, a, b, unit)
             if u < LAST:
                 rest(gates, a, b, unit)
-                pieces.add(acc[M * u :], unit)
+                add(acc[M * u :], unit, gates)
 
     @cuda.jit(device=True)
     def multiply_rest(gates, a, b, unit, acc):
         if FROM_ZERO:
             rest(gates, a, b, unit)
-            pieces.add(acc[M * LAST :], unit)
+            add(acc[M * LAST :], unit, gates)
         else:
             rest(gates, a, b, acc)
 
