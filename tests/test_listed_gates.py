@@ -9,6 +9,7 @@ import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
+from numbsparse.kernels.parts.gates import listed_bytes
 
 
 def problem_of(dtype, size, edge, part, rng):
@@ -41,7 +42,7 @@ def test_lines_that_several_warps_and_shares_have(
     part, listed_from, dtype, size, batch, edge, transposed, rng, monkeypatch
 ):
     monkeypatch.setattr(launch, "LISTED_FROM", listed_from)
-    monkeypatch.setattr(launch, "RUN", 8)  # more shares than usual
+    monkeypatch.setattr(launch, "MOST_LISTED", listed_bytes(max(32 // size, 1), 2, 8))  # more shares
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
     values[gates == 0] = np.nan  # which is not read
@@ -59,7 +60,7 @@ def test_lines_that_several_warps_and_shares_have(
     close(got, wide @ dense, abs(wide) @ abs(dense), dtype, len(dense))
 
 
-@pytest.mark.parametrize("part", [0.5, 0.0])
+@pytest.mark.parametrize(("part", "listed_from"), [(0.5, 0), (0.0, 0), (0.5, 99), (0.0, 99)])
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge"),
     [
@@ -71,10 +72,10 @@ def test_lines_that_several_warps_and_shares_have(
     ],
 )
 def test_a_weight_gradient_leaves_others_as_they_were(
-    part, dtype, size, batch, edge, rng, monkeypatch
+    part, listed_from, dtype, size, batch, edge, rng, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "RUN", 8)
-    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    monkeypatch.setattr(launch, "MOST_LISTED", listed_bytes(max(32 // size, 1), 2, 8))
+    monkeypatch.setattr(blocks, "LISTED_FROM", (listed_from,) * 2)
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     values = ns.to_device(np.full((len(gates), size, size), 7, x.dtype))
@@ -87,10 +88,27 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     assert (values.numpy()[gates == 0] == 7).all()
 
 
+@pytest.mark.parametrize("part", [0.5, 0.03, 0.0])
+@pytest.mark.parametrize(("dtype", "size", "transposed"), [("float32", 32, False), ("float16", 8, True), ("float32", 16, False)])
+def test_warps_of_more_units_than_lanes(part, dtype, size, transposed, rng, monkeypatch):
+    """Their runs are walked 32 units at a time, with lines that go on from one walk to the next."""
+    monkeypatch.setattr(launch, "n_shares", lambda: 1)
+    kept = rng.random((4, 12)) < 0.8
+    kept = np.kron(kept, np.ones((64 // size + 2,) * 2, bool))
+    gates = np.where(rng.random(int(kept.sum())) < part, np.float32(-0.5), np.float32(0))
+    values = rng.integers(-4, 5, (len(gates), size, size)).astype(dtype)
+    w = ns.BlockSparse(values, kept).to("cuda")
+    used, given = w.T if transposed else w, ops.all_blocks(w, ns.to_device(gates))
+    x = rng.integers(-4, 5, (3, used.shape[0])).astype(dtype)
+    got = host(ops.matmul(ns.to_device(x), used, gate=given, kernel="k8_small_batch"))
+    dense = ns.BlockSparse(values.astype(np.float64) * gates[:, None, None], kept).toarray()
+    np.testing.assert_array_equal(got, x.astype(np.float64) @ (dense.T if transposed else dense))
+
+
 @pytest.mark.parametrize(("dtype", "size", "batch"), [("float32", 32, 9), ("float16", 64, 20)])
 def test_layouts_made_on_a_gpu(dtype, size, batch, rng, monkeypatch):
     monkeypatch.setattr(launch, "LISTED_FROM", 0)
-    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    monkeypatch.setattr(blocks, "LISTED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, 0, 0.5, rng)
     rows, columns = (ns.to_device(a.astype(np.int32)) for a in np.nonzero(kept))
     made = ns.Layout.on_device(rows, columns, kept.shape, capacity=len(gates) + 3)

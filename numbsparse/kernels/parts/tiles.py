@@ -67,6 +67,7 @@ class Operand(NamedTuple):
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
     begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
+    listed: bool = False  # whether terms whose gate is 0 are 0 there
 
 
 @cache
@@ -209,7 +210,7 @@ def gating(form: Form, operand: Operand) -> Any:
     """
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
     ALWAYS = not form.is_16_bit
-    scaled = scaling(form.dtype, skips=TERMS < WIDTH)
+    scaled = scaling(form.dtype, skips=TERMS < WIDTH and not operand.listed)
 
     @cuda.jit(device=True)
     def leave(gates, s, raw):

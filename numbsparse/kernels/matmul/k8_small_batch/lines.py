@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int32, int64, uint32, uint64
 
-from numbsparse.kernels.card import REGISTERS, registers
+from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
@@ -35,9 +35,6 @@ from numbsparse.kernels.ptx import (
 )
 
 
-BESIDE = 110 * 1024  # bytes of shared memory of which two blocks of threads have room
-
-
 class Lines(NamedTuple):
     """What a kernel is made for."""
 
@@ -48,7 +45,6 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
-    lists: bool = False  # whether what gates leave is listed
 
     @property
     def rows(self) -> int:
@@ -78,9 +74,7 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        words = stages + self.slot_words + self.warps * self.room_words
-        lists = listed_bytes(WIDTH // self.depth, self.warps) if self.lists else 0
-        return 4 * words + ALIGNED + lists
+        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
 
     @property
     def room_words(self) -> int:
@@ -98,7 +92,7 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
+    (sums, depth, source, WARPS, FAR, TILED, PATIENT), LISTS = lines, lines.sums.w.listed
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
@@ -110,7 +104,7 @@ def line_kernel(lines: Lines) -> Any:
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
-    ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
+    ASKS, (ask_gates, take_gates) = GATED and not LISTS, gates_of(TOGETHER, GATED, LISTS)
     wait, (take, multiply), (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
@@ -120,7 +114,20 @@ def line_kernel(lines: Lines) -> Any:
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
 
-    @cuda.jit(**registers(32 * WARPS, most=most_registers(lines)))
+    @cuda.jit(device=True)
+    def ask(record, units, unit, last, operands, top, ring):
+        """Request the unit that comes into a stage next, when nobody reads it any more."""
+        shared, start, bars, bar = ring
+        if ENGINE:  # else the copy engine may write what is still being read
+            fence_proxy_async()
+        sync_warp()
+        if not PATIENT and unit + STAGES < last:
+            request(record, operands, top, shared, start, bars, bar)
+            record = read(units, unit + STAGES + 1)
+        close()
+        return record
+
+    @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
         x, x_view, values, w_view, maps, fresh, gates, dense, plan, each, sections, empty_lines,
         partials, tickets, y, y_view,
@@ -177,7 +184,8 @@ def line_kernel(lines: Lines) -> Any:
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
-        if GATED and not LISTS and there:
+        if ASKS and there:
+            coming = read(units, unit + 1)
             ask_gates(now, gates, w_view[2], own_gates)
         for s in range(FIRST):
             if unit + s < last:
@@ -192,9 +200,11 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            coming = read(units, unit + 1)
-            if GATED and not LISTS and more:
+            if not ASKS:
+                coming = read(units, unit + 1)
+            elif more:
                 ask_gates(coming, gates, w_view[2], next_gates)
+            after = read(units, unit + 2) if ASKS else coming
             if there:
                 start = uint32(base + stage * STAGE)
                 wait(bars, bar + stage, phase)
@@ -204,19 +214,13 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                wanted = take_gates(units, unit, own_gates)
-                if wanted:
+                ring = shared, start, bars, uint32(bar + stage)
+                if take_gates(units, unit, own_gates):
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                if ENGINE:  # else the copy engine may write what is still being read
-                    fence_proxy_async()
-                sync_warp()
-                if not PATIENT and unit + STAGES < last:
-                    own = uint32(bar + stage)
-                    request(record, operands, top, shared, start, bars, own)
-                    record = read(units, unit + STAGES + 1)
-                close()
-                if wanted:
+                    record = ask(record, units, unit, last, operands, top, ring)
                     multiply(own_gates, a, b, of_unit, acc)
+                elif GATED:
+                    record = ask(record, units, unit, last, operands, top, ring)
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -240,19 +244,12 @@ def line_kernel(lines: Lines) -> Any:
                 continued = False
             name, end = coming[NAME], coming[END]
             if GATED:
-                now = coming
-            if GATED and not LISTS:
+                now, coming = coming, after
+            if ASKS:
                 for k in range(TOGETHER):
                     own_gates[k] = next_gates[k]
 
     return kernel
-
-
-def most_registers(lines: Lines) -> int:
-    """Of a thread: of gated products as many as let blocks of the next launch start beside them, as
-    those of products without gates do."""
-    half = REGISTERS // (64 * lines.warps)
-    return half if lines.sums.w.gated and lines.shared_bytes <= BESIDE and half >= 128 else 255
 
 
 def at_once(sums: Sums) -> Sums:
