@@ -61,7 +61,7 @@ def test_lines_that_several_warps_and_shares_have(
     close(got, wide @ dense, abs(wide) @ abs(dense), dtype, len(dense))
 
 
-@pytest.mark.parametrize(("part", "listed_from"), [(0.5, 0), (0.0, 0), (0.5, 99), (0.0, 99)])
+@pytest.mark.parametrize("part", [0.5, 0.0])
 @pytest.mark.parametrize(
     ("dtype", "size", "batch", "edge"),
     [
@@ -73,10 +73,10 @@ def test_lines_that_several_warps_and_shares_have(
     ],
 )
 def test_a_weight_gradient_leaves_others_as_they_were(
-    part, listed_from, dtype, size, batch, edge, rng, monkeypatch
+    part, dtype, size, batch, edge, rng, monkeypatch
 ):
     monkeypatch.setattr(launch, "MOST_LISTED", listed_bytes(max(32 // size, 1), 2, 8))
-    monkeypatch.setattr(blocks, "LISTED_FROM", (listed_from,) * 2)
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     values = ns.to_device(np.full((len(gates), size, size), 7, x.dtype))
@@ -112,7 +112,7 @@ def test_warps_of_more_units_than_lanes(part, dtype, size, transposed, rng, monk
 @pytest.mark.parametrize(("dtype", "size", "batch"), [("float32", 32, 9), ("float16", 64, 20)])
 def test_layouts_made_on_a_gpu(dtype, size, batch, rng, monkeypatch):
     monkeypatch.setattr(launch, "LISTED_FROM", 0)
-    monkeypatch.setattr(blocks, "LISTED_FROM", (0, 0))
+    monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, 0, 0.5, rng)
     rows, columns = (ns.to_device(a.astype(np.int32)) for a in np.nonzero(kept))
     made = ns.Layout.on_device(rows, columns, kept.shape, capacity=len(gates) + 3)

@@ -168,33 +168,6 @@ def gates_of(together: int, gated: bool, lists: bool) -> tuple[Any, Any]:
 
 
 @cache
-def left(together: int) -> Any:
-    """left_of(record, own): the record of a unit without the blocks whose gate is 0."""
-    LAST = 2 * together
-
-    def up_to(k: int) -> Any:
-        before, AT, K = up_to(k - 1) if k else None, 2 * k, k
-
-        @cuda.jit(device=True)
-        def first(record, own):
-            return (record[0] if own[0] != 0 else int32(-1), record[1])
-
-        @cuda.jit(device=True)
-        def also(record, own):
-            return before(record, own) + (record[AT] if own[K] != 0 else int32(-1), record[AT + 1])
-
-        return also if k else first
-
-    blocks = up_to(together - 1)
-
-    @cuda.jit(device=True)
-    def left_of(record, own):
-        return blocks(record, own) + (record[LAST], record[LAST + 1])
-
-    return left_of
-
-
-@cache
 def filling_blocks(fill: Any) -> Any:
     """fill(...) by the copy engine; where a unit has no block the stage is as if filled."""
 

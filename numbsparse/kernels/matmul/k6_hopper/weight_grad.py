@@ -86,7 +86,7 @@ SOME = 8  # pieces, where the GPU alone knows how many
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
 # B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
 LONG = 2048
-# Rows from which on blocks are left out by gates; of fewer they are not written. Of 64 to 256 rows looking at them took 1.2 to 1.4
+# Rows from which on blocks are left out by gates. Of 64 to 256 rows looking at them took 1.2 to 1.4
 # times as long with all gates one and 1.1 to 1.2 with half of them zero, of 512 and 1,024 rows 1.1
 # to 1.3 and 0.89 to 0.99, as blocks of threads do not stay then; of blocks of 128 1.07 and 0.67, of
 # float32 in blocks of 64 1.05 and 0.85, of 128 1.01 to 1.03 and 0.78 to 1.02. By
@@ -105,8 +105,7 @@ def weight_grad(
 ) -> None:
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     B, batch = dvalues.shape[1], x.shape[0]
-    every = gates if index.made is None else None
-    gates = every if batch >= GATED_FROM[dvalues.itemsize][B] else None
+    gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
     kind, swapped = KINDS.get(str(dvalues.dtype)), False
     stays, processors = gates is None and batch < LONG, multiprocessors()
     if kind is None:
@@ -131,15 +130,14 @@ def weight_grad(
     alone = blocks <= places and (kind is None or shares.is_deep(tile))
     stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
-    spared = every is not None and tile.AHEAD
-    more = Gates(every, cut) if by_gates or spared else ()
+    more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
     exact = kind is None and precision == "highest"
     dense = factors_of(x, dy, orders[1:], index) if kind is None else ()
     if kind is None:
-        kernel = kernel_of_float32(tile, exact, orders, by_gates, spared)
+        kernel = kernel_of_float32(tile, exact, orders, by_gates)
     else:
-        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates, spared)
+        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
     short = kind is None or tile.STAYS or batch < LONG or alone
     launch(
         kernel,
@@ -152,7 +150,7 @@ def weight_grad(
     )
     if n_sums:
         made, soon = index.made is not None, x.nbytes + dy.nbytes < pieces.SOON
-        added = Added(B, tile.PART, kind, exact, by_gates or spared, made)
+        added = Added(B, tile.PART, kind, exact, by_gates, made)
         many, whole = (cut.size, SOME if made else n_sums // cut.size), tuple(map(int, orders))
         add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
 
@@ -183,9 +181,8 @@ def most_blocks(B: int, index: Index, batch: int) -> int:
 
 @cache
 def kernel_of_16_bit(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False,
-    spared: bool = False,
-) -> Any:  # fmt: skip
+    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
+) -> Any:
     return kernel_of(
         tile,
         tile.SUMS,
@@ -194,15 +191,13 @@ def kernel_of_16_bit(
         of_16_bit.storer(tile, kind),
         of_16_bit.leaver(tile),
         gated,
-        spared,
     )
 
 
 @cache
 def kernel_of_float32(
-    tile: Tile, exact: bool, orders: tuple[bool, bool, bool], gated: bool = False,
-    spared: bool = False,
-) -> Any:  # fmt: skip
+    tile: Tile, exact: bool, orders: tuple[bool, bool, bool], gated: bool = False
+) -> Any:
     _, x_transposed, dy_transposed = orders
     return kernel_of(
         tile,
@@ -212,16 +207,14 @@ def kernel_of_float32(
         of_float32.storer(tile, tile.B, orders, exact),
         of_float32.storer(tile, tile.PART, orders),
         gated,
-        spared,
     )
 
 
 def kernel_of(
-    tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any, gated: bool,
-    spared: bool,
-) -> Any:  # fmt: skip
+    tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any, gated: bool
+) -> Any:
     """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
-    `Gates`, if it is `gated`, or blocks whose gate is 0 are `spared` the writing.
+    `Gates`, if it is `gated`.
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
@@ -237,7 +230,7 @@ def kernel_of(
     ALONE = tile.PART**2  # sums, where nothing is cut
     options = {} if SIMULATED else {"launch_bounds": (tile.THREADS, tile.RESIDENT)}
     START = (np.uint32(0),) * (4 if IMAGES else 2)
-    take, ask, number_of = taking(tile, gated, spared), asking(tile), numbers_of(tile, gated)
+    take, ask, number_of = taking(tile, gated), asking(tile), numbers_of(tile, gated)
     OWN, OUTS = gated or AHEAD, (4, tile.GROUPS, tile.OUTS)
     PLACES = (*OUTS[:2], 1 + 2 * tile.UNITS)
 

@@ -52,11 +52,11 @@ def numbers_of(tile: Tile, gated: bool) -> Any:
 
 
 @cache
-def taking(tile: Tile, gated: bool, spared: bool = False) -> Any:
+def taking(tile: Tile, gated: bool) -> Any:
     """take(warp, words, gates, own_places, own_outs): what a warp's group does of an item.
 
     It comes into line `warp % 4` of the warp's own tables, from `words`, one a lane. If `gated`,
-    units that are left come first; the others have places too. What is `spared` is not written.
+    units that are left come first; the others have places too.
     """
     UNITS, OUTS, PER, PARTS = tile.UNITS, tile.OUTS, tile.OUTS // tile.UNITS, tile.PARTS
 
@@ -67,12 +67,11 @@ def taking(tile: Tile, gated: bool, spared: bool = False) -> Any:
         sync_warp()
         if lane <= 2 * UNITS:
             places[lane] = place
-        if gated or spared:
-            is_cut = shfl_idx(head, uint32(4)) != 0
-            out = left_of(out, is_cut, gates, PARTS) if lane < OUTS else int32(-1)
         if lane < OUTS:
             outs[lane] = int32(-1) if gated else out
         if gated:
+            is_cut = shfl_idx(head, uint32(4)) != 0
+            out = left_of(out, is_cut, gates, PARTS) if lane < OUTS else int32(-1)
             first, unit = lane - lane % PER, min(lane // PER, UNITS - 1)
             one, other = (
                 shfl_idx(place, uint32(1 + 2 * unit)),

@@ -9,11 +9,10 @@ them adds what the others leave in shared memory, in their order. Where there ar
 multiprocessors as many blocks of threads do, and the last to finish adds what these have, as in
 `lines`.
 
-Of blocks with gates a share lists the units that these leave first, as in `lines`; of few units a
-warp neither multiplies nor writes what has none.
+Of blocks with gates a share lists the units that these leave first, as in `lines`.
 """
 
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +28,7 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import dealing, gates_of, left, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -51,7 +50,7 @@ from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 
 HELD_ROWS = 2 * WIDTH  # of x that a warp keeps in registers
-LISTED_FROM = 2, 12  # units of a warp, and their steps: what gates leave of fewer is not listed
+GATED_FROM = 2, 12  # units of a warp, and their steps: gates of fewer are not read
 
 
 class Blocks(NamedTuple):
@@ -71,8 +70,7 @@ class Blocks(NamedTuple):
     cuts: int = 1  # blocks of threads that share those of a unit
     tiles: int = 1  # of 32 rows of the batch in a step
     made: bool = False  # whether the layout is of the GPU, which alone knows how many units it has
-    gated: bool = False  # whether what gates leave is listed
-    asks: bool = False  # whether the gate of each unit is looked at instead
+    gated: bool = False
 
     @property
     def piece(self) -> int:
@@ -134,18 +132,17 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     split, cuts = min(split, launch.WARPS), max(split // launch.WARPS, 1)
     source = launch.source_of(engine, size, x, dy)
     each = most / (warps * shares)
-    asks = split == 1 and isinstance(gates, DeviceArray)
-    gated = asks and each >= LISTED_FROM[0] and each * steps >= LISTED_FROM[1]
-    gates, asks = gates if asks else (), asks and not gated
-    listing = partial(listed_bytes, WIDTH // depth, warps)
-    while gated and listing(-(-most // (warps * shares))) > launch.MOST_LISTED:
+    gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
+    gated = isinstance(gates, DeviceArray)
+    each, more = -(-most // (warps * shares)), 0
+    while gated and (more := listed_bytes(WIDTH // depth, warps, each)) > launch.MOST_LISTED:
         shares *= 2
-    more = listing(-(-most // (warps * shares))) if gated else 0
-    how = steps > 1, split, cuts, in_step, made, gated, asks
+        each = -(-most // (warps * shares))
+    how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST, more)
     w_view: Any = size, launch.shift_of(launch.line_of(dvalues, engine))
-    if gated or asks:
+    if gated:
         w_view = *w_view, launch.block_shift_of(size)
     maps = units
     if engine:
@@ -222,20 +219,18 @@ def block_kernel(blocks: Blocks) -> Any:
     `maps` are those of x, dy and dvalues; `w_view` is that of dw, as in `requests.engine_asks`.
     """
     form, depth, x_side, dy_side, source, WARPS, shares, LONG, SPLIT, CUTS, *how = blocks
-    TILES, MADE, GATED, ASKS = how
+    TILES, MADE, GATED = how
     SLAB = x_side.slab + dy_side.slab > 0
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // (SPLIT * CUTS), WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
-    TOGETHER = WIDTH // depth
-    X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * TOGETHER + 2
+    X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
     RUN, PIECES, SUMS = form.run, WIDTH**2 // form.run, sums_of(form, x_side)
     HELD = TILES * form.steps, x_side.groups + x_side.groups % 2, 2
-    ENTRY, LEFT = listed(TOGETHER) if GATED else RECORD, WARPS * MINE
-    read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 3), closing(source)
-    deal = dealing(TOGETHER, False, prepare, OVERLAP)
-    (ask_gates, take_gates), left_of = gates_of(TOGETHER, ASKS, False), left(TOGETHER)
+    ENTRY, LEFT = listed(WIDTH // depth) if GATED else RECORD, WARPS * MINE
+    read, prepare, close = reading(WIDTH // depth, ENTRY), opening(source, 3), closing(source)
+    deal = dealing(WIDTH // depth, False, prepare, OVERLAP)
     request, wait = requesting(blocks), waiting(source)
     hold, multiply = holding(form, x_side, TILES), consuming(form, x_side, dy_side, TILES, LONG)
     write = writing(form, depth, x_side.groups, source.engine)
@@ -248,7 +243,6 @@ def block_kernel(blocks: Blocks) -> Any:
         acc = cuda.local.array(SUMS, float32)
         x_hi, x_lo = cuda.local.array(HELD, uint32), cuda.local.array(HELD, uint32)
         records = cuda.local.array(RECORDS, int32)
-        own_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
@@ -262,12 +256,12 @@ def block_kernel(blocks: Blocks) -> Any:
         first, end = steps * own // (SPLIT * CUTS), steps * (own + 1) // (SPLIT * CUTS)
         if GATED:
             ends = cuda.shared.array(WARPS, int32)
-            listing = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
+            left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
             if OVERLAP:
                 let_next_kernel_start()
             run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
-            run = deal(plan, run, last - unit, ring, gates, w_view[2], listing, ends)
-            unit, last, plan = int64(run[0]), int64(run[1]), listing
+            run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
+            unit, last, plan = int64(run[0]), int64(run[1]), left
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP and not GATED:
             let_next_kernel_start()
@@ -282,8 +276,6 @@ def block_kernel(blocks: Blocks) -> Any:
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 wait_for_earlier_kernels()
-        if ASKS and unit < last:
-            ask_gates(now, gates, w_view[2], own_gates)
         requested = held = now[LINE] - 1
         ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):
@@ -305,9 +297,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 held = now[LINE]
             if step == first:
                 pieces.clear(acc)
-            wanted = take_gates(plan, unit, own_gates)
-            if wanted:
-                multiply(shared, start, pitch, x_hi, x_lo, acc)
+            multiply(shared, start, pitch, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
@@ -320,12 +310,9 @@ def block_kernel(blocks: Blocks) -> Any:
             if step == first:
                 if SPLIT > 1:
                     pieces.save(floats[base:], 0, acc)
-                elif wanted:
-                    now = left_of(now, own_gates) if ASKS else now
+                else:
                     write(operands, w_view, now, dvalues, shared, leaving, acc)
                 now = coming
-                if ASKS and unit < last:
-                    ask_gates(now, gates, w_view[2], own_gates)
             stage, phase = following(stage, phase, STAGES)
         if SPLIT > 1:
             cuda.syncthreads()

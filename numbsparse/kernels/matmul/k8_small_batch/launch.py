@@ -41,7 +41,11 @@ MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
-LISTED_FROM = 4  # units of a warp: what gates leave of fewer is not listed
+# Units of a warp: what gates leave of fewer is not listed. Lists took an H200 about 1.5 us: where a
+# warp has 4 to 7 units all gates one took 1.10 to 1.35 times as long as none with them, 0.99 to 1.09
+# without, half of the gates zero 0.91 to 1.11 and 0.94 to 1.08; of 11 and more 1.06 to 1.30 and 1.08
+# to 1.26, half zero 0.62 to 0.98 and 0.91 to 1.21.
+LISTED_FROM = 8
 MOST_LISTED = 48 * 1024  # bytes of what gates leave
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
@@ -184,14 +188,15 @@ def along_lines(
     size, engine = values.shape[1], lines.source.engine
     of_layout = index, plan_lines, transposed, size
     work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    lists, together = gated and work[1] >= LISTED_FROM, WIDTH // lines.depth
-    while lists and listed_bytes(together, warps, work[1]) > MOST_LISTED:
+    lists, more, together = gated and work[1] >= LISTED_FROM, 0, WIDTH // lines.depth
+    while lists and (more := listed_bytes(together, warps, work[1])) > MOST_LISTED:
         shares, slots = 2 * shares, 2 * slots
         work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    more = listed_bytes(together, warps, work[1]) if lists else 0
     listing = with_stages(lines._replace(source=source), lines.source.stages, more)
-    lists, more = (lists, more) if listing.warps == warps else (False, 0)
-    lines = listing if lists else lines
+    if listing.warps == warps:
+        lines = listing
+    else:  # there is no room
+        lists, more = False, 0
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
     sums = lines.sums._replace(w=lines.sums.w._replace(listed=lists))

@@ -115,10 +115,10 @@ def line_kernel(lines: Lines) -> Any:
     LEFT = ROOM + WARPS * ROOM_WORDS
 
     @cuda.jit(device=True)
-    def ask(record, units, unit, last, operands, top, ring):
-        """Request the unit that comes into a stage next, when nobody reads it any more."""
+    def pass_over(record, units, unit, last, operands, top, ring):
+        """The next request alone, apart, as two branches around it keep sums in two places."""
         shared, start, bars, bar = ring
-        if ENGINE:  # else the copy engine may write what is still being read
+        if ENGINE:
             fence_proxy_async()
         sync_warp()
         if not PATIENT and unit + STAGES < last:
@@ -175,7 +175,7 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(units, unit + FIRST), read(units, unit)
-        coming = now
+        coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
@@ -185,7 +185,6 @@ def line_kernel(lines: Lines) -> Any:
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
         if ASKS and there:
-            coming = read(units, unit + 1)
             ask_gates(now, gates, w_view[2], own_gates)
         for s in range(FIRST):
             if unit + s < last:
@@ -214,13 +213,20 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                ring = shared, start, bars, uint32(bar + stage)
                 if take_gates(units, unit, own_gates):
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                    record = ask(record, units, unit, last, operands, top, ring)
+                    if ENGINE:  # else the copy engine may write what is still being read
+                        fence_proxy_async()
+                    sync_warp()
+                    if not PATIENT and unit + STAGES < last:
+                        own = uint32(bar + stage)
+                        request(record, operands, top, shared, start, bars, own)
+                        record = read(units, unit + STAGES + 1)
+                    close()
                     multiply(own_gates, a, b, of_unit, acc)
                 elif GATED:
-                    record = ask(record, units, unit, last, operands, top, ring)
+                    ring = shared, start, bars, uint32(bar + stage)
+                    record = pass_over(record, units, unit, last, operands, top, ring)
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
