@@ -9,7 +9,6 @@ import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
-from numbsparse.kernels.parts.gates import listed_bytes
 
 
 def problem_of(dtype, size, edge, part, rng):
@@ -42,8 +41,6 @@ def test_lines_that_several_warps_and_shares_have(
     part, listed_from, dtype, size, batch, edge, transposed, rng, monkeypatch
 ):
     monkeypatch.setattr(launch, "LISTED_FROM", listed_from)
-    # More shares than usual.
-    monkeypatch.setattr(launch, "MOST_LISTED", listed_bytes(max(32 // size, 1), 2, 8))
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
     values[gates == 0] = np.nan  # which is not read
@@ -75,7 +72,6 @@ def test_lines_that_several_warps_and_shares_have(
 def test_a_weight_gradient_leaves_others_as_they_were(
     part, dtype, size, batch, edge, rng, monkeypatch
 ):
-    monkeypatch.setattr(launch, "MOST_LISTED", listed_bytes(max(32 // size, 1), 2, 8))
     monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
@@ -89,14 +85,16 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     assert (values.numpy()[gates == 0] == 7).all()
 
 
-@pytest.mark.parametrize("part", [0.5, 0.03, 0.0])
+@pytest.mark.parametrize(("part", "room"), [(0.5, 1), (0.03, 1), (0.0, 1), (0.5, 0)])
 @pytest.mark.parametrize(
     ("dtype", "size", "transposed"),
     [("float32", 32, False), ("float16", 8, True), ("float32", 16, False)],
 )
-def test_warps_of_more_units_than_lanes(part, dtype, size, transposed, rng, monkeypatch):
-    """Their runs are walked 32 units at a time, with lines that go on from one walk to the next."""
+def test_warps_of_more_units_than_lanes(part, room, dtype, size, transposed, rng, monkeypatch):
+    """Their runs are walked 32 units at a time, with lines that go on from one walk to the next;
+    where there is no room for a list each unit's gates are looked at."""
     monkeypatch.setattr(launch, "n_shares", lambda: 1)
+    monkeypatch.setattr(launch, "MOST_LISTED", room * launch.MOST_LISTED)
     kept = rng.random((3, 9)) < 0.8
     kept = np.kron(kept, np.ones((64 // size + 2,) * 2, bool))
     gates = np.where(rng.random(int(kept.sum())) < part, np.float32(-0.5), np.float32(0))

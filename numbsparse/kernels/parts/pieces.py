@@ -53,12 +53,17 @@ def add(acc, more):
 
 
 @cuda.jit(device=True)
-def add_times(acc, more, factor):
-    """acc += more times a factor."""
+def add_times(acc, more, factors):
+    """acc += more times the first factor."""
     for m in range(more.shape[0]):
         for n in range(more.shape[1]):
             for i in range(4):
-                acc[m, n, i] += factor * more[m, n, i]
+                acc[m, n, i] += factors[0] * more[m, n, i]
+
+
+@cuda.jit(device=True)
+def add_once(acc, more, factors):
+    add(acc, more)
 
 
 @cuda.jit(device=True)

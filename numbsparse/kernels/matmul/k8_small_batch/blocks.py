@@ -132,12 +132,11 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     split, cuts = min(split, launch.WARPS), max(split // launch.WARPS, 1)
     source = launch.source_of(engine, size, x, dy)
     each = most / (warps * shares)
-    gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
+    more = listed_bytes(WIDTH // depth, warps, -(-most // (warps * shares)))
+    reads = each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] and more <= launch.MOST_LISTED
+    gates = gates if split == 1 and reads else ()
     gated = isinstance(gates, DeviceArray)
-    each, more = -(-most // (warps * shares)), 0
-    while gated and (more := listed_bytes(WIDTH // depth, warps, each)) > launch.MOST_LISTED:
-        shares *= 2
-        each = -(-most // (warps * shares))
+    more *= gated
     how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST, more)

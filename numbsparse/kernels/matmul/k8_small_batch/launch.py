@@ -41,12 +41,11 @@ MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
-# Units of a warp: what gates leave of fewer is not listed. Lists took an H200 about 1.5 us: where a
-# warp has 4 to 7 units all gates one took 1.10 to 1.35 times as long as none with them, 0.99 to 1.09
-# without, half of the gates zero 0.91 to 1.11 and 0.94 to 1.08; of 11 and more 1.06 to 1.30 and 1.08
-# to 1.26, half zero 0.62 to 0.98 and 0.91 to 1.21.
+# Units of a warp from which what gates leave is listed. Of 4 to 7 units all gates one took an H200
+# 1.10 to 1.35 times as long as none so, 0.99 to 1.09 without a list, half of them zero 0.91 to 1.11
+# and 0.94 to 1.08; of 11 or more 1.06 to 1.30 and 1.08 to 1.26, half 0.62 to 0.98 and 0.91 to 1.21.
 LISTED_FROM = 8
-MOST_LISTED = 48 * 1024  # bytes of what gates leave
+MOST_LISTED = 48 * 1024  # bytes of a list: of more units none is made
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
@@ -186,17 +185,13 @@ def along_lines(
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    of_layout = index, plan_lines, transposed, size
-    work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    lists, more, together = gated and work[1] >= LISTED_FROM, 0, WIDTH // lines.depth
-    while lists and (more := listed_bytes(together, warps, work[1])) > MOST_LISTED:
-        shares, slots = 2 * shares, 2 * slots
-        work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    listing = with_stages(lines._replace(source=source), lines.source.stages, more)
-    if listing.warps == warps:
-        lines = listing
-    else:  # there is no room
-        lists, more = False, 0
+    of = shares, warps, lines.piece, slots, tiles
+    work = planned(index, plan_lines, transposed, size, *of)
+    more = listed_bytes(WIDTH // lines.depth, warps, work[1])
+    lists = gated and work[1] >= LISTED_FROM and more <= MOST_LISTED
+    if lists:
+        listing = with_stages(lines._replace(source=source), lines.source.stages, more)
+        lists, lines = (True, listing) if listing.warps == warps else (False, lines)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
     sums = lines.sums._replace(w=lines.sums.w._replace(listed=lists))
@@ -214,7 +209,7 @@ def along_lines(
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
-    start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first, more)
+    start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first, more * lists)
 
 
 def start(

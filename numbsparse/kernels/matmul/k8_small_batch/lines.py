@@ -21,7 +21,7 @@ from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, passing_over, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
@@ -110,22 +110,10 @@ def line_kernel(lines: Lines) -> Any:
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
+    pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
-
-    @cuda.jit(device=True)
-    def pass_over(record, units, unit, last, operands, top, ring):
-        """The next request alone, apart, as two branches around it keep sums in two places."""
-        shared, start, bars, bar = ring
-        if ENGINE:
-            fence_proxy_async()
-        sync_warp()
-        if not PATIENT and unit + STAGES < last:
-            request(record, operands, top, shared, start, bars, bar)
-            record = read(units, unit + STAGES + 1)
-        close()
-        return record
 
     @cuda.jit(**registers(32 * WARPS, most=255))
     def kernel(
@@ -227,6 +215,7 @@ def line_kernel(lines: Lines) -> Any:
                 elif GATED:
                     ring = shared, start, bars, uint32(bar + stage)
                     record = pass_over(record, units, unit, last, operands, top, ring)
+                    close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -277,16 +266,9 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
-    TIMES = FROM_ZERO and sums.w.gated == WIDTH
+    add = pieces.add_times if sums.w.gated == WIDTH else pieces.add_once
     M, LAST = part.shape[0], x.groups // part.x.groups - 1
     load, rest = multiply(form, *part.operands)
-
-    @cuda.jit(device=True)
-    def add(acc, unit, gates):
-        if TIMES:
-            pieces.add_times(acc, unit, gates[0])
-        else:
-            pieces.add(acc, unit)
 
     @cuda.jit(device=True)
     def take(shared, start, top, pitch, paired, gates, a, b, unit, acc):
