@@ -18,10 +18,10 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, passing_over, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
@@ -46,7 +46,6 @@ class Lines(NamedTuple):
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
     early: bool = False  # whether a stage is requested again before what it held is multiplied
-    lists: bool = False  # whether what gates leave is listed
 
     @property
     def rows(self) -> int:
@@ -71,9 +70,7 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        words = stages + self.slot_words + self.warps * self.room_words
-        gated, together = self.sums.w.gated > 0, WIDTH // self.depth
-        return 4 * words + ALIGNED + (listed_bytes(together, self.warps) if gated else 0)
+        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
 
     @property
     def room_words(self) -> int:
@@ -91,7 +88,7 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY, LISTS = lines
+    (sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY), LISTS = lines, lines.sums.w.listed
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
     FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
@@ -104,12 +101,13 @@ def line_kernel(lines: Lines) -> Any:
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
-    ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
+    ASKS, (ask_gates, take_gates) = GATED and not LISTS, gates_of(TOGETHER, GATED, LISTS)
     wait, (take, multiply), (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
+    pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
@@ -140,6 +138,7 @@ def line_kernel(lines: Lines) -> Any:
         of_unit = cuda.local.array(UNIT, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
+        next_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -161,7 +160,7 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(units, unit + FIRST), read(units, unit)
-        coming = now
+        coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
@@ -170,6 +169,8 @@ def line_kernel(lines: Lines) -> Any:
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
+        if ASKS and there:
+            ask_gates(now, gates, w_view[2], own_gates)
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
@@ -183,11 +184,13 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            coming = read(units, unit + 1)
+            if not ASKS:
+                coming = read(units, unit + 1)
+            elif more:
+                ask_gates(coming, gates, w_view[2], next_gates)
+            after = read(units, unit + 2) if ASKS else coming
             if there:
                 start, own = uint32(base + stage * STAGE), uint32(bar + stage)
-                if GATED and not LISTS:
-                    ask_gates(now, gates, w_view[2], own_gates)
                 wait(bars, own, phase)
                 straighten(shared, start)
                 if PATIENT and more:
@@ -195,20 +198,23 @@ def line_kernel(lines: Lines) -> Any:
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                wanted = take_gates(units, unit, own_gates)
-                if wanted:
+                if take_gates(units, unit, own_gates):
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                if wanted and not EARLY:
-                    multiply(own_gates, a, b, of_unit, acc)
-                if EARLY and ENGINE:  # else the copy engine may write what is still being read
-                    fence_proxy_async()
-                sync_warp()
-                if not PATIENT and unit + STAGES < last:
-                    request(record, operands, top, shared, start, bars, own)
-                    record = read(units, unit + STAGES + 1)
-                close()
-                if wanted and EARLY:
-                    multiply(own_gates, a, b, of_unit, acc)
+                    if not EARLY:
+                        multiply(own_gates, a, b, of_unit, acc)
+                    if EARLY and ENGINE:  # else the copy engine may write what is still being read
+                        fence_proxy_async()
+                    sync_warp()
+                    if not PATIENT and unit + STAGES < last:
+                        request(record, operands, top, shared, start, bars, own)
+                        record = read(units, unit + STAGES + 1)
+                    close()
+                    if EARLY:
+                        multiply(own_gates, a, b, of_unit, acc)
+                elif GATED:
+                    ring = shared, start, bars, uint32(bar + stage)
+                    record = pass_over(record, units, unit, last, operands, top, ring)
+                    close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -230,7 +236,12 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end, now = coming[NAME], coming[END], coming
+            name, end = coming[NAME], coming[END]
+            if GATED:
+                now, coming = coming, after
+            if ASKS:
+                for k in range(TOGETHER):
+                    own_gates[k] = next_gates[k]
 
     return kernel
 
@@ -254,6 +265,7 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
+    add = pieces.add_times if sums.w.gated == WIDTH else pieces.add_once
     M, LAST = part.shape[0], x.groups // part.x.groups - 1
     load, rest = multiply(form, *part.operands)
 
@@ -270,13 +282,13 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
                 load(shared, w_start, paired, x_start, pitch, gates, a, b, unit)
             if u < LAST:
                 rest(gates, a, b, unit)
-                pieces.add(acc[M * u :], unit)
+                add(acc[M * u :], unit, gates)
 
     @cuda.jit(device=True)
     def multiply_rest(gates, a, b, unit, acc):
         if FROM_ZERO:
             rest(gates, a, b, unit)
-            pieces.add(acc[M * LAST :], unit)
+            add(acc[M * LAST :], unit, gates)
         else:
             rest(gates, a, b, acc)
 
