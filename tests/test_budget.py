@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_165,
+    "numbsparse": 3_166,
     "numbsparse/autograd": 770,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 400,
@@ -19,7 +19,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
     "numbsparse/kernels/matmul": 10_565,
-    "numbsparse/kernels/parts": 6_380,
+    "numbsparse/kernels/parts": 6_379,
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 350,
     "numbsparse/nn": 7_780,
