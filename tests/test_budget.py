@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_165,
+    "numbsparse": 3_170,
     "numbsparse/autograd": 787,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 396,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 355,
     "numbsparse/nn": 7_795,
-    "numbsparse/ops": 5_553,
+    "numbsparse/ops": 5_555,
     "numbsparse/pages": 1_852,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

@@ -212,7 +212,7 @@ def line_kernel(lines: Lines) -> Any:
                     if EARLY:
                         multiply(own_gates, a, b, of_unit, acc)
                 elif GATED:
-                    ring = shared, start, bars, uint32(bar + stage)
+                    ring = shared, start, bars, own
                     record = pass_over(record, units, unit, last, operands, top, ring)
                     close()
             stage, phase = following(stage, phase, STAGES)
@@ -236,9 +236,7 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end = coming[NAME], coming[END]
-            if GATED:
-                now, coming = coming, after
+            name, end, now, coming = coming[NAME], coming[END], coming, after
             if ASKS:
                 for k in range(TOGETHER):
                     own_gates[k] = next_gates[k]
