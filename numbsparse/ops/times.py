@@ -9,10 +9,10 @@ blocks, its longest line and how near each other small blocks are are asked for.
 
 `times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,638 products
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
-of the published tables; `python -m numbsparse times` makes it. At 250 that were left out of a fit
-the choice took more than 1.05 times as long as the fastest of several near rungs at 5.2 %, and
-1.012 times on average. What counts is the order of the rungs, not their times: on another card it
-may differ, and `numbsparse.tune` measures it there.
+of the published tables; `python -m numbsparse times` makes it. At 557 of a seed that had no part in
+it the choice took more than 1.05 times as long as the fastest rung at 5.9 %, and 1.010 times on
+average. What counts is the order of the rungs, not their times: on another card it may differ, and
+`numbsparse.tune` measures it there.
 """
 
 import json
