@@ -57,7 +57,8 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
     {'k3_registers': 8.1e-06, 'k1_naive': 5.2e-05, ...}
     """
     if not isinstance(w, BlockSparse) or w.place != "cuda":
-        raise ValueError("w takes a BlockSparse on the GPU: see BlockSparse.to")
+        why = device.why_unavailable() or "see BlockSparse.to"
+        raise ValueError(f"w takes a BlockSparse on the GPU: {why}")
     integer("batch", batch)
     if w.values.device_id != device.runtime.current_id():
         with device.on(w.device):

@@ -60,6 +60,27 @@ def test_parameters_are_given_back_after_an_error(rng):
     assert (parameter.data == 2).all()
 
 
+@pytest.mark.parametrize("after", range(3))
+def test_parameters_are_given_back_however_often_that_is_interrupted(after, monkeypatch):
+    parameters = [nn.Parameter(np.full(3, float(i))) for i in range(3)]
+    average = optim.ExponentialMovingAverage(parameters)
+    average.step()
+    for p in parameters:
+        p.data += 5
+    copies, copy_into = [], ops.copy_into
+
+    def interrupted(to, values):
+        copies.append(to)
+        if len(copies) == 4 + after:  # three averages before
+            raise KeyboardInterrupt
+        copy_into(to, values)
+
+    monkeypatch.setattr(ops, "copy_into", interrupted)
+    with pytest.raises(KeyboardInterrupt), average.applied():
+        pass
+    assert [p.data[0] for p in parameters] == [5, 6, 7]
+
+
 def test_what_changes_a_layout_meanwhile_is_undone(put, rng):
     w = ns.BlockSparse(rng.standard_normal((4, 4, 4), dtype=np.float32), np.ones((2, 2)))
     parameters = [nn.Parameter(put(w)), nn.Parameter(put(w.T.copy()))]

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_165,
+    "numbsparse": 3_170,
     "numbsparse/autograd": 787,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 396,
@@ -18,12 +18,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_733,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_615,
-    "numbsparse/kernels/matmul": 10_549,
-    "numbsparse/kernels/parts": 6_388,
+    "numbsparse/kernels/matmul": 10_630,
+    "numbsparse/kernels/parts": 6_450,
     "numbsparse/kernels/ptx": 2_457,
-    "numbsparse/machine_code": 350,
-    "numbsparse/nn": 7_783,
-    "numbsparse/ops": 5_567,
+    "numbsparse/machine_code": 355,
+    "numbsparse/nn": 7_795,
+    "numbsparse/ops": 5_571,
     "numbsparse/pages": 1_852,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,

@@ -15,7 +15,7 @@ def problem_of(dtype, size, edge, part, rng):
     """(the pattern, the shape, gates): one column without blocks, one that is full."""
     kept = rng.random((160 // size + 2, 192 // size)) < 0.6
     kept[:, 1], kept[:, 2] = False, True
-    numbers = rng.choice(np.float32([1, 0.5, -2]), int(kept.sum()))
+    numbers = rng.choice(np.float32([1, 0.3, -1.7]), int(kept.sum()))
     left = rng.random(len(numbers)) < part
     if part == 1:  # in every other line of either kind none
         left = (np.stack(np.nonzero(kept)) % 2 == 1).all(0)
@@ -41,7 +41,6 @@ def test_lines_that_several_warps_and_shares_have(
     part, listed_from, dtype, size, batch, edge, transposed, rng, monkeypatch
 ):
     monkeypatch.setattr(launch, "LISTED_FROM", listed_from)
-    monkeypatch.setattr(launch, "RUN", 8)  # more shares than usual
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     values = rng.standard_normal((len(gates), size, size)).astype(as_dtype(dtype))
     values[gates == 0] = np.nan  # which is not read
@@ -73,7 +72,6 @@ def test_lines_that_several_warps_and_shares_have(
 def test_a_weight_gradient_leaves_others_as_they_were(
     part, dtype, size, batch, edge, rng, monkeypatch
 ):
-    monkeypatch.setattr(blocks, "RUN", 8)
     monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
@@ -85,6 +83,28 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     found = np.where(left, host(got).astype(np.float64), 0)
     close(found, a.T @ b * left, abs(a).T @ abs(b) * left, dtype, batch)
     assert (values.numpy()[gates == 0] == 7).all()
+
+
+@pytest.mark.parametrize(("part", "room"), [(0.5, 1), (0.03, 1), (0.0, 1), (0.5, 0)])
+@pytest.mark.parametrize(
+    ("dtype", "size", "transposed"),
+    [("float32", 32, False), ("float16", 8, True), ("float32", 16, False)],
+)
+def test_warps_of_more_units_than_lanes(part, room, dtype, size, transposed, rng, monkeypatch):
+    """Their runs are walked 32 units at a time, with lines that go on from one walk to the next;
+    where there is no room for a list each unit's gates are looked at."""
+    monkeypatch.setattr(launch, "n_shares", lambda: 1)
+    monkeypatch.setattr(launch, "MOST_LISTED", room * launch.MOST_LISTED)
+    kept = rng.random((3, 9)) < 0.8
+    kept = np.kron(kept, np.ones((64 // size + 2,) * 2, bool))
+    gates = np.where(rng.random(int(kept.sum())) < part, np.float32(-0.5), np.float32(0))
+    values = rng.integers(-4, 5, (len(gates), size, size)).astype(dtype)
+    w = ns.BlockSparse(values, kept).to("cuda")
+    used, given = w.T if transposed else w, ops.all_blocks(w, ns.to_device(gates))
+    x = rng.integers(-4, 5, (3, used.shape[0])).astype(dtype)
+    got = host(ops.matmul(ns.to_device(x), used, gate=given, kernel="k8_small_batch"))
+    dense = ns.BlockSparse(values.astype(np.float64) * gates[:, None, None], kept).toarray()
+    np.testing.assert_array_equal(got, x.astype(np.float64) @ (dense.T if transposed else dense))
 
 
 @pytest.mark.parametrize(("dtype", "size", "batch"), [("float32", 32, 9), ("float16", 64, 20)])

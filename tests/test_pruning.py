@@ -280,6 +280,8 @@ def test_where_it_is_refused_nothing_changes():
     refused(ValueError, "scope takes one of layer, model, got 'net'", 0.5, scope="net")
     refused(TypeError, "remap takes optimizers and averages, got int", 0.5, remap=[3])
     refused(TypeError, "remap takes optimizers and averages, got NoneType", 0.5, remap=None)
+    slotted = type("Slotted", (), {"__slots__": (), "remap": lambda self: None})()
+    refused(TypeError, "remap takes optimizers and averages, got .*Slotted", 0.5, remap=slotted)
     refused(ValueError, r"blocks of one size, got \{'0.weight': 4, '1.weight': 8\}", 0.5,
             scope="model", of=mixed)  # fmt: skip
     refused(ValueError, "with a block-sparse Parameter, got none", 0.5, of=nn.ReLU())
@@ -368,6 +370,11 @@ def test_training_resumes_bit_for_bit_with_its_layouts(tmp_path):
             np.testing.assert_equal(value, other, err_msg=f"{name}.{key}")
     for broken in ({}, {**state["pruning"], "layouts": {}}, {**state["pruning"], "steps": -1}):
         with pytest.raises(ValueError, match="state"):
+            resumed["pruning"].load_state_dict(broken)
+    layouts = state["pruning"]["layouts"]
+    for wrong in (3, {"indptr": layouts["0.weight"]["indptr"]}):
+        broken = {**state["pruning"], "layouts": {**layouts, "0.weight": wrong}}
+        with pytest.raises(ValueError, match=r"\['0.weight'\] takes indptr and indices, got"):
             resumed["pruning"].load_state_dict(broken)
 
 

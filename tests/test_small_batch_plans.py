@@ -174,8 +174,9 @@ def test_split_tiles_have_16_rows_where_no_warp_has_two_units(size, monkeypatch)
 @pytest.mark.parametrize("size", [8, 32])
 def test_large_batches_are_refused(product, size):
     case = product, size, as_dtype("float32"), "cuda"
-    assert rung.unsupported(*case, 8192) is None
-    assert rung.unsupported(*case, 8193) == "k8_small_batch takes batches up to 8192, got 8193"
+    assert rung.unsupported(*case, 2**19) is None
+    reason = rung.unsupported(*case, 2**19 + 1)
+    assert reason == "k8_small_batch takes batches up to 524288, got 524289"
 
 
 @needs_ampere

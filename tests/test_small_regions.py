@@ -93,7 +93,7 @@ def test_regions_are_cut_where_that_pays():
 @pytest.mark.parametrize(
     ("batch", "places", "which", "blocks"),
     [
-        *((64, 132, 4, 1), (300, 132, 4, 2), (4096, 132, 2, 8)),
+        *((64, 132, 4, 1), (500, 132, 3, 4), (4096, 132, 2, 8)),
         *((64, 13, 3, 1), (64, 10, 1, 1), (64, 4, 0, 1)),
     ],
 )
@@ -107,6 +107,22 @@ def test_regions_are_small_where_large_ones_leave_places_free(
     region, pieces = region_choice.region_for(index, 8, (1024, 1024), batch, ways, places)
     assert region == (large, *(each.region for each in smaller))[which]._replace(SPLIT=blocks)
     assert pieces == 1
+
+
+@pytest.mark.parametrize(("places", "blocks"), [(2, 2), (1, 1)])
+def test_large_regions_are_of_clusters_where_each_has_two_places(places, blocks, monkeypatch):
+    """Instead of pieces whose sums meet in memory; none where nothing is kept, either."""
+    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    large = region_choice.region_of(8, 2, 0.1, False)
+    ways = Ways(None, large, (), 0.04, 0.0013)
+
+    def found(n, together):
+        own = ways._replace(together=together)
+        return region_choice.fastest(lambda _: (n, 1, 1), 8, 2048, own, places * 5)
+
+    assert found(0, 2) == (large, 1)
+    assert found(5, 2) == (large._replace(SPLIT=blocks), 1)
+    assert found(5, 1) == (large, places)
 
 
 @pytest.mark.parametrize("batch", [1023, 1 << 14, 1 << 17])

@@ -60,6 +60,7 @@ def test_lists_are_kept(tmp_path):
         "nested": [[], [[1], ()], {"deep": [{"x": [True, "a"]}]}], "best": None, "pair": (1, "b"),
         "generator": np.random.default_rng(0).bit_generator.state, "least": -(2**70),
         "texts": ["", "\0", "a\0", "a\0\0", "\0a", "a.\0"],
+        "within": {"file": "x", "allow_pickle": 0},  # names that numpy.savez has for itself
     }  # fmt: skip
     ns.save(tmp_path / "state.npz", state)
     loaded = ns.load(tmp_path / "state.npz")

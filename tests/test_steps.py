@@ -349,7 +349,7 @@ CEILINGS = {
     "k5_tensor_core": (2, 350),
     "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 833),
-    "k8_small_batch": (4, 878),
+    "k8_small_batch": (4, 898),
     "k9_dense_tiles": (3, 552),
 }
 

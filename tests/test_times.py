@@ -190,6 +190,20 @@ def test_k6_takes_longer_where_nobody_knows_the_longest_line(written, product, r
     assert two == one | {"k6_hopper": pytest.approx(late)}
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_larger_blocks_take_k8_longer_without_a_copy_engine(written, dtype, monkeypatch):
+    numbers = "float32 highest" if dtype == "float32" else dtype
+    for size, more in ((16, 1.0), (32, times.BY_LANES[as_dtype(dtype).itemsize])):
+        of = layout(16, 16, 0.25)
+        names = "k5_tensor_core", "k8_small_batch"
+        n = {name: counts(name, "forward", size, dtype, 100, of).size - 1 for name in names}
+        written({f"{name} lines {numbers} {size}": [1.0] + [0.0] * n[name] for name in names})
+        for engine, late in ((True, 1.0), (False, more)):
+            monkeypatch.setattr(times, "copy_engine", lambda engine=engine: engine)
+            found = times.expected("forward", size, as_dtype(dtype), 100, "highest", of)
+            assert found == {"k5_tensor_core": 1.0, "k8_small_batch": pytest.approx(late)}
+
+
 def test_numbers_share_factors():
     case = times.case_of("k6_hopper", "forward", 32, as_dtype("bfloat16"), "high")
     assert case == times.case_of("k6_hopper", "input_grad", 32, FLOAT16, "highest")

@@ -110,6 +110,15 @@ def test_refuses_what_no_rung_serves():
         ns.tune(w, 3)
 
 
+def test_refuses_weights_of_the_cpu(monkeypatch):
+    w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
+    with pytest.raises(ValueError, match="on the GPU: see BlockSparse"):
+        ns.tune(w, 3)
+    monkeypatch.setattr(device, "why_unavailable", lambda: "no driver was found")
+    with pytest.raises(ValueError, match="on the GPU: no driver was found"):
+        ns.tune(w, 3)
+
+
 def test_the_first_tile_is_the_rung_itself(w):
     x = ns.to_device(np.random.default_rng(1).standard_normal((2, 8), np.float32))
     for name in serving(w):  # some have no other

@@ -124,7 +124,7 @@ def test_few_rows_take_blocks_of_128_without_a_cluster(monkeypatch):
     monkeypatch.setattr(weight_grad, "BLOCKS", NONE_ARE_FEW)
 
     def cluster(batch, *transposed):
-        return weight_grad.tile_of(128, transposed, index, batch, True).CLUSTER
+        return weight_grad.tile_of(128, transposed, index, batch, False).CLUSTER
 
     assert [cluster(batch, False, False) for batch in (1, 256, 257)] == [1, 1, 2]
     assert [cluster(65, *transposed) for transposed in ((True, False), (False, True))] == [2, 2]
@@ -145,6 +145,47 @@ def test_few_blocks_have_small_items_and_many_stages(B, few, monkeypatch):
     own = weight_grad.OF_FEW_BLOCKS[B].SLOTS
     assert [slots(n, batch) == own for n in (few, few + 1)] == [True, False]
     assert [slots(n, 10**6) == own for n in (large, large + 1)] == [True, False]
+
+
+@pytest.fixture
+def all_many(monkeypatch):
+    """Of blocks and rows, though there are few."""
+    for name in ("BLOCKS", "LARGE_BLOCKS"):
+        monkeypatch.setattr(weight_grad, name, NONE_ARE_FEW)
+    monkeypatch.setattr(weight_grad, "JOINED_FROM", 70)
+    monkeypatch.setattr(weight_grad, "WORTH_JOINING", 70 * 64)
+    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 2)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("kept", ["all", "most"])
+@pytest.mark.parametrize("feature_major", [False, True], ids=["batch-major", "feature-major"])
+@pytest.mark.parametrize(("down", "across"), [(9, 3), (17, 5)])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rectangles(dtype, down, across, feature_major, kept, all_many, monkeypatch):
+    """Also those that end outside of the matrix, and of which some blocks are not kept."""
+    monkeypatch.setattr(weight_grad, "FILLED", 0)
+    monkeypatch.setattr(weight_grad, "WORTH_JOINING", 0)
+    sizes = {"in_features": 32 * down - 9, "out_features": 32 * across - 5, "block_size": 32}
+    case = Case(batch=100, density=1 if kept == "all" else 0.9, **sizes)
+    check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
+    index = Layout(np.ones((down, across))).index
+    assert weight_grad.tile_of(32, (False, feature_major), index, 100, False).JOINED
+
+
+def test_rectangles_are_of_much_work_and_nearly_full(all_many):
+    def joined(kept, batch=70, gated=False):
+        return weight_grad.tile_of(32, (False, False), Layout(kept).index, batch, gated).JOINED
+
+    kept = np.kron(np.eye(2), np.ones((8, 4)))  # full ones on the diagonal
+    assert joined(kept)
+    assert not joined(kept, 69)
+    assert not joined(kept, gated=True)
+    assert not joined(kept[:15])  # too few blocks
+    kept[::2, ::2] = 0
+    assert joined(kept, 100)
+    kept[1, ::2] = 0
+    assert not joined(kept, 100)
 
 
 @pytest.mark.parametrize("cluster", [1, 2, pytest.param(4, marks=not_simulated)])

@@ -18,7 +18,7 @@ from numbsparse.kernels.matmul import PRODUCTS
 Make = Callable[[], Call]
 """Makes the operands, and gives the call."""
 
-FEATURES, DENSITY, MANY = 4096, 0.1, 0.5
+FEATURES, DENSITY = 4096, 0.1
 BATCH, FEATURE = "batch-major", "feature-major"
 BOTH = ("forward", "weight_grad")
 SIMPLE = ("k1_naive", "k3_registers")
@@ -57,9 +57,10 @@ RUNGS = (  # each product by each rung in each case: numbers, block size, batch,
     (("k8_small_batch",), ("input_grad",), [("float32", 32, 128, BATCH)]),
     (("k8_small_batch",), ("weight_grad",), [("float16", 8, 128, BATCH)]),
 )
-AS_DENSE = (  # of many small blocks: product, numbers, block size, batch, order
-    ("forward", "float16", 8, 512, BATCH),
-    ("input_grad", "bfloat16", 16, 256, FEATURE),
+OF_MANY = (  # blocks: rung, product, numbers, block size, batch, order, and how many are kept
+    ("k9_dense_tiles", "forward", "float16", 8, 512, BATCH, "half"),
+    ("k9_dense_tiles", "input_grad", "bfloat16", 16, 256, FEATURE, "half"),
+    ("k6_hopper", "weight_grad", "float16", 32, 4096, BATCH, "all"),
 )
 CONVOLUTIONS = (  # 3 x 3, of 32 x 32 images: rung, numbers, block size, products
     ("k3_tensor_core", "float16", 32, PRODUCTS[:2]),
@@ -88,10 +89,10 @@ def _products() -> Iterator[tuple[str, Make]]:
             name = f"matmul {rung} {product} {numbers}, B = {size}, batch {batch}, {order}"
             across = order == FEATURE
             yield name, partial(_product, rung, product, numbers, size, batch, across)
-    for product, numbers, size, batch, order in AS_DENSE:
-        name = f"matmul k9_dense_tiles {product} {numbers}, B = {size}, batch {batch}, {order}"
-        how = "k9_dense_tiles", product, numbers, size, batch, order == FEATURE, MANY
-        yield f"{name}, half kept", partial(_product, *how)
+    for rung, product, numbers, size, batch, order, kept in OF_MANY:
+        name = f"matmul {rung} {product} {numbers}, B = {size}, batch {batch}, {order}, {kept} kept"
+        how = numbers, size, batch, order == FEATURE, {"half": 0.5, "all": 1.0}[kept]
+        yield name, partial(_product, rung, product, *how)
 
 
 def _steps() -> Iterator[tuple[str, Make]]:

@@ -122,10 +122,18 @@ class ExponentialMovingAverage:
             self._write(self._averages)
             yield
         finally:
-            for p, data, _ in own:
-                if p.data is not data:  # with another layout, or in another place
-                    p.data = data
-            self._write([values for *_, values in own])
+            try:
+                self._give_back(own)
+            except BaseException:  # such as Ctrl-C: what was trained is nowhere else
+                self._give_back(own)
+                raise
+
+    def _give_back(self, own: list[tuple[Tensor, Any, Any]]) -> None:
+        """To each parameter what it held, and its values."""
+        for p, data, _ in own:
+            if p.data is not data:  # with another layout, or in another place
+                p.data = data
+        self._write([values for *_, values in own])
 
     def _write(self, arrays: list[Any]) -> None:
         """Into the parameters."""

@@ -7,11 +7,12 @@ a rung does at once, and into how many parts it cuts a sum, its own plan says wh
 that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
 blocks, its longest line and how near each other small blocks are are asked for.
 
-`times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,127 products
-that were drawn and timed, and 258 of the published tables; `python -m numbsparse times` makes it.
-At 700 drawn with a seed that had no part in it the choice took more than 1.05 times as long as the
-fastest rung at 5.3 %, and 1.011 times on average. What counts is the order of the rungs, not their
-times: on another card it may differ, and `numbsparse.tune` measures it there.
+`times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,638 products
+that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
+of the published tables; `python -m numbsparse times` makes it. At 557 of a seed that had no part in
+it the choice took more than 1.05 times as long as the fastest rung at 5.9 %, and 1.010 times on
+average. What counts is the order of the rungs, not their times: on another card it may differ, and
+`numbsparse.tune` measures it there.
 """
 
 import json
@@ -21,6 +22,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.parts.plans import planned_numbers
 from numbsparse.layout import Layout
@@ -32,16 +34,16 @@ PLACES = 132  # multiprocessors
 BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
 A_TILE = 64 * 128  # values of a dense one
 K5_BESIDE = 3  # blocks of threads of a multiprocessor
-# Of k6, by block size: columns of blocks of a large tile of 16 bits, its rows, and how many of
-# these tiles each multiprocessor must have for it to be taken; others have 64 rows of one block.
-K6_TILES = {32: (8, 256, 1.5), 64: (2, 512, 1.5), 128: (1, 512, 0.5)}
-# Blocks of a weight-gradient that k6 takes together, of 16 bits; and of few, which are as many for
-# each multiprocessor, and up to SHORT rows of blocks of 64.
+# Of k6: blocks of a weight-gradient that it takes together, of 16 bits; and of few, which are as
+# many for each multiprocessor, and up to SHORT rows of blocks of 64.
 K6_ITEM = {32: 28, 64: 7, 128: 1.75}
 K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
 # Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
 # for each warp up to which words are loaded of small blocks, by bytes of a value.
 K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: 16, 4: 8}
+# Its larger blocks where lanes load them, as before Hopper: with these, by bytes of a value, the
+# choice between it and k5 misses by 5 % at 22 of 384 products of 2,048 features, else at 29 (H200).
+BY_LANES = {2: 1.3, 4: 1.1}
 # Of a layout made on a GPU any line may be the longest: k8, which cuts lines, takes little more
 # where they are even, and where one was full, of 133 to 530 rows, 0.24 to 0.43 of the time (H200).
 # Of more rows lines are shared out.
@@ -113,6 +115,8 @@ def expected(
         own = factors.get(case_of(name, product, block_size, dtype, precision))
         if own is not None:
             found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
+    if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
+        found["k8_small_batch"] *= BY_LANES[of.itemsize]
     if not any(layout.longest):
         there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
         of_k5 = K5_THERE if of.size >= LARGER and not of.lines else 1.0
@@ -166,17 +170,19 @@ def is_dense(
 
 
 def counts(name: str, of: Sizes) -> list[float]:
-    """What takes time: a launch, what a rung does, megabytes that are read and made, and what
-    feature-major rows add, which begin anywhere: copies, and values that are stored one by one."""
+    """What takes time: a launch, what a rung does, products of values in all, megabytes that are
+    read and made, and what feature-major rows add, which begin anywhere: copies, and values that
+    are stored one by one."""
     used, made, whole = of.used(of.reads), of.makes, of.reads
     if not of.lines:
         used, made, whole = used + of.used(of.makes), 0, of.reads + of.makes
-    a_feature = of.rows * of.itemsize / 1e6
-    read = used * a_feature + of.n_blocks * of.size**2 * of.itemsize / 1e6
+    a_feature, values = of.rows * of.itemsize / 1e6, of.n_blocks * of.size**2 / 1e6
+    read, work = used * a_feature + values * of.itemsize, values * of.rows
     odd = of.across and of.rows * of.itemsize % BYTES > 0
     copied = odd and not (name == "k8_small_batch" and _k8_in_place(of))
-    of_bytes = read, made * a_feature, odd, copied, copied * whole * a_feature
-    return [1.0, *OF_RUNG[name][not of.lines](of), *of_bytes, odd * made * a_feature]
+    stored = made * a_feature
+    of_bytes = read, stored, odd, copied, copied * whole * a_feature, odd * stored
+    return [1.0, *OF_RUNG[name][not of.lines](of), work, log2(1 + work), *of_bytes]
 
 
 Counts = tuple[float, ...]
@@ -203,24 +209,20 @@ def _k5_blocks(of: Sizes) -> Counts:
 
 
 def _k6_lines(of: Sizes) -> Counts:
-    """Tiles of lines, of which each multiprocessor has some."""
-    size, halves = of.size, of.itemsize == 2
-    deep = max(size * of.itemsize // 128, 1)  # parts of a block along the sum
-    rows, columns, at_once = 128, max(64 // size, 1), 1.0  # blocks of a step, of a column
-    if halves:
-        columns, rows, enough = K6_TILES[size]
-        many = ceil(of.rows / rows) * ceil(of.makes / (columns * size)) >= enough * PLACES
-        rows = min(rows // 2, 64 * ceil(of.rows / 64)) if many else 64
-        columns, at_once = columns if many else 1, 3.0 if size == 32 else 1.0
-    elif ceil(of.rows / 256) * ceil(of.makes / 64) >= PLACES:
-        rows = 256
-    tiles = ceil(of.rows / rows) * ceil(of.makes / (columns * size if halves else 64))
-    blocks, met = columns * of.per_line, of.reads / size * of.met(columns)
-    steps = max(met / at_once, blocks / 8 * (columns > 1 and halves)) * deep
-    longest, values = of.longest / at_once * deep, of.n_blocks * size**2 / 1e6
+    """Tiles of lines, of which each multiprocessor has some; of 16 bits small ones apart."""
+    plan, halves = rung("k6_hopper").plan, of.itemsize == 2
+    tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, of.per_line)[0]
+    small = halves and tile.ROWS == 64 and tile.COLUMNS == tile.SPLIT == 1
+    tiles = ceil(of.rows / (tile.ROWS * tile.CLUSTER)) * tile.CLUSTER * tile.SPLIT
+    tiles *= ceil(of.makes / (tile.COLUMNS * tile.N))
+    inputs, kept = (1, 1) if small else (tile.INPUTS, tile.BLOCKS)  # of a step
+    met, parts = of.reads / of.size * of.met(tile.COLUMNS) / inputs, tile.PARTS / tile.SPLIT
+    steps = max(met, tile.COLUMNS * of.per_line / kept) * parts
+    longest, turns = of.longest / inputs * parts, ceil(tiles / PLACES)
     chain = max(max(tiles / PLACES, 1) * steps, longest, 1)
-    images = values * (not halves)  # of float32
-    return chain, chain * rows, ceil(tiles / PLACES), max(longest - steps, 0), images
+    own = chain, chain * tile.ROWS, turns * tile.ROWS, max(longest - steps, 0)
+    images = of.n_blocks * of.size**2 / 1e6 * (not halves)  # of float32
+    return *(small * part for part in own), *((not small) * part for part in own), images
 
 
 def _k6_blocks(of: Sizes) -> Counts:
@@ -275,7 +277,7 @@ def _k7_lines(of: Sizes) -> Counts:
     groups, met = each * of.reads / 32, of.met(1024 / of.size**2 * warps) * of.apart
     adding, packed = warps * high * (parts > 1), plan.is_packed(sizes, *case)
     of_blocks = groups * blocks * warps * high, groups * blocks * warps, each * of.longest * high
-    return groups * high, groups * met * high, *of_blocks, adding, packed
+    return groups * high, groups * met * high, *of_blocks, of.longest / parts, adding, packed
 
 
 def _k7_blocks(of: Sizes) -> Counts:
@@ -290,9 +292,10 @@ def _k7_blocks(of: Sizes) -> Counts:
     whole, left = divmod(n * region.SPLIT, PLACES) if pieces == 1 else divmod(n, PLACES)
     turns = whole + ceil(left * pieces / PLACES)
     thousands = (whole + ceil(left * pieces / PLACES) / pieces) * of.rows / region.SPLIT / 1e3
-    adding = left * pieces * region.CODES * of.size / 1e6 * (pieces > 1)
-    rows = (*(thousands * each for each in (slots / n, region.CODES - slots / n, region.GROUPS)),)
-    return *rows, turns, log2(region.SPLIT), pieces > 1, adding, of.n_blocks * of.size**2 / 1e6
+    adding = pieces > 1, left * pieces * region.CODES * of.size / 1e6 * (pieces > 1)
+    each = slots / n, region.CODES - slots / n, region.GROUPS, region.GROUPS * of.apart
+    values = of.n_blocks * of.size**2 / 1e6
+    return *(thousands * part for part in each), turns, log2(region.SPLIT), *adding, values
 
 
 def _k7_regions(of: Sizes, region: Any) -> tuple[tuple[int, int, int], float]:
@@ -345,15 +348,15 @@ def _k8_lines(of: Sizes) -> Counts:
     if size >= LARGER and not whole and not of.across:
         rows = ceil(of.rows / tiles)  # as many in each
     shares, longest = max(PLACES // tiles, 1), ceil(of.longest * size / 32)
-    fair, most = ceil(units / shares), max(longest, ceil(lines / shares) * units / lines)
-    cut = most > fair + K8_BEYOND
-    fair = max(fair, warps if cut else most)
+    fair, more = ceil(units / shares), min(-lines / shares % 1, 0.5) * units / lines
+    cut = max(longest, fair + more) > fair + K8_BEYOND
+    fair = max(fair, warps if cut else longest)
     each, parts = ceil(fair / warps), max(longest / fair, 1) if cut else 1
-    chain, joined = each * ceil(tiles * shares / PLACES), max(min(longest / each, warps), 1)
+    chain, joined = each * ceil(tiles * shares / PLACES), min(ceil(longest / each), warps)
     adding = cut, log2(parts), (joined - 1) * rows
     by_value = of.across and of.rows * of.itemsize % WORD > 0
     moved = copied * of.reads * of.rows * of.itemsize / 1e6
-    read = tiles * units * (rows + 32) * of.itemsize
+    read = ceil(tiles * shares / PLACES) * units / shares * (rows + 32) * of.itemsize
     return chain, chain * rows, read, *adding, of_x, by_value * chain, moved
 
 
@@ -366,7 +369,8 @@ def _k8_blocks(of: Sizes) -> Counts:
     steps, busy = ceil(of.rows / (32 * at_once)), K8_WARPS if warps == K8_WARPS else K8_WARPS // 2
     split = rung("k8_small_batch").blocks.split_of(steps, ceil(units), busy * PLACES)
     chain = ceil(units * split / (PLACES * warps)) * ceil(steps / split) * at_once
-    return chain, log2(split), units * steps * at_once * of.itemsize, of_x, of.across * chain
+    adding = split > 1, min(split, K8_WARPS) - 1, split > K8_WARPS
+    return chain, *adding, units * steps * at_once * of.itemsize, of_x, of.across * chain
 
 
 def _k9_lines(of: Sizes) -> Counts:
@@ -379,7 +383,7 @@ def _k9_lines(of: Sizes) -> Counts:
     late = max(min(of.longest * of.size / 64, full) - steps, 0) / parts * time
     chain, of_blocks = each * steps * time, each * of.per_line * of.size / 64
     adding = high * log2(parts), min(tiles, 1)
-    return chain, late, rounds, *adding, of_blocks, each * full, of.across * chain
+    return chain, late, rounds, *adding, of_blocks, each * full, of.across
 
 
 OF_RUNG: dict[str, tuple[Callable[[Sizes], Counts], ...]] = {

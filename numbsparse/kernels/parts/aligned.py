@@ -44,14 +44,14 @@ def aligned(x: DeviceArray) -> DeviceArray:
 
 def aligned_together(*arrays: DeviceArray) -> list[DeviceArray]:
     """One or two arrays, each as it is or an aligned copy; two are copied by one launch."""
-    found = [x if is_aligned(x) else _aligned_like(x) for x in arrays]
+    found = [x if is_aligned(x) else aligned_like(x) for x in arrays]
     copies = [(to, x) for to, x in zip(found, arrays, strict=True) if to is not x]
     if copies:
         copy_matrices(*copies)
     return found
 
 
-def _aligned_like(x: DeviceArray) -> DeviceArray:
+def aligned_like(x: DeviceArray) -> DeviceArray:
     rows, width = x.shape
     run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
     return empty((rows, -(-width // run) * run), x.dtype)[:, :width]

@@ -15,6 +15,7 @@ from numbsparse.kernels.ptx import (
     elect,
     mbarrier_arrive,
     redux_or,
+    shfl_idx,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -33,6 +34,8 @@ def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
     record and a gate for each block. If `whole`, a piece that begins has a unit in any case, maybe
     without a block. It returns a warp's run of what is left; `ends` has the ends of the pieces that
     warps go on with. The plan is read, and the ring prepared, while earlier kernels run.
+
+    Lanes have a unit each. A longer run is walked twice: what is left is counted, then listed.
     """
     RECORD, ENTRY = 2 * together + 2, listed(together)
     NAME, END, read = RECORD - 2, RECORD - 1, reading(together)
@@ -46,60 +49,79 @@ def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
     def deal(plan, run, each, ring, gates, shift, left, ends):
         own, (first, end, continued) = cuda.local.array(together, float32), run
         warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
-        warps = uint32(cuda.blockDim.x) // 32
-        unit = first + min(lane, max(int32(each) - 1, 0))
-        record = read(plan, unit)
-        begins = plan[uint32(max(unit - 1, 0) * RECORD + LINE)] != record[LINE]
+        warps, last = uint32(cuda.blockDim.x) // 32, max(end - 1, first)
+        record = read(plan, min(first + lane, last))
+        before_it = plan[uint32(max(min(first + lane, last) - 1, 0) * RECORD + LINE)]
         prepare(*ring)
         if overlap:
             wait_for_earlier_kernels()
-        there = first + lane < end
-        begins = there and (not continued if lane == 0 else begins)
-        begun = votes(begins, lane) | uint32(1)
-        line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to this lane
-        start = 31 - int32(cuda.clz(int32(line)))
-        opened = whole and (start > 0 or not continued)
-        before = here = int32(0)  # blocks of the line that are left: of lanes before; of this one
-        for k in range(together):
-            place = place_of(record, k)
-            own[k] = float32(0)
-            if there and place >= 0:
-                own[k] = gates[uint32(place >> shift)]
-            bits = votes(own[k] != 0, lane)
-            before += bits_below(uint32(bits >> uint32(start)), lane - start)
-            here += int32(1 if own[k] != 0 else 0)
-        # The first block that has a unit of its own: others of this lane have the one before.
-        next_unit = (before + together - 1) // together * together
-        if opened and before == 0:
-            next_unit = 0 if lane == start else together
-        mine = there and (next_unit < before + here or (opened and lane == start))
-        bits = votes(mine, lane)
-        if lane == 0:
-            ends[warp] = int32(cuda.popc(bits))
-        cuda.syncthreads()
-        at, many = bits_below(bits, lane), int32(0)
-        for k in range(warps):
-            count = ends[k]
-            at, many = at + (count if k < warp else int32(0)), many + count
-        if mine:
-            to = uint32(at * ENTRY)
-            for k in range(together):
-                left[uint32(to + 2 * k)], left[uint32(to + 2 * k + 1)] = int32(-1), int32(0)
-                left[uint32(to + RECORD + k)] = int32(0)
-            left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
-        sync_warp()
-        for k in range(together):
-            if own[k] != 0:
-                to = uint32((at if before >= next_unit else at - 1) * ENTRY)
-                slot = before % together
-                left[uint32(to + 2 * slot)] = place_of(record, k)
-                left[uint32(to + 2 * slot + 1)] = other_of(record, k)
-                left[uint32(to + RECORD + slot)] = int32(as_uint32(own[k]))
-                before += 1
+        at = many = before = here = next_unit = int32(0)
+        bits, mine, is_long = uint32(0), False, int32(each) > RUN
+        for lists in range(2):
+            # Of the line that goes on from lanes before: its blocks that are left, its unit.
+            so_far, opened_so_far, here_from = int32(0), False, at
+            for top in range(first, max(end, first + 1), RUN):
+                unit = top + lane
+                there = unit < end
+                if is_long and (lists == 1 or top > first):
+                    record = read(plan, min(unit, last))
+                    before_it = plan[uint32(max(min(unit, last) - 1, 0) * RECORD + LINE)]
+                if is_long or lists == 0:
+                    begins = there and (
+                        not continued if unit == first else before_it != record[LINE]
+                    )
+                    begun = votes(begins, lane)
+                    line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to here
+                    start = 31 - int32(cuda.clz(int32(line)))  # or -1
+                    opened = whole and (start >= 0 or opened_so_far)
+                    # Blocks of the line that are left: of lanes before; of this one.
+                    before, here = int32(0 if start >= 0 else so_far), int32(0)
+                    for k in range(together):
+                        place = place_of(record, k)
+                        own[k] = float32(0)
+                        if there and place >= 0:
+                            own[k] = gates[uint32(place >> shift)]
+                        bits = votes(own[k] != 0, lane)
+                        from_line = max(start, 0)
+                        before += bits_below(uint32(bits >> uint32(from_line)), lane - from_line)
+                        here += int32(1 if own[k] != 0 else 0)
+                    # The first block with a unit of its own: others have that of the one before.
+                    next_unit = (before + together - 1) // together * together
+                    if opened and before == 0:
+                        next_unit = 0 if lane == start else together
+                    mine = there and (next_unit < before + here or (opened and lane == start))
+                    bits = votes(mine, lane)
+                    so_far = shfl_idx(int32(before + here), 31)
+                    opened_so_far = opened_so_far or (whole and begun != 0)
+                if lists == 1:
+                    to = uint32((here_from + bits_below(bits, lane)) * ENTRY)
+                    if mine:
+                        for k in range(together):
+                            left[uint32(to + 2 * k)] = int32(-1)
+                            left[uint32(to + 2 * k + 1)] = int32(0)
+                            left[uint32(to + RECORD + k)] = int32(0)
+                        left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
+                    sync_warp()
+                    for k in range(together):
+                        if own[k] != 0:
+                            begin = to if before >= next_unit else uint32(to - ENTRY)
+                            slot = before % together
+                            left[uint32(begin + 2 * slot)] = place_of(record, k)
+                            left[uint32(begin + 2 * slot + 1)] = other_of(record, k)
+                            left[uint32(begin + RECORD + slot)] = int32(as_uint32(own[k]))
+                            before += 1
+                here_from += int32(cuda.popc(bits))
+            if lists == 0:
+                if lane == 0:
+                    ends[warp] = here_from
+                cuda.syncthreads()
+                for k in range(warps):
+                    count = ends[k]
+                    at, many = at + (count if k < warp else int32(0)), many + count
         cuda.syncthreads()
         first, end = int32(many * warp // warps), int32(many * (warp + 1) // warps)
-        before, now = uint32(max(first - 1, 0) * ENTRY + LINE), uint32(first * ENTRY + LINE)
-        continued = 0 < first < end and left[before] == left[now]
+        earlier, now = uint32(max(first - 1, 0) * ENTRY + LINE), uint32(first * ENTRY + LINE)
+        continued = 0 < first < end and left[earlier] == left[now]
         if lane == 0:
             ends[warp] = left[now] if continued else int32(-1)
         return first, end, continued
@@ -112,9 +134,9 @@ def listed(together: int) -> int:
     return 2 * together + 2 + together + together % 2
 
 
-def listed_bytes(together: int, warps: int) -> int:
+def listed_bytes(together: int, warps: int, each: int) -> int:
     """Shared memory for what is listed, and what a warp looks at behind its last unit."""
-    return 4 * listed(together) * (warps * RUN + RUN)
+    return 4 * listed(together) * (warps * each + RUN)
 
 
 @cache

@@ -53,6 +53,20 @@ def add(acc, more):
 
 
 @cuda.jit(device=True)
+def add_times(acc, more, factors):
+    """acc += more times the first factor."""
+    for m in range(more.shape[0]):
+        for n in range(more.shape[1]):
+            for i in range(4):
+                acc[m, n, i] += factors[0] * more[m, n, i]
+
+
+@cuda.jit(device=True)
+def add_once(acc, more, factors):
+    add(acc, more)
+
+
+@cuda.jit(device=True)
 def save(pieces, k, acc):
     """Leave the sums as piece number k of an array."""
     start = k * (128 * acc.shape[0] * acc.shape[1]) + uint32(cuda.threadIdx.x) % 32 * 4

@@ -18,8 +18,10 @@ from numbsparse.kernels.ptx import (
     bulk_load,
     cp_async_zero_fill,
     elect,
+    fence_proxy_async,
     load_2xu32,
     mbarrier_expect,
+    sync_warp,
     tma_load_2d,
 )
 
@@ -193,6 +195,25 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
                     tma_load_2d(shared, start + u * TILE, maps[0], column, row, bars, bar)
 
     return request
+
+
+@cache
+def passing_over(request: Any, read: Any, engine: bool, stages: int) -> Any:
+    """pass_over(record, units, unit, last, operands, top, ring): the request alone that follows a
+    unit, of the one `stages` on, if any; where it has its own branch sums have one place."""
+
+    @cuda.jit(device=True)
+    def pass_over(record, units, unit, last, operands, top, ring):
+        shared, start, bars, bar = ring
+        if engine:
+            fence_proxy_async()
+        sync_warp()
+        if stages > 0 and unit + stages < last:
+            request(record, operands, top, shared, start, bars, bar)
+            record = read(units, unit + stages + 1)
+        return record
+
+    return pass_over
 
 
 @cache

@@ -67,6 +67,7 @@ class Operand(NamedTuple):
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
     begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
+    listed: bool = False  # whether terms whose gate is 0 are 0 there
 
 
 @cache
@@ -204,11 +205,12 @@ def gating(form: Form, operand: Operand) -> Any:
     """raw[j, e] times the gate of its terms at step s, rounded; 0 where that is 0.
 
     Of 16 bits not where it is one; of float32 a look at it takes longer than to multiply. A tile of
-    a single block whose gate is 0 is not multiplied.
+    a single block whose gate is 0 is not multiplied, and the sums of one of float32 are by who adds
+    them.
     """
     GROUPS, TERMS, HALF = operand.groups, operand.gated, 8 if form.is_16_bit else 0
     ALWAYS = not form.is_16_bit
-    scaled = scaling(form.dtype, skips=TERMS < WIDTH)
+    scaled = scaling(form.dtype, skips=TERMS < WIDTH and not operand.listed)
 
     @cuda.jit(device=True)
     def leave(gates, s, raw):
@@ -222,7 +224,7 @@ def gating(form: Form, operand: Operand) -> Any:
                 for j in range(GROUPS):
                     raw[j, e] = scaled(raw[j, e], gate)
 
-    return apply if TERMS else leave
+    return leave if TERMS in ((0,) if form.is_16_bit else (0, WIDTH)) else apply
 
 
 @cache

@@ -5,15 +5,14 @@ from typing import Any
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
-from numbsparse.device import DeviceArray, empty
+from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import copy_engine
-from numbsparse.kernels.parts.aligned import aligned_either_way, is_aligned, of_bits
+from numbsparse.kernels.parts.aligned import aligned_either_way, aligned_like, is_aligned, of_bits
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 SIDE = 64  # columns of a tile: 128 bytes; and its rows, at most
 THREADS = 256
-RUN = 8  # values in 16 bytes
 
 
 def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
@@ -30,13 +29,13 @@ def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
 
 
 def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:
-    """A copy of x (rows, columns); its columns are contiguous, each 16 bytes aligned.
+    """A copy of x (rows, columns); its columns are contiguous, each aligned.
 
     high : rows of a tile, 32 or 64. Of 32 there are more tiles, which write half as many
         neighbours: k7 took 0.86 of the time with 129 rows, 0.91 with 513, the same with 33 (H200).
     """
     rows, columns = x.shape
-    out = empty((columns, -(-rows // RUN) * RUN), x.dtype)[:, :rows]
+    out = aligned_like(x.T)
     overlap = copy_engine()
     grid = -(-columns // SIDE), -(-rows // high)
     strides, step = tuple(n // x.itemsize for n in x.strides), out.strides[0] // x.itemsize

@@ -181,7 +181,7 @@ SMALLER = {
     64: (Tile(64, 1, 1, 1, 1, 4, 4), Tile(64, 1, 1, 1, 1, 2, 4), Tile(64, 1, 2, 2, 1, 1, 3)),
     128: (Tile(128, 1, 1, 1, 1, 2, 4), Tile(128, 1, 1, 1, 1, 1, 4)),
 }
-ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.5, 0.4, 0)}
+ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.9, 0.6, 0)}
 # Of up to FEW_ROWS rows these come first, where the parts of tiles, SPLIT of each, are as many as
 # the multiprocessors or so many of them, and a strip has so many blocks of w. With 8,192 features,
 # density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81, 0.89 to 0.95 and 0.75 to 0.77 of the

@@ -7,11 +7,11 @@ rows it is writing: a block of threads waits while it stores.
 
 Reads per output, for a sum of K products: K / B times the panels per kept block, 2 where nothing is
 shared. On a random layout of density 0.1 these are 0.7 at B = 32 and 1.0 at B = 64 (`regions`),
-and 1.3 at B = 128 (a block row for a cluster). Of float32 they are K / N of x,
-where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four products of 64 rows
-share. Columns that keep the same rows are taken by pairs, so that N is 64 at B = 32 too. What
-limits float32 is shared memory, from which wgmma reads 64 bytes of an image each cycle, besides
-what is copied in and what is split.
+and 1.3 at B = 128 (a block row for a cluster); of all blocks of 32 0.4 (`rectangles`). Of float32
+they are K / N of x, where N is 32 or 64 columns, and K / 384 or K / 256 of dy, which six or four
+products of 64 rows share. Columns that keep the same rows are taken by pairs, so that N is 64 at
+B = 32 too. What limits float32 is shared memory, from which wgmma reads 64 bytes of an image each
+cycle, besides what is copied in and what is split.
 """
 
 from functools import cache
@@ -65,6 +65,13 @@ OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
 # Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
 # threads run ahead of others, which then find what they share no longer in the L2 cache.
 OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
+# Of rectangles of 256 x 128 features that keep nearly all blocks of 32: a warpgroup multiplies
+# eight rows by two columns at once, which reads less of shared memory. JOINED_FROM rows and more of
+# so many blocks took 0.71 to 0.91 of the time, feature-major ones 0.61 to 0.80; with three quarters
+# of the blocks 0.92 and 0.80, with 0.7 0.98; 512 rows 0.99 to 1.12 (H200). In blocks of 64 full
+# matrices took 0.91 to 0.97, and with a tenth of the blocks away 1.06.
+RECTANGLES = Tile(32, 2, 8, 32, 64, 4, 12, 1, LOADERS=1, JOINED=True)
+FILLED, JOINED_FROM, WORTH_JOINING = 0.75, 1024, 16_000_000  # rows; rows times blocks
 # Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98, 200 0.77
 # and 0.92 (4,096 and 8,192 features; H200); 512 take 1.02.
 SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 224
@@ -80,7 +87,8 @@ OF_FEW_BLOCKS = {
     128: Tile(128, 2, 1, 128, 64, 6, 4, 1, LOADERS=1),
 }
 # Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
-# which blocks of threads that get apart read again.
+# which blocks of threads that get apart read again: 8,192 rows and features, density 0.01 and 0.024
+# in blocks of 32 and 64, took 1.32 and 1.19 times as long as few.
 BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
 SOME = 8  # pieces, where the GPU alone knows how many
 # Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
@@ -116,7 +124,7 @@ def weight_grad(
         x, dy = (dy, x) if swapped else (x, dy)
     (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
     if kind is not None:
-        tile = tile_of(B, (x_transposed, dy_transposed), index, batch, stays)
+        tile = tile_of(B, (x_transposed, dy_transposed), index, batch, gates is not None)
     plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
     steps = -(-batch // tile.DEPTH)
     *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
@@ -155,7 +163,7 @@ def weight_grad(
         add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
 
 
-def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, stays: bool) -> Tile:
+def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, gated: bool) -> Tile:
     """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
     made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
     tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
@@ -163,12 +171,20 @@ def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, sta
         tile = OF_FEW
     elif few:
         tile = OF_FEW_BLOCKS[B]
+    elif B == 32 and not (made or gated) and are_filled(index, batch):
+        tile = RECTANGLES
     if B == 64 and batch <= BRIEF:
         tile = SHORT
     if SIMULATED:
         tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
     dealt = made and (few or B == 32)  # whoever is free takes an item, as nobody knows how many
-    return tile._replace(STAYS=(stays or B == 128) and not dealt)
+    stays = B == 128 or not (gated or batch >= LONG)
+    return tile._replace(STAYS=stays and not dealt)
+
+
+def are_filled(index: Index, batch: int) -> bool:
+    worth = batch >= JOINED_FROM and batch * index.block_rows.size >= WORTH_JOINING
+    return worth and planned(index, shares.filled, RECTANGLES)[0] >= FILLED
 
 
 def most_blocks(B: int, index: Index, batch: int) -> int:

@@ -114,9 +114,9 @@ def multiplier(
         Operand(2 * DEPTH if transposed else 2 * PANEL, SLOT, not transposed)
         for transposed in (x_transposed, dy_transposed)
     )
-    operands = (dy, x) if B == 32 else (x, dy)
-    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, B == 128)
-    if B == 32 and dy_transposed:
+    operands, joined = (dy, x) if B == 32 else (x, dy), B == 128 or tile.JOINED
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, joined)
+    if B == 32 and dy_transposed and not joined:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
     number_of = numbers_of(tile, gated)
@@ -146,7 +146,8 @@ def leaver(tile: Tile) -> Any:
 
     At B = 32 rows of a product are columns of dy, of two blocks; its columns are those of x.
     """
-    B, OUTS, PAIR, PER_UNIT = tile.B, tile.OUTS, tile.PAIR, tile.PAIR * tile.SUMS // tile.OUTS
+    B, PAIR, PRODUCTS = tile.B, tile.PAIR, tile.OUTS // tile.PAIR
+    PER_PRODUCT = tile.SUMS // PRODUCTS
     DOWN, ALONG = (1, B) if B == 32 else (B, 1)  # from a product's row to the next, and column
 
     @cuda.jit(device=True)
@@ -154,13 +155,13 @@ def leaver(tile: Tile) -> Any:
         t = uint32(cuda.threadIdx.x)
         group, lane = warp // 4, t % 32
         m, n = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0), lane % 4 * 2
-        for k in range(OUTS):
-            block = int64(outs[item, group, k])
-            if block >= 0 and (B > 32 or m // 32 == k % 2):
+        for k in range(PRODUCTS):
+            block = int64(outs[item, group, PAIR * k + (m // 32 if PAIR == 2 else 0)])
+            if block >= 0:
                 first = block * (B * B) + m % B * DOWN + n * ALONG
-                for i in range(0, PER_UNIT, 2):
+                for i in range(0, PER_PRODUCT, 2):
                     at = uint64(first + i // 2 % 2 * 8 * DOWN + i // 4 * 8 * ALONG)
-                    a, b = sums[k // PAIR * PER_UNIT + i], sums[k // PAIR * PER_UNIT + i + 1]
+                    a, b = sums[k * PER_PRODUCT + i], sums[k * PER_PRODUCT + i + 1]
                     if ALONG == 1:
                         store_2xu32(out, at, as_uint32(a), as_uint32(b))
                     else:

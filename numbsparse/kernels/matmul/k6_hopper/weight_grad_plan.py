@@ -57,6 +57,7 @@ class Tile(NamedTuple):
     RESIDENT: int = 1  # blocks of threads of a multiprocessor, of float32
     STAYS: bool = False  # whether blocks of threads go from item to item
     AHEAD: bool = False  # whether these ask for items early: see `asking`
+    JOINED: bool = False  # an item is a rectangle, and a warpgroup's units are one product
 
     @property
     def PANEL(self) -> int:

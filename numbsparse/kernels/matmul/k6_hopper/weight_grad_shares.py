@@ -19,6 +19,7 @@ HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
 AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 DEEP = 384  # rows on their way, from which on a step waits less
+BAND = 8  # rectangles below each other: as many features of x as of dy are in use at once
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
 # `part` and `share` are compiled for a GPU too, which plans there.
@@ -93,7 +94,24 @@ def ways_of(index: Index, tile: Tile, places: int) -> list[Items]:
         # 102 blocks for 132 places, 256 rows: 6.5 us by one for each place, 8.1 by two (H200).
         enough = max(-(-index.block_rows.size // (places * tile.CLUSTER)), 1)
         return [pieces_of_rows(index, tile.CLUSTER * n) for n in {most, min(most, enough)}]
+    if tile.JOINED:
+        return [rectangles(index, tile)]
     return regions(index, tile.SLOTS, tile.PAIR, sizes(index, tile, places))
+
+
+def rectangles(index: Index, tile: Tile) -> Items:
+    """Of neighbouring rows and columns, BAND of them below each other, whose dy is the same."""
+    i, j = index.block_rows // tile.UNITS, index.block_columns // (tile.PAIR * tile.GROUPS)
+    number = (i // BAND * index.columns.indptr.size + j) * BAND + i % BAND
+    order = np.argsort(number, kind="stable")
+    starts = np.flatnonzero(np.diff(number[order], prepend=-1, append=-1))
+    return Items(order, starts, np.full(starts.size - 1, tile.SLOTS))
+
+
+def filled(index: Index, tile: Tile) -> tuple[float]:
+    """The part of the rectangles that is kept."""
+    items = rectangles(index, tile).starts.size - 1
+    return (index.block_rows.size / max(items * tile.GROUPS * tile.OUTS, 1),)
 
 
 def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tables:
@@ -120,7 +138,7 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tabl
             share_rows(which, items.starts, *lines, tile.B // tile.PANEL, tile.CLUSTER, *own)
         else:
             slots = np.full(n_columns, -1)
-            share_regions(which, *items[:2], *lines, tile.PAIR, slots, *own)
+            share_regions(which, *items[:2], *lines, tile.PAIR, tile.JOINED, slots, *own)
 
     others = [threads().submit(share, first) for first in range(AT_ONCE, order.size, AT_ONCE)]
     share(0)
@@ -131,10 +149,11 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tabl
 
 @compiled()
 def share_regions(
-    which, order, starts, block_rows, block_columns, pair, slot, step,
+    which, order, starts, block_rows, block_columns, pair, joined, slot, step,
     heads, loads, places, outs,
 ):  # fmt: skip
-    """Slots of x, then of dy; and the products, dealt evenly to the warpgroups.
+    """Slots of x, then of dy; and the products, dealt evenly to the warpgroups, or, if they are
+    `joined`, each of two columns, by all rows.
 
     slot : of each column, -1
     """
@@ -167,12 +186,18 @@ def share_regions(
             if row < 0 or block_rows[order[k]] != loads[item, row, 0]:
                 row, run = row + 1, 0
             half = run & (pair - 1)  # pair is 1 or 2
-            if half == 0:
+            if joined:
+                c = slot[block_columns[order[k]]] - n
+                group, unit, half = c // pair, row, c % pair
+            elif half == 0:
                 group, unit = (group, unit + 1) if unit + 1 < each else (group + 1, 0)
             outs[item, group, unit * pair + half] = order[k]
             places[item, group, 0] = unit + 1
             x, dy = row * step, slot[block_columns[order[k]]] * step
-            if pair == 1:
+            if joined:
+                places[item, group, 1] = (n + group * pair) * step | step << 16
+                places[item, group, 2] = step << 16
+            elif pair == 1:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = x, dy
             elif half == 0:
                 places[item, group, 1 + 2 * unit], places[item, group, 2 + 2 * unit] = dy, x
@@ -267,7 +292,8 @@ def cut_of(
     panels, counts = tile.B // tile.PANEL, np.diff(items.starts)  # of a line
     own = -(-counts // tile.CLUSTER)  # blocks of one of a cluster
     rate = (PRODUCTS_OF_FEW if is_deep(tile) else PRODUCTS)[tile.B]
-    products = own * tile.B**2 * tile.DEPTH / rate
+    multiplied = tile.GROUPS * tile.OUTS if tile.JOINED else own
+    products = multiplied * tile.B**2 * tile.DEPTH / rate
     times = np.maximum(copying(panels * (items.lines - counts + own), tile), products)
     read, first = (panels * int(n) for n in (items.lines.sum(), lines))
     memory = 2.4  # times as long as from the L2 cache

@@ -30,6 +30,10 @@ A_REGION, SECOND_PASS = 4.5, 6.0
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
 SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+# More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
+# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
+# took 46 us of 2,048 rows, in two pieces 54.
+CROWDED, CROWDED_ROWS = 1.0, 512
 
 Size = tuple[int, int, int]  # see `size_of`
 
@@ -59,6 +63,7 @@ class Ways(NamedTuple):
     smaller: tuple[Smaller, ...]
     a_row: float
     a_group: float
+    together: int = 1  # blocks of a cluster that has a large region; of images not timed
 
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
@@ -139,7 +144,7 @@ def ways_for(
         for each in SMALLER[item, B][first:]
     )
     a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
-    return Ways(None, large, smaller, a_row, A_GROUP[transposed])
+    return Ways(None, large, smaller, a_row, A_GROUP[transposed], 1 if of_images else 2)
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -226,10 +231,13 @@ def _fastest(
     ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float
 ) -> tuple[Region, int]:
     """sums : microseconds in which those of a large region are written and read again."""
-    _, large, smaller, row, group = ways
+    _, large, smaller, row, group, _ = ways
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
     times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
     found = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
+    if ways.together > 1 and ways.together * size[0] <= places:
+        time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1] + CROWDED
+        found.append((time, large._replace(SPLIT=ways.together), 1))
     for each, (n, height, groups) in zip(smaller, sizes, strict=True):
         small, alone, slower, clusters, spare, a_piece = each
         part = small.CODES / large.CODES
@@ -242,6 +250,8 @@ def _fastest(
             found.append((alone + a_row * batch / pieces + again, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
             rounds = ceil(n * blocks / (room * places))
+            crowded = blocks > 1 and n * blocks > 0.75 * places and batch <= CROWDED_ROWS
+            meeting += CROWDED if crowded else 0.0
             time = rounds * (alone + a_row * batch / blocks + meeting)
             found.append((time, small._replace(SPLIT=blocks), 1))
     return min(found, key=lambda way: way[0])[1:]

@@ -27,11 +27,12 @@ from numbsparse.kernels.parts.strip import ALIGNED, Strip
 from numbsparse.kernels.parts.walk_on_gpu import begins_group, group_of, mark, rank
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
-MANY = 64 if SIMULATED else 320  # threads
-# Of up to as many stages as multiprocessors: with 102 and 124 products took 0.95 and 0.86 of the
-# time, half of the gates zero 0.99 and 0.87; with 146 to 213 as long, with 443 to 1,513 up to 1.3
-# times as long, half of the gates zero 1.06 to 1.35 (H200).
-FEW = 2 * MANY
+# Threads: with 320 for many stages products of three layouts took 1.12 to 1.21 times as long as
+# without gates, half of them zero 0.76 to 0.92, with 256 1.10 to 1.14 and 0.71 to 0.83 (H200).
+MANY, FEW = (64, 128) if SIMULATED else (256, 640)
+# FEW where stages are no more than multiprocessors: with 102 and 124 of them products took 0.95 and
+# 0.86 of the time, half of the gates zero 0.99 and 0.87; with 146 to 213 as long, with 443 to 1,513
+# up to 1.3 times as long, half of the gates zero 1.06 to 1.35 (H200).
 
 
 def packed_by_gates(

@@ -46,7 +46,7 @@ from numbsparse.kernels.parts.tiles import Form
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float32", "float16", "bfloat16")
 PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left out
-LARGEST_BATCH = 8192
+LARGEST_BATCH = 2**19  # a grid has up to 65,535 tiles of the batch, of 16 rows at least
 TAKES_GATES = ("forward", "input_grad")
 TAKES_UNKNOWN_GATES = TAKES_PLACES = (*TAKES_GATES, "weight_grad")
 CLEARS_REST = True

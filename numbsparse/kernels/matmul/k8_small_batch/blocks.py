@@ -28,7 +28,7 @@ from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
-from numbsparse.kernels.parts.gates import RUN, dealing, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import planned, room_of_pieces
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -88,8 +88,7 @@ class Blocks(NamedTuple):
 
     @property
     def shared_bytes(self) -> int:
-        nbytes = 4 * self.warps * self.warp_words + ALIGNED
-        return nbytes + (listed_bytes(WIDTH // self.depth, self.warps) if self.gated else 0)
+        return 4 * self.warps * self.warp_words + ALIGNED
 
 
 class Room(NamedTuple):
@@ -133,13 +132,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     split, cuts = min(split, launch.WARPS), max(split // launch.WARPS, 1)
     source = launch.source_of(engine, size, x, dy)
     each = most / (warps * shares)
-    gates = gates if split == 1 and each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] else ()
+    more = listed_bytes(WIDTH // depth, warps, -(-most // (warps * shares)))
+    reads = each >= GATED_FROM[0] and each * steps >= GATED_FROM[1] and more <= launch.MOST_LISTED
+    gates = gates if split == 1 and reads else ()
     gated = isinstance(gates, DeviceArray)
-    while gated and most > RUN * warps * shares:
-        shares *= 2
+    more *= gated
     how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
-    blocks = launch.with_stages(blocks, 2 if engine else launch.MOST)
+    blocks = launch.with_stages(blocks, 2 if engine else launch.MOST, more)
     w_view: Any = size, launch.shift_of(launch.line_of(dvalues, engine))
     if gated:
         w_view = *w_view, launch.block_shift_of(size)
@@ -154,7 +154,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     before = x.span, view_of(x), dy.span, view_of(dy), w_view
     room = Room(*planned(index, room_of_pieces, cuts * most, blocks.piece)) if cuts > 1 else ()
     after = units, count, dvalues.reshape(1, -1).span, gates, room
-    launch.start(block_kernel(blocks), blocks, blocks.shares, before, maps, after, first)
+    launch.start(block_kernel(blocks), blocks, blocks.shares, before, maps, after, first, more)
 
 
 def tiles_of(batch: int, engine: bool, form: Form, units: float, slab: bool = False) -> int:
@@ -254,9 +254,9 @@ def block_kernel(blocks: Blocks) -> Any:
             run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
             run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
             unit, last, plan = int64(run[0]), int64(run[1]), left
-        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         if OVERLAP and not GATED:
             let_next_kernel_start()
+        whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         ahead, step_ahead = unit, first
         for s in range(STAGES):
             record = read(plan, ahead)

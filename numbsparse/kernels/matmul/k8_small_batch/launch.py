@@ -18,7 +18,7 @@ from numbsparse.kernels.parts.aligned import (
 )
 from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.gates import RUN
+from numbsparse.kernels.parts.gates import listed_bytes
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
@@ -37,11 +37,18 @@ WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
 BOXED = 6  # units of a warp up to which input-gradients of split float32 load boxes: see `skewed`
 SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
+# Units of a warp, of 32 rows, from which 16-bit tiles are requested early: with 26 and more it took
+# 0.95 to 0.99 of the time, with 14 and fewer 1.01 to 1.04 times as long (4,096 to 12,288 features).
+LONG = 4 if SIMULATED else 24
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
 MOST_BY_WORDS = {2: 16, 4: 8}  # blocks of w, times tiles, for a warp; by bytes of a value
-LISTED_FROM = 4  # units of a warp: what gates leave of fewer is not listed
+# Units of a warp from which what gates leave is listed. Of 4 to 7 units all gates one took an H200
+# 1.10 to 1.35 times as long as none so, 0.99 to 1.09 without a list, half of them zero 0.91 to 1.11
+# and 0.94 to 1.08; of 11 or more 1.06 to 1.30 and 1.08 to 1.26, half 0.62 to 0.98 and 0.91 to 1.21.
+LISTED_FROM = 8
+MOST_LISTED = 48 * 1024  # bytes of a list: of more units none is made
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
@@ -181,15 +188,18 @@ def along_lines(
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    of_layout = index, plan_lines, transposed, size
-    work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
-    lists = gated and work[1] >= LISTED_FROM
-    while lists and work[1] > RUN:
-        shares, slots = 2 * shares, 2 * slots
-        work = planned(*of_layout, shares, warps, lines.piece, slots, tiles)
+    of = shares, warps, lines.piece, slots, tiles
+    work = planned(index, plan_lines, transposed, size, *of)
+    more = listed_bytes(WIDTH // lines.depth, warps, work[1])
+    lists = gated and work[1] >= LISTED_FROM and more <= MOST_LISTED
+    if lists:
+        listing = with_stages(lines._replace(source=source), lines.source.stages, more)
+        lists, lines = (True, listing) if listing.warps == warps else (False, lines)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
-    lines = lines._replace(patient=patient, lists=lists)
+    few = engine and form.is_16_bit and units * lines.rows < LONG * WIDTH
+    sums = lines.sums._replace(w=lines.sums.w._replace(listed=lists))
+    lines = lines._replace(sums=sums, patient=patient, early=not (patient or few))
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     w_view = size, shift_of(line_of(values, engine)), block_shift_of(size), rows
@@ -203,17 +213,21 @@ def along_lines(
     before = x.span, view_of(x), values.reshape(1, -1).span, w_view
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
-    start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first)
+    start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first, more * lists)
 
 
 def start(
-    kernel: Any, made: Any, grid: Any, before: Any, maps: DeviceArray, after: Any, first: bool
-) -> None:
-    """Launch a kernel that is `made` for something; the first time, after what was made for it."""
+    kernel: Any, made: Any, grid: Any, before: Any, maps: DeviceArray, after: Any, first: bool,
+    more: int = 0,
+) -> None:  # fmt: skip
+    """Launch a kernel that is `made` for something; the first time, after what was made for it.
+
+    more : bytes of shared memory beyond what is `made`
+    """
     fresh = fresh_each_time(maps) if made.source.engine else 0
     launch(
         *(kernel, grid, 32 * made.warps, *before, maps, int(first or fresh), *after),
-        shared_bytes=made.shared_bytes,
+        shared_bytes=made.shared_bytes + more,
         overlap=made.source.overlap and not first,
     )
 
@@ -310,13 +324,13 @@ def _in_whole_pieces(x: DeviceArray, size: int) -> bool:
     return features and (rows or by_words or is_aligned(x) or slab_of(x, size) > 0)
 
 
-def with_stages(kernel: Any, most: int) -> Any:
-    """As many stages as fit, of half as many warps where none does."""
+def with_stages(kernel: Any, most: int, more: int = 0) -> Any:
+    """As many stages as fit beside `more` bytes, of half as many warps where none does."""
     nbytes = min(SHARED_BYTES, (shared_memory() or SHARED_BYTES + BARRIERS) - BARRIERS)
-    free = nbytes - kernel.shared_bytes
+    free = nbytes - kernel.shared_bytes - more
     stages = min(free // (4 * kernel.warps * kernel.stage_words), most)
     if stages < 1:
-        return with_stages(kernel._replace(warps=kernel.warps // 2), most)
+        return with_stages(kernel._replace(warps=kernel.warps // 2), most, more)
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 

@@ -1,10 +1,10 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next ones are on their way to the ring of the warp: its stage is
-requested again as soon as all that is read of it is in registers. The warps of a share take equal
-runs of its units wherever lines end: what a warp has of a line that began in an earlier one it
-leaves in shared memory, where the warp in which it began adds it up. Where more than one share
-holds a line each leaves its part, and the last to finish writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp: of a long run,
+a stage is requested again as soon as all that is read of it is in registers. The warps of a share
+take equal runs of its units wherever lines end: what a warp has of a line that began in an earlier
+one it leaves in shared memory, where the warp in which it began adds it up. Where more than one
+share holds a line each leaves its part, and the last to finish writes the line.
 
 Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
 equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
@@ -18,10 +18,10 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed
 from numbsparse.kernels.parts.lanes import lanes_ask, straightening
 from numbsparse.kernels.parts.repair import nan_in_sums
-from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, reading, x_words
+from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, passing_over, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
@@ -45,17 +45,12 @@ class Lines(NamedTuple):
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
     patient: bool = False  # whether a unit is requested when the one before it is there
-    lists: bool = False  # whether what gates leave is listed
+    early: bool = False  # whether a stage is requested again before what it held is multiplied
 
     @property
     def rows(self) -> int:
         """Rows of the batch that a tile has."""
         return 8 * self.sums.x.groups
-
-    @property
-    def first(self) -> int:
-        """Units that a warp requests at once when it starts."""
-        return 1 if self.patient else self.source.stages
 
     @property
     def piece(self) -> int:
@@ -75,9 +70,7 @@ class Lines(NamedTuple):
     @property
     def shared_bytes(self) -> int:
         stages = self.warps * self.source.stages * self.stage_words
-        words = stages + self.slot_words + self.warps * self.room_words
-        gated, together = self.sums.w.gated > 0, WIDTH // self.depth
-        return 4 * words + ALIGNED + (listed_bytes(together, self.warps) if gated else 0)
+        return 4 * (stages + self.slot_words + self.warps * self.room_words) + ALIGNED
 
     @property
     def room_words(self) -> int:
@@ -95,24 +88,26 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    sums, depth, source, WARPS, FAR, TILED, PATIENT, LISTS = lines
+    (sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY), LISTS = lines, lines.sums.w.listed
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
-    SUMS, FIRST, OVERLAP, BARRIERS = (M, N, 4), lines.first, source.overlap, WARPS * source.stages
+    SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
+    FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.line_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
-    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (lines.first, RECORD)
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
-    ask_gates, take_gates = gates_of(TOGETHER, GATED, LISTS)
+    ASKS, (ask_gates, take_gates) = GATED and not LISTS, gates_of(TOGETHER, GATED, LISTS)
     wait, (take, multiply), (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
+    pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
@@ -143,6 +138,7 @@ def line_kernel(lines: Lines) -> Any:
         of_unit = cuda.local.array(UNIT, float32)
         records = cuda.local.array(RECORDS, int32)
         own_gates = cuda.local.array(TOGETHER, float32)
+        next_gates = cuda.local.array(TOGETHER, float32)
         warp = uint32(cuda.threadIdx.x) // 32
         base = uint32(first_multiple(shared, ALIGNED) + SLOTS + warp * (STAGES * STAGE))
         bar = uint32(warp * STAGES)
@@ -164,7 +160,7 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(units, unit + FIRST), read(units, unit)
-        coming = now
+        coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
@@ -173,6 +169,8 @@ def line_kernel(lines: Lines) -> Any:
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
+        if ASKS and there:
+            ask_gates(now, gates, w_view[2], own_gates)
         for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
@@ -186,31 +184,37 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            coming = read(units, unit + 1)
+            if not ASKS:
+                coming = read(units, unit + 1)
+            elif more:
+                ask_gates(coming, gates, w_view[2], next_gates)
+            after = read(units, unit + 2) if ASKS else coming
             if there:
-                start = uint32(base + stage * STAGE)
-                if GATED and not LISTS:
-                    ask_gates(now, gates, w_view[2], own_gates)
-                wait(bars, bar + stage, phase)
+                start, own = uint32(base + stage * STAGE), uint32(bar + stage)
+                wait(bars, own, phase)
                 straighten(shared, start)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
                     request(record, operands, top, shared, place, bars, own)
                     record = read(units, unit + 2)
-                wanted = take_gates(units, unit, own_gates)
-                if wanted:
+                if take_gates(units, unit, own_gates):
                     take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                if ENGINE:  # else the copy engine may write what is still being read
-                    fence_proxy_async()
-                sync_warp()
-                if not PATIENT and unit + STAGES < last:
-                    own = uint32(bar + stage)
-                    request(record, operands, top, shared, start, bars, own)
-                    record = read(units, unit + STAGES + 1)
-                close()
-                if wanted:
-                    multiply(own_gates, a, b, of_unit, acc)
+                    if not EARLY:
+                        multiply(own_gates, a, b, of_unit, acc)
+                    if EARLY and ENGINE:  # else the copy engine may write what is still being read
+                        fence_proxy_async()
+                    sync_warp()
+                    if not PATIENT and unit + STAGES < last:
+                        request(record, operands, top, shared, start, bars, own)
+                        record = read(units, unit + STAGES + 1)
+                    close()
+                    if EARLY:
+                        multiply(own_gates, a, b, of_unit, acc)
+                elif GATED:
+                    ring = shared, start, bars, own
+                    record = pass_over(record, units, unit, last, operands, top, ring)
+                    close()
             stage, phase = following(stage, phase, STAGES)
             unit = int32(unit + 1)
             if not more or coming[END] != end:
@@ -232,9 +236,10 @@ def line_kernel(lines: Lines) -> Any:
                     break
                 pieces.clear(acc)
                 continued = False
-            name, end = coming[NAME], coming[END]
-            if GATED:
-                now = coming
+            name, end, now, coming = coming[NAME], coming[END], coming, after
+            if ASKS:
+                for k in range(TOGETHER):
+                    own_gates[k] = next_gates[k]
 
     return kernel
 
@@ -258,6 +263,7 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
+    add = pieces.add_times if sums.w.gated == WIDTH else pieces.add_once
     M, LAST = part.shape[0], x.groups // part.x.groups - 1
     load, rest = multiply(form, *part.operands)
 
@@ -274,13 +280,13 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
                 load(shared, w_start, paired, x_start, pitch, gates, a, b, unit)
             if u < LAST:
                 rest(gates, a, b, unit)
-                pieces.add(acc[M * u :], unit)
+                add(acc[M * u :], unit, gates)
 
     @cuda.jit(device=True)
     def multiply_rest(gates, a, b, unit, acc):
         if FROM_ZERO:
             rest(gates, a, b, unit)
-            pieces.add(acc[M * LAST :], unit)
+            add(acc[M * LAST :], unit, gates)
         else:
             rest(gates, a, b, acc)
 
