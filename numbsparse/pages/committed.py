@@ -58,11 +58,12 @@ def card_of(section: Row) -> str:
 
 
 def rows_of(name: str) -> list[Row]:
-    """The ladder's rows at the first shape that a rung was measured at."""
+    """The ladder's rows of the first shape where `auto` takes a rung, or where it is."""
     if name == "k0_cpu":
         return where(on_cpu()["rows"], **CPU_SHAPE)
     rows: list[Row] = on_gpu()["ladder"]["rows"]
-    shapes = [shape_of(row) for row in rows if name in row["seconds"]]
+    measured = [row for row in rows if name in row["seconds"]]
+    shapes = [shape_of(row) for row in where(measured, auto=name) or measured]
     return [row for row in rows if shape_of(row) in shapes[:1]]
 
 
