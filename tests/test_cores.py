@@ -18,6 +18,7 @@ from numbsparse.kernels import cores
 from numbsparse.kernels.at_address import address_of, call_of
 from numbsparse.kernels.conv import rung
 from numbsparse.kernels.conv.k0_cpu import lines as conv_lines
+from numbsparse.kernels.conv.k0_cpu import unfolded
 from numbsparse.kernels.lstm import cpu_steps
 from numbsparse.kernels.matmul.k0_cpu import lines
 
@@ -115,6 +116,7 @@ HELD = [
 def test_a_phase_waits_for_the_one_before(module, prepare, phase, monkeypatch):
     call = prepare()
     monkeypatch.setattr(lines, "pays", lambda *of: False)  # few rows have one phase
+    monkeypatch.setattr(unfolded, "FEW", 0)  # few outputs are a product's
     monkeypatch.setattr(blocks, "_slab", lambda features, nbytes: 64)  # the batch in two
     monkeypatch.setattr(conv_weight_grad, "SLAB", 1)  # the images, too
     monkeypatch.setattr(module, "on_cores", hold(phase))
