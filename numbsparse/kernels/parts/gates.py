@@ -9,12 +9,12 @@ from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
+from numbsparse.kernels.parts.walk_on_gpu import lanes_where
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
     elect,
     mbarrier_arrive,
-    redux_or,
     shfl_idx,
     sync_warp,
     wait_for_earlier_kernels,
@@ -42,74 +42,84 @@ def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
     LINE, place_of, other_of = END if whole else NAME, picking(0, together), picking(1, together)
 
     @cuda.jit(device=True)
-    def votes(yes, lane):
-        return redux_or(uint32(uint32(1 if yes else 0) << uint32(lane)))
+    def record_of(plan, unit, last):
+        """A lane's record, and the line of the one before it."""
+        own = min(unit, last)
+        return read(plan, own), plan[uint32(max(own - 1, 0) * RECORD + LINE)]
+
+    @cuda.jit(device=True)
+    def look(lane, record, there, goes_on, so_far, gates, shift, own):
+        """A lane's gates, and ((how many blocks of its line are left of lanes before, the first
+        with a unit of its own, whether there is one), `so_far` for the next lanes).
+
+        so_far : blocks that are left of the line that goes on here, and whether it has a unit
+        """
+        begun = lanes_where(there and not goes_on)
+        line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to here
+        start = 31 - int32(cuda.clz(int32(line)))  # or -1
+        from_line, opened = max(start, 0), whole and (start >= 0 or so_far[1])
+        # Blocks of the line that are left: of lanes before; of this one.
+        before, here = int32(0 if start >= 0 else so_far[0]), int32(0)
+        for k in range(together):
+            place = place_of(record, k)
+            own[k] = gates[uint32(place >> shift)] if there and place >= 0 else float32(0)
+            bits = lanes_where(own[k] != 0)
+            before += bits_below(uint32(bits >> uint32(from_line)), lane - from_line)
+            here += int32(1 if own[k] != 0 else 0)
+        # Blocks before it are in the unit of the lane before.
+        next_unit = (before + together - 1) // together * together
+        if opened and before == 0:
+            next_unit = 0 if lane == start else together
+        mine = there and (next_unit < before + here or (opened and lane == start))
+        so_far = shfl_idx(int32(before + here), 31), so_far[1] or (whole and begun != 0)
+        return (int32(before), int32(next_unit), mine), so_far
+
+    @cuda.jit(device=True)
+    def enter(left, to, record, found, own):
+        """A lane's unit, if it has one, and its blocks there or in the one before."""
+        before, next_unit, mine = found
+        if mine:
+            for k in range(together):
+                left[uint32(to + 2 * k)] = int32(-1)
+                left[uint32(to + 2 * k + 1)] = int32(0)
+                left[uint32(to + RECORD + k)] = int32(0)
+            left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
+        sync_warp()
+        for k in range(together):
+            if own[k] != 0:
+                begin = to if before >= next_unit else uint32(to - ENTRY)
+                slot = before % together
+                left[uint32(begin + 2 * slot)] = place_of(record, k)
+                left[uint32(begin + 2 * slot + 1)] = other_of(record, k)
+                left[uint32(begin + RECORD + slot)] = int32(as_uint32(own[k]))
+                before += 1
 
     @cuda.jit(device=True)
     def deal(plan, run, each, ring, gates, shift, left, ends):
         own, (first, end, continued) = cuda.local.array(together, float32), run
         warp, lane = uint32(cuda.threadIdx.x) // 32, int32(cuda.threadIdx.x % 32)
         warps, last = uint32(cuda.blockDim.x) // 32, max(end - 1, first)
-        record = read(plan, min(first + lane, last))
-        before_it = plan[uint32(max(min(first + lane, last) - 1, 0) * RECORD + LINE)]
+        record, line_before = record_of(plan, first + lane, last)
         prepare(*ring)
         if overlap:
             wait_for_earlier_kernels()
-        at = many = before = here = next_unit = int32(0)
-        bits, mine, is_long = uint32(0), False, int32(each) > RUN
+        at, many, is_long = int32(0), int32(0), int32(each) > RUN
+        found, bits = (int32(0), int32(0), False), uint32(0)
         for lists in range(2):
-            # Of the line that goes on from lanes before: its blocks that are left, its unit.
-            so_far, opened_so_far, here_from = int32(0), False, at
+            so_far, here_from = (int32(0), False), at
             for top in range(first, max(end, first + 1), RUN):
                 unit = top + lane
-                there = unit < end
                 if is_long and (lists == 1 or top > first):
-                    record = read(plan, min(unit, last))
-                    before_it = plan[uint32(max(min(unit, last) - 1, 0) * RECORD + LINE)]
+                    record, line_before = record_of(plan, unit, last)
                 if is_long or lists == 0:
-                    begins = there and (
-                        not continued if unit == first else before_it != record[LINE]
+                    goes_on = continued if unit == first else line_before == record[LINE]
+                    found, so_far = look(
+                        lane, record, unit < end, goes_on, so_far, gates, shift, own
                     )
-                    begun = votes(begins, lane)
-                    line = uint32(begun & ~uint32(uint32(0xFFFFFFFE) << uint32(lane)))  # up to here
-                    start = 31 - int32(cuda.clz(int32(line)))  # or -1
-                    opened = whole and (start >= 0 or opened_so_far)
-                    # Blocks of the line that are left: of lanes before; of this one.
-                    before, here = int32(0 if start >= 0 else so_far), int32(0)
-                    for k in range(together):
-                        place = place_of(record, k)
-                        own[k] = float32(0)
-                        if there and place >= 0:
-                            own[k] = gates[uint32(place >> shift)]
-                        bits = votes(own[k] != 0, lane)
-                        from_line = max(start, 0)
-                        before += bits_below(uint32(bits >> uint32(from_line)), lane - from_line)
-                        here += int32(1 if own[k] != 0 else 0)
-                    # The first block with a unit of its own: others have that of the one before.
-                    next_unit = (before + together - 1) // together * together
-                    if opened and before == 0:
-                        next_unit = 0 if lane == start else together
-                    mine = there and (next_unit < before + here or (opened and lane == start))
-                    bits = votes(mine, lane)
-                    so_far = shfl_idx(int32(before + here), 31)
-                    opened_so_far = opened_so_far or (whole and begun != 0)
+                    bits = lanes_where(found[2])
                 if lists == 1:
                     to = uint32((here_from + bits_below(bits, lane)) * ENTRY)
-                    if mine:
-                        for k in range(together):
-                            left[uint32(to + 2 * k)] = int32(-1)
-                            left[uint32(to + 2 * k + 1)] = int32(0)
-                            left[uint32(to + RECORD + k)] = int32(0)
-                        left[uint32(to + NAME)], left[uint32(to + END)] = record[NAME], record[END]
-                    sync_warp()
-                    for k in range(together):
-                        if own[k] != 0:
-                            begin = to if before >= next_unit else uint32(to - ENTRY)
-                            slot = before % together
-                            left[uint32(begin + 2 * slot)] = place_of(record, k)
-                            left[uint32(begin + 2 * slot + 1)] = other_of(record, k)
-                            left[uint32(begin + RECORD + slot)] = int32(as_uint32(own[k]))
-                            before += 1
+                    enter(left, to, record, found, own)
                 here_from += int32(cuda.popc(bits))
             if lists == 0:
                 if lane == 0:
