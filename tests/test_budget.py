@@ -23,12 +23,12 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_791,
-    "numbsparse/ops": 5_571,
+    "numbsparse/ops": 5_555,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_935,
+    "numbsparse/torch": 1_942,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -292,13 +292,3 @@ def test_patterns_of_taps():
         ns.patterns.taps(pattern, 3)
     with pytest.raises(ValueError, match=r"kept.*\(3,\)"):
         ns.patterns.taps(pattern, (3,), kept=[1, 1])
-
-
-def test_equal_sizes_of_other_types_are_refused_still():
-    """What is known of a window is known of whole numbers alone."""
-    x, w = np.ones((1, 3, 3, 4), np.float32), ns.BlockSparse(np.ones((1, 4, 4), "f4"), [[1]])
-    for size in (1, (1, 1)):
-        assert ns.conv(x, w, kernel_size=size).shape == (1, 3, 3, 4)
-    for size in (True, 1.0, (1.0, 1), (1, True)):
-        with pytest.raises(TypeError, match="kernel_size takes"):
-            ns.conv(x, w, kernel_size=size)

@@ -231,3 +231,13 @@ def test_a_huge_layout_needs_no_dense_pattern():
     made = nst.Linear(4 * n, 4 * n, bias=False, layout=diagonal, block_size=4)
     layer = copy.deepcopy(made)
     torch.testing.assert_close(layer(torch.ones(1, 4 * n))[0], layer.weight.sum(1).reshape(-1))
+
+
+def test_a_pattern_is_found_by_the_name_that_a_state_dict_has():
+    """As torch.distributed looks for it."""
+    layer = nst.Linear(
+        16, 32, layout=ns.Layout(ns.patterns.random(4, 8, 0.4, seed=0)), block_size=4
+    )
+    torch.testing.assert_close(layer.weight_pattern, layer.state_dict()["weight_pattern"])
+    with pytest.raises(AttributeError, match="other_pattern"):
+        _ = layer.other_pattern

@@ -1,7 +1,6 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
 from collections.abc import Iterable, Mapping, Set
-from functools import lru_cache
 from typing import Any
 
 from numbsparse.kernels.conv import Window
@@ -18,18 +17,6 @@ def conv_window(
 
     Raises TypeError or ValueError that names the argument.
     """
-    given = kernel_size, stride, padding, dilation
-    return (_known if _is_plain(given) else _conv_window)(space, *given)
-
-
-def _is_plain(size: Any) -> bool:
-    """Whether equal sizes say the same: True and 1.0 equal 1."""
-    return type(size) in (int, str) or (type(size) is tuple and all(map(_is_plain, size)))
-
-
-def _conv_window(
-    space: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any
-) -> Window:
     kernel, stride, dilation = sizes(len(space), kernel_size, stride, dilation)
     spread = _spread(kernel, dilation)
     pairs = _pairs(padding, space, spread, stride)
@@ -44,9 +31,6 @@ def _conv_window(
             f"{tuple(n + sum(pair) for n, pair in zip(space, pairs, strict=True))}"
         )
     return _window(space, small, kernel, stride, tuple(low for low, _ in pairs), dilation)
-
-
-_known = lru_cache(maxsize=256)(_conv_window)
 
 
 def transpose_window(

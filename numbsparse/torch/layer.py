@@ -51,6 +51,13 @@ class SparseModule(torch.nn.Module):
         """Made when it is asked for: that of a huge layout fills the memory."""
         return torch.from_numpy(self.handles[name].layout.pattern)
 
+    def __getattr__(self, name: str) -> Any:
+        """What a state dict has is found by its name, too, as `torch.distributed` looks for it."""
+        held = name.removesuffix(SUFFIX)
+        if held != name and held in self.__dict__.get("handles", ()):
+            return self._pattern(held)
+        return super().__getattr__(name)
+
     def shape_of(self, name: str) -> tuple[int, int]:
         """The features of the matrix that a parameter of this module holds, in and out."""
         raise NotImplementedError
