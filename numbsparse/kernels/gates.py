@@ -12,12 +12,17 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.card import rounds_pairs
+from numbsparse.kernels.card import copy_engine, rounds_pairs
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.fragments import UNPACK, scaling
-from numbsparse.kernels.ptx import load_4xu32, store_4xu32
+from numbsparse.kernels.ptx import (
+    let_next_kernel_start,
+    load_4xu32,
+    store_4xu32,
+    wait_for_earlier_kernels,
+)
 
 ZERO, ONE = np.float32(0), np.float32(1)
 DEEP = 4  # pieces of a thread
@@ -36,9 +41,10 @@ def scale_blocks(a, where, by, gates, to_all, out):
     if not whole or (out.itemsize == 2 and not rounds_pairs()):
         launch(scale_blocks_kernel, blocks(out.size), THREADS, *args, width, out.span)
         return
-    grid, kernel = blocks(-(-out.size // (piece * DEEP))), scale_pieces_kernel
-    shift = pieces.bit_length() - 1
-    launch(kernel(out.dtype.name, in_place), grid, THREADS, *args, shift, out.span)
+    grid, shift = blocks(-(-out.size // (piece * DEEP))), pieces.bit_length() - 1
+    overlap = in_place and copy_engine()
+    kernel = scale_pieces_kernel(out.dtype.name, in_place, overlap)
+    launch(kernel, grid, THREADS, *args, shift, out.span, overlap=overlap)
 
 
 def block_dots(a, b, where, gates, dots):
@@ -67,12 +73,15 @@ def scale_blocks_kernel(a, where, by, gates, to_all, width, out):
 
 
 @cache
-def scale_pieces_kernel(dtype: str, in_place: bool = False) -> Any:
+def scale_pieces_kernel(dtype: str, in_place: bool = False, overlap: bool = False) -> Any:
     """The same, by pieces of 16 bytes: 3 to 6 times as fast as value by value (H200)."""
     scale = scaling_pieces(dtype, in_place)
 
     @cuda.jit
     def kernel(a, where, by, gates, to_all, shift, out):
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
         first = int64(cuda.blockIdx.x) * (THREADS * DEEP) + cuda.threadIdx.x
         scale(a, where, by, gates, to_all, shift, out, first, THREADS)
 

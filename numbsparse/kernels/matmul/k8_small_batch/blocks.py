@@ -258,7 +258,7 @@ def block_kernel(blocks: Blocks) -> Any:
             let_next_kernel_start()
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         ahead, step_ahead = unit, first
-        for s in range(STAGES):
+        for s in range(0 if GATED else STAGES):
             record = read(plan, ahead)
             for e in range(RECORD):
                 records[s, e] = record[e]
@@ -273,11 +273,14 @@ def block_kernel(blocks: Blocks) -> Any:
         for s in range(STAGES):
             if ahead < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
-                new, other = records[s], LONG or records[s][LINE] != requested
+                new = record if GATED else records[s]
+                other = LONG or new[LINE] != requested
                 top = step_ahead * ROWS
                 request(new, other, operands, top, shared, start, bars, own)
                 requested = new[LINE]
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
+            if GATED:
+                record = read(plan, ahead)
             close()
         stage = phase = uint32(0)
         while unit < last:
