@@ -236,7 +236,7 @@ def wanted_kernel(tile: Tile, dtype: str) -> Any:
     FIRST_INPUT, FIRST_BLOCK, OF_BLOCK = SHARES + 1, SHARES + 1 + INPUTS, tile.PARTS * tile.ACROSS
     OWN, ALL, BLOCKS, RUNS = (1 << SHARE) - 1, (1 << COLUMNS) - 1, tile.BLOCKS, THREADS // RUN
     RECORD, STEPS, ENDS = tile.RECORD, (tile.RECORD, THREADS), RUNS * (RUN + 1)
-    scale = scaling_pieces(dtype, but_ones=True, but_zeros=True)
+    scale = scaling_pieces(dtype, sparing=True)
 
     @cuda.jit(device=True)
     def read(records, step, end, steps):
