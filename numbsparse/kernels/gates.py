@@ -92,27 +92,26 @@ def in_place_kernel(dtype: str, overlap: bool) -> Any:
 
     DEEP pieces of a thread are of one block, whose number it asks for once.
     """
-    PIECE, scaled, APART = 4 if dtype == "float32" else 8, scaling(dtype), DEEP.bit_length() - 1
+    PIECE, times, APART = 4 if dtype == "float32" else 8, scaling(dtype), DEEP.bit_length() - 1
 
     @cuda.jit
     def kernel(by, shift, out):
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
-        words, t, few = cuda.local.array((DEEP, 4), uint32), cuda.grid(1), shift - APART
+        t, few, zero = cuda.grid(1), shift - APART, uint32(0)
         block = t >> few
         if block < by.size and by[block] != ONE:
-            gate, first = by[block], (block << shift) + t - (block << few)
+            first, gate = (block << shift) + t - (block << few), by[block]
             for k in range(DEEP):
-                for n in range(4):
-                    words[k, n] = uint32(0)
-                if gate != ZERO:
-                    w0, w1, w2, w3 = load_4xu32(out, (first + (k << few)) * PIECE)
-                    words[k, 0], words[k, 1] = scaled(w0, gate), scaled(w1, gate)
-                    words[k, 2], words[k, 3] = scaled(w2, gate), scaled(w3, gate)
-            for k in range(DEEP):
-                own, at = words[k], (first + (k << few)) * PIECE
-                store_4xu32(out, at, own[0], own[1], own[2], own[3])
+                at = (first + (k << few)) * PIECE
+                if gate == ZERO:
+                    store_4xu32(out, at, zero, zero, zero, zero)
+                else:
+                    w0, w1, w2, w3 = load_4xu32(out, at)
+                    w0, w1 = times(w0, gate), times(w1, gate)
+                    w2, w3 = times(w2, gate), times(w3, gate)
+                    store_4xu32(out, at, w0, w1, w2, w3)
 
     return kernel
 

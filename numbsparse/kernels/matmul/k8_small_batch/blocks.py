@@ -246,16 +246,14 @@ def block_kernel(blocks: Blocks) -> Any:
         part, cut = int64(warp % SPLIT), int64(cuda.blockIdx.x) % CUTS
         own, piece = cut * SPLIT + part, unit * CUTS + cut
         first, end = steps * own // (SPLIT * CUTS), steps * (own + 1) // (SPLIT * CUTS)
+        if OVERLAP:
+            let_next_kernel_start()
         if GATED:
             ends = cuda.shared.array(WARPS, int32)
             left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
-            if OVERLAP:
-                let_next_kernel_start()
             run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
             run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
             unit, last, plan = int64(run[0]), int64(run[1]), left
-        if OVERLAP and not GATED:
-            let_next_kernel_start()
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         ahead, step_ahead = unit, first
         for s in range(0 if GATED else STAGES):
@@ -279,8 +277,7 @@ def block_kernel(blocks: Blocks) -> Any:
                 request(new, other, operands, top, shared, start, bars, own)
                 requested = new[LINE]
             ahead, step_ahead = after(ahead, step_ahead, first, end, LONG)
-            if GATED:
-                record = read(plan, ahead)
+            record = read(plan, ahead) if GATED else record
             close()
         stage = phase = uint32(0)
         while unit < last:

@@ -192,9 +192,8 @@ def along_lines(
     work = planned(index, plan_lines, transposed, size, *of)
     more = listed_bytes(WIDTH // lines.depth, warps, work[1])
     lists = gated and work[1] >= LISTED_FROM and more <= MOST_LISTED
-    if lists:
-        listing = with_stages(lines._replace(source=source), lines.source.stages, more)
-        lists, lines = (True, listing) if listing.warps == warps else (False, lines)
+    listing = with_stages(lines._replace(source=source), lines.source.stages, more * lists)
+    lists, lines = (lists, listing) if listing.warps == warps else (False, lines)
     units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
     patient = engine and lines.source.stages == 2 and units <= SHORT
     few = engine and form.is_16_bit and units * lines.rows < LONG * WIDTH
