@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_952,
+    "numbsparse/torch": 1_957,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
