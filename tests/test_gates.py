@@ -278,3 +278,24 @@ def test_of_equal_blocks_the_one_with_the_smaller_gate_goes():
     layer.gate.data.values[:, 0, 0] = [-3, 1, 2]
     nn.utils.prune(layer, 2 / 6)
     np.testing.assert_array_equal(layer.gate.data.values[:, 0, 0], [-3, 2])
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("size", [4, 8, 32])
+def test_blocks_are_multiplied_in_place(dtype, size, rng):
+    """Zeros where a gate is zero, whatever was there; else as any number, infinity and NaN too."""
+    gates = np.float32([1, 0, -2.5, np.nan, 0, 1, 0.5])
+    values = rng.standard_normal((gates.size, size, size)).astype(as_dtype(dtype))
+    values[0, 0, 0], values[1, 0, 0], values[4, -1, -1], values[6, 0, 1] = (
+        np.nan,
+        np.nan,
+        np.inf,
+        np.inf,
+    )
+    by, there = ns.to_device(gates), ns.to_device(values)
+    where = ns.to_device(np.arange(gates.size, dtype=np.int32))
+    ops.gates.kernels.gates.scale_blocks(there, where, by, by, 1, there)
+    factors = gates[:, None, None]
+    with np.errstate(invalid="ignore"):
+        right = np.where(factors == 0, 0, values.astype(np.float32) * factors).astype(values.dtype)
+    np.testing.assert_array_equal(there.numpy().astype(float), right.astype(float))
