@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_166,
+    "numbsparse": 3_168,
     "numbsparse/autograd": 787,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 396,
@@ -22,7 +22,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_456,
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 351,
-    "numbsparse/nn": 7_856,
+    "numbsparse/nn": 7_869,
     "numbsparse/ops": 5_702,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 982,
