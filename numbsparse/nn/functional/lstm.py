@@ -104,7 +104,7 @@ def lstm(
     trace = backward.trace
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     in_order = [inputs[i] for i in backward.order]
-    hidden = record(y, *jointly(backward.once, *in_order, again=backward.again))
+    hidden = record(y, *jointly(backward.once, *in_order, again=backward.again), held=backward.kept)
     y, h, c = results_of(hidden, (y, *last), "lstm")
     return y, h, c
 
@@ -150,6 +150,7 @@ class _LSTM:
 
     def __init__(self, inputs: list[Tensor], how: Any, exchange: Any):
         self.inputs, self.how, self.exchange = inputs, how, exchange
+        self.kept = [] if how["kept"] is None else [Tensor(how["kept"])]
         # The gradient of weight_hh, the largest, is the first: to reduce it over several cards
         # takes the longest. Those that are there by then follow, and at last what is still a
         # product.
@@ -168,7 +169,7 @@ class _LSTM:
 
     def once(self, pieces: Any, y: Tensor) -> list[Any]:
         """The fused gradients, each a function that gives it."""
-        unchanged(y)  # the trace shares its memory
+        unchanged(y, *self.kept)  # the trace shares its memory
         cells, precision = self.cells(), self.how["precision"]
         x: Any = self.inputs[0].data
         weight_ih, weight_hh = cells.weight_ih, cells.weight_hh
@@ -207,7 +208,7 @@ class _LSTM:
 
     def again(self, pieces: Any, y: Tensor) -> list[Any]:
         """Gradients that are differentiable again, through the steps one by one."""
-        unchanged(y)
+        unchanged(y, *self.kept)
         if self.exchange is not None:
             refuse_again()
         n = len(self.inputs)
