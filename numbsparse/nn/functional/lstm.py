@@ -101,7 +101,7 @@ def lstm(
     inputs = [as_tensor(a, name) for name, a in given.items()]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     backward = _LSTM(inputs, how, exchange)
-    trace = backward.trace
+    (trace,) = backward.unused
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     in_order = [inputs[i] for i in backward.order]
     hidden = record(y, *jointly(backward.once, *in_order, again=backward.again), held=backward.kept)
@@ -155,7 +155,7 @@ class _LSTM:
         # takes the longest. Those that are there by then follow, and at last what is still a
         # product.
         self.order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
-        self.trace: Any = self.forward()
+        self.unused = [self.forward()]  # of which one backward, and one thread, takes what is there
 
     def cells(self) -> Any:
         """As they are now."""
@@ -173,13 +173,14 @@ class _LSTM:
         cells, precision = self.cells(), self.how["precision"]
         x: Any = self.inputs[0].data
         weight_ih, weight_hh = cells.weight_ih, cells.weight_hh
-        if self.trace.gates is None:  # a backward before this one has used them up
-            self.trace = self.forward()
-        trace, self.trace = self.trace, self.trace._replace(gates=None)
+        try:
+            trace = self.unused.pop()
+        except IndexError:  # a backward before this one has used it up
+            trace = self.forward()
         dys = (pieces[i].data if i in pieces else None for i in range(3))
         grads = ops.lstm_grad(trace, cells, *dys)
         if grads.gates is not trace.gates:  # in memory of their own
-            self.trace = trace
+            self.unused.append(trace)
         dz = ops.reshape(grads.gates, (-1, weight_hh.shape[1]))
 
         def product(of: Any, weight: Any) -> Any:
