@@ -203,6 +203,25 @@ def test_a_weight_used_twice_gets_both_gradients(put):
     assert w.grad.data.layout == LAYOUT
 
 
+def yields(x):
+    yield x * 2
+
+
+async def awaits(x):
+    return x * 2
+
+
+async def both(x):
+    yield x * 2
+
+
+@pytest.mark.parametrize("function", [yields, awaits, both])
+def test_no_grad_decorates_no_function_that_runs_later(function):
+    """Which would be outside of the context by then, and remember all."""
+    with pytest.raises(TypeError, match=f"not a generator or a coroutine, got {function.__name__}"):
+        ns.no_grad()(function)
+
+
 def test_no_grad_records_nothing():
     x = ns.Tensor(A, requires_grad=True)
     unrecorded = ns.no_grad()
