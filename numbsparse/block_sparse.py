@@ -369,7 +369,8 @@ class BlockSparse(Blocks):
         return cls(np.asarray(data), layout, shape=features)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.arrays(), self.place)
+        stored = self.T if self.is_transposed else self  # what is kept with it is in its order
+        return _restore, (stored.arrays(), self.place, self.is_transposed)
 
     @property
     def _place(self) -> str:  # type: ignore[override]
@@ -394,8 +395,9 @@ def _features(data: Any, shape: Any) -> tuple[int, int]:
     return in_features, out_features
 
 
-def _restore(arrays: dict[str, np.ndarray], place: str) -> BlockSparse:
-    return BlockSparse.from_arrays(arrays).to(place)
+def _restore(arrays: dict[str, np.ndarray], place: str, is_transposed: bool = False) -> BlockSparse:
+    stored = BlockSparse.from_arrays(arrays).to(place)
+    return stored.T if is_transposed else stored
 
 
 def _is_canonical(a: Any) -> bool:

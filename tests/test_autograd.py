@@ -1,16 +1,21 @@
 """The tape: gradients, gradients of gradients, and a checker that finds wrong ones."""
 
 import gc
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 from conftest import HALVES, host
+from drawn import draws
+from hypothesis import given
+from hypothesis import strategies as st
 
 import numbsparse as ns
-from numbsparse import ops
+from numbsparse import nn, ops
 from numbsparse.autograd import Tensor, record
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.nn import functional as F
@@ -198,6 +203,25 @@ def test_a_weight_used_twice_gets_both_gradients(put):
     assert w.grad.data.layout == LAYOUT
 
 
+def yields(x):
+    yield x * 2
+
+
+async def awaits(x):
+    return x * 2
+
+
+async def both(x):
+    yield x * 2
+
+
+@pytest.mark.parametrize("function", [yields, awaits, both])
+def test_no_grad_decorates_no_function_that_runs_later(function):
+    """Which would be outside of the context by then, and remember all."""
+    with pytest.raises(TypeError, match=f"not a generator or a coroutine, got {function.__name__}"):
+        ns.no_grad()(function)
+
+
 def test_no_grad_records_nothing():
     x = ns.Tensor(A, requires_grad=True)
     unrecorded = ns.no_grad()
@@ -315,3 +339,40 @@ def test_threads_add_to_one_gradient():
         with ThreadPoolExecutor() as pool:
             list(pool.map(run, [2.0, 5.0]))
     np.testing.assert_array_equal(p.grad.data, 14)
+
+
+ONCE = {  # what goes back through several inputs, or the steps of a loop, at once
+    "LSTM": lambda x: LSTM(x)[0],
+    "MultiplicativeLSTM": lambda x: STEPS(x)[0],
+    "recompute": lambda x: nn.recompute(lambda x: F.tanh(x * x), x) * 1.0,
+    "jointly": lambda x: record(x.data * 3, *jointly(thirds, *[x] * 3, again=thirds)),
+}
+LSTM = nn.LSTM(8, 8, block_size=4, dtype="float64", seed=0)
+STEPS = nn.MultiplicativeLSTM(8, 8, block_size=4, internal_steps=2, dtype="float64", seed=0)
+
+
+def thirds(dy, y):
+    return [dy] * 3
+
+
+@draws(8, "threads back through one result")
+@given(st.integers(0, 2**20), st.integers(2, 8), st.sampled_from(sorted(ONCE)))
+def test_threads_go_back_through_one_result(seed, threads, kind):
+    """Gradients of several losses of what was computed once are as those one after the other."""
+    rng, before = np.random.default_rng(seed), sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(10):
+            x = Tensor(rng.standard_normal((3, 2, 8)), requires_grad=True)
+            y, dys = ONCE[kind](x), list(rng.standard_normal((3 * threads, 3, 2, 8)))
+            back = partial(back_from, y, x)
+            right = [back(dy) for dy in dys]
+            with ThreadPoolExecutor(threads) as pool:
+                found = list(pool.map(back, dys))
+            np.testing.assert_array_equal(found, right)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def back_from(y, x, dy):
+    return ns.grad(y, [x], grad_output=dy)[0].numpy()

@@ -141,6 +141,8 @@ def test_save_and_pickle(rng, tmp_path, shape, transposed):
     for again in (ns.BlockSparse.load(tmp_path / "w.npz"), pickle.loads(pickle.dumps(w))):
         assert (again.shape, again.dtype, again.layout) == (w.shape, w.dtype, w.layout)
         np.testing.assert_array_equal(again.toarray(), w.toarray())
+    assert again.is_transposed == transposed  # the order of its values, as they were
+    np.testing.assert_array_equal(again.values, w.values)
     with np.load(tmp_path / "w.npz") as file:
         np.testing.assert_array_equal(file["indices"], w.indices)
 

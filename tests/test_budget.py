@@ -7,8 +7,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_178,
-    "numbsparse/autograd": 787,
+    "numbsparse": 3_180,
+    "numbsparse/autograd": 795,
     "numbsparse/bench": 2_978,
     "numbsparse/compat": 396,
     "numbsparse/device": 4_151,
@@ -22,7 +22,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_456,
     "numbsparse/kernels/ptx": 2_457,
     "numbsparse/machine_code": 351,
-    "numbsparse/nn": 7_854,
+    "numbsparse/nn": 7_880,
     "numbsparse/ops": 5_678,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 986,

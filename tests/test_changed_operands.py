@@ -8,6 +8,9 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from conftest import host
+from drawn import draws
+from hypothesis import given
+from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device, nn, ops
@@ -261,6 +264,71 @@ def test_what_came_after_is_free_to_change(rng, put):
     ns.grad(first, [p])
     ops.copy_into(p.values, ops.copy(p.values))
     F.tanh(x @ p).sum().backward()
+
+
+def with_mask(x, h, c, kept):
+    layer = LSTM.layers[0]
+    return F.lstm(x, layer.weight_ih, layer.weight_hh, layer.bias, h, c, kept=kept)
+
+
+def steps(x, h, c):
+    y, state = STEPS(x, (h, c))
+    return y, *state
+
+
+LSTM = nn.LSTM(8, 8, block_size=4, dtype="float64", seed=0)
+STEPS = nn.MultiplicativeLSTM(8, 8, block_size=4, internal_steps=2, dtype="float64", seed=0)
+SHAPES = {"x": (4, 2, 8), "g": (8,), "b": (8,), "h": (2, 8), "c": (2, 8), "kept": (4, 2, 8)}
+# What is computed of such arrays: several results, or one.
+WHOLE = {
+    "norm": lambda x, g, b, h, c, kept: F.repeated_norm(g, b)(x[0]),
+    "norm, relu": lambda x, g, b, h, c, kept: F.repeated_norm(g, b)(x[0], "relu"),
+    "norm, times": lambda x, g, b, h, c, kept: F.repeated_norm(g, b)(x[0], "times", h),
+    "norm, plus": lambda x, g, b, h, c, kept: F.repeated_norm(g, b)(x[0], "plus_relu", h),
+    "cell": lambda x, g, b, h, c, kept: F.repeated_cell()(F.transpose(x, (1, 0, 2)), c, kept[0]),
+    "lstm": lambda x, g, b, h, c, kept: with_mask(x, h, c, kept),
+    "steps": lambda x, g, b, h, c, kept: steps(x, h, c),
+    "again": lambda x, g, b, h, c, kept: nn.recompute(lambda x, k: F.tanh(x * k), x, kept),
+}
+
+
+@draws(150, "written before backward")
+@given(
+    seed=st.integers(0, 2**20),
+    name=st.sampled_from(sorted(WHOLE)),
+    trained=st.sets(st.sampled_from("gbhc")),
+    changed=st.sampled_from([*SHAPES, 0, 1, 2]),
+    again=st.booleans(),
+)
+def test_a_write_before_backward_is_refused_or_changes_nothing(seed, name, trained, changed, again):
+    """To an array, to a Tensor that is trained or not, or to a result."""
+    rng = np.random.default_rng(seed)
+    values = {one: rng.standard_normal(shape) for one, shape in SHAPES.items()}
+
+    def computed():
+        tensors = {
+            one: ns.Tensor(value.copy(), requires_grad=one in {"x", *trained})
+            for one, value in values.items()
+        }
+        kept = tensors["kept"].numpy()
+        results = WHOLE[name](**tensors | {"kept": kept})
+        results = results if isinstance(results, tuple) else (results,)
+        leaves = [tensor for tensor in tensors.values() if tensor.requires_grad]
+        return tensors, results, leaves, sum(F.sum(y) for y in results)
+
+    _, _, leaves, loss = computed()
+    right = ns.grad(loss, leaves, create_graph=again)
+    tensors, results, leaves, loss = computed()
+    memory = tensors[changed] if isinstance(changed, str) else results[changed % len(results)]
+    np.multiply(memory.data, 3.0, out=memory.data)
+    try:
+        found = ns.grad(loss, leaves, create_graph=again)
+    except RuntimeError as error:
+        assert "was changed by a write to its array" in str(error)  # noqa: PT017
+        return
+    for got, expected in zip(found, right, strict=True):
+        if expected is not None:
+            np.testing.assert_array_equal(got.numpy(), expected.numpy())
 
 
 def test_an_edit_of_memory_that_another_had(rng):

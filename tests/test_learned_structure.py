@@ -8,7 +8,7 @@ from scipy.special import expit
 import numbsparse as ns
 from numbsparse import device, nn, ops
 from numbsparse.nn import functional as F
-from numbsparse.nn.utils import GroupLasso, HardConcrete, compact
+from numbsparse.nn.utils import GroupLasso, HardConcrete, compact, weight_norm
 
 pytestmark = pytest.mark.usefixtures("cheap_products")
 
@@ -301,6 +301,10 @@ def test_what_cannot_be_steered_is_refused(rng):
     gated = nn.Sequential(nn.Linear(8, 8, block_size=4), nn.Linear(8, 8, block_size=4, gate=True))
     with pytest.raises(ValueError, match="1 has a gate: give layers without one"):
         HardConcrete(gated, 0.5)
+    normed = nn.Sequential(nn.Linear(8, 8, block_size=4), nn.Linear(8, 8, block_size=4))
+    weight_norm(normed[1])
+    with pytest.raises(ValueError, match=r"1 has weight_norm, .*: give layers without it"):
+        HardConcrete(normed, 0.5)
     shared = nn.Sequential(nn.Linear(8, 8, block_size=4), nn.Linear(8, 8, block_size=4))
     shared[1].weight = shared[0].weight
     with pytest.raises(ValueError, match="0 and 1 share a weight, which two gates would part"):

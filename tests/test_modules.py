@@ -8,7 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import host
+from drawn import draws
+from hypothesis import given
+from hypothesis import strategies as st
 
+import numbsparse as ns
 from numbsparse import nn
 from numbsparse.nn import functional as F
 
@@ -297,6 +301,55 @@ def test_buffers_are_saved_and_moved_and_not_trained(place, tmp_path):
         other.load_state_dict(state | {"0.mean": np.zeros(2)})
     with pytest.raises(ValueError, match=r"lacks \['0\.mean'\]"):
         other.load_state_dict({name: state[name] for name in state if name != "0.mean"})
+
+
+# Every layer of arrays; what it takes but for the features, which are 8.
+LAYERS = {
+    "Linear": (2,), "LayerNorm": (2,), "BatchNorm": (2,), "Dropout": (2,), "ReLU": (2,),
+    "GELU": (2,), "Sigmoid": (2,), "Tanh": (2,), "NormalizedProduct": (2,), "Conv1d": (2, 4),
+    "Conv2d": (2, 3, 4), "ConvTranspose1d": (2, 4), "LSTM": (3, 2), "MultiplicativeLSTM": (3, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_takes_arrays_as_it_takes_tensors(name, rng):
+    made, sizes = getattr(nn, name), {"block_size": 4, "seed": 0}
+    if name == "NormalizedProduct":
+        layer = made(nn.init.uniform(np.ones((2, 2)), 4, seed=0))
+    elif name.startswith("Conv"):
+        layer = made(8, 8, 2, **sizes)
+    elif name in ("LayerNorm", "BatchNorm"):
+        layer = made(8)
+    else:
+        layer = made(8, 8, **sizes) if "L" in name and name not in ("ReLU", "GELU") else made()
+    x = rng.standard_normal((*LAYERS[name], 8)).astype(np.float32)
+    layer.eval()
+    found, right = layer(x), layer(ns.Tensor(x))
+    if isinstance(right, tuple):
+        found, right = found[0], right[0]
+    np.testing.assert_array_equal(found.numpy(), right.numpy())
+
+
+@draws(10, "arrays assigned to buffers")
+@given(st.integers(0, 2**20), st.booleans(), st.sampled_from(["float32", "float64"]))
+def test_an_array_that_is_assigned_to_a_buffer_is_one(seed, training, dtype):
+    """Used at once, before anything lists the buffers."""
+    rng = np.random.default_rng(seed)
+    features = int(rng.integers(1, 6))
+    assigned, loaded = (nn.BatchNorm(features, dtype=dtype).train(training) for _ in range(2))
+    values = {name: rng.random(features).astype(dtype) for name in loaded.state_dict()}
+    loaded.load_state_dict(values)
+    for name in ("running_mean", "running_variance"):
+        setattr(assigned, name, values[name].copy())
+    for name in ("weight", "bias"):
+        getattr(assigned, name).data = values[name].copy()
+    x = rng.standard_normal((4, features)).astype(dtype)
+    np.testing.assert_array_equal(assigned(x).numpy(), loaded(x).numpy())
+    assert isinstance(assigned.running_mean, ns.Tensor)
+    for name, value in loaded.state_dict().items():
+        np.testing.assert_array_equal(assigned.state_dict()[name], value)
+    with pytest.raises(TypeError, match="running_mean takes"):
+        assigned.running_mean = "none"
 
 
 @pytest.mark.parametrize("name", ["weight", "forward", "training", "", "a.b", 1])

@@ -1,5 +1,7 @@
 """The state of optimizers and averages: whose it is, what refuses it, and what then stays."""
 
+import copy
+import pickle
 import re
 
 import numpy as np
@@ -125,6 +127,34 @@ def test_a_state_fits_a_transposed_view_of_the_same_matrix(rng, put):
         part.load_state_dict(from_.state_dict())
         for key, value in dense(from_.state_dict()).items():
             np.testing.assert_array_equal(host(part.state_dict()[key]), value)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("is_transposed", [False, True], ids=["", "transposed"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
+def test_a_training_goes_on_in_a_copy(rng, put, name, is_transposed, copied):
+    """Bit for bit, with what is kept in the order of the weights, and in memory of its own."""
+    first = matrix(rng, HERE)
+    data = ns.BlockSparse(first.T.data, first.layout.T, shape=SHAPE[::-1]).T
+    parameter = nn.Parameter(put(data if is_transposed else first))
+    own = OPTIMISERS[name]([parameter]), optim.ExponentialMovingAverage([parameter], 0.5)
+
+    def train(parameter, parts, seed):
+        values = np.random.default_rng(seed).standard_normal(parameter.values.shape)
+        values = put(values.astype(np.float32))
+        parameter.grad = ns.Tensor(parameter.data.with_values(values))
+        for part in parts:
+            part.step()
+
+    train(parameter, own, 1)
+    other, *others = copied((parameter, *own))
+    for weight, parts in ((parameter, own), (other, others)):
+        train(weight, parts, 2)
+    np.testing.assert_array_equal(host(other.data), host(parameter.data))
+    for part, its in zip(own, others, strict=True):
+        assert_same(its.state_dict(), part.state_dict())
+    train(other, others, 3)
+    assert (host(other.data) != host(parameter.data)).any()
 
 
 def test_remapping_another_block_size_is_refused(rng):

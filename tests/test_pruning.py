@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 from conftest import host
+from drawn import draws
+from hypothesis import given
+from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import device, nn
 from numbsparse.nn import functional as F
 from numbsparse.nn import optim
-from numbsparse.nn.utils import GradualPruning, prune
+from numbsparse.nn.utils import GradualPruning, compact, prune, weight_norm
 
 
 def model_of(sizes=(20, 24, 10), seed=0, **how):
@@ -162,6 +165,43 @@ def test_other_layers_are_pruned_too(make):
     F.sum(y if isinstance(y, ns.Tensor) else y[0]).backward()
     for p in weights_of(model).values():
         assert p.grad.data.layout == p.data.layout
+
+
+@draws(20, "gates of weights with a norm")
+@given(st.integers(0, 2**20))
+def test_gates_follow_a_weight_that_is_normalised(seed):
+    """Pruned, it is g * v / ||v|| of the blocks that are left, times their gates."""
+    rng = np.random.default_rng(seed)
+    pattern = rng.random((3, 4)) < 0.7
+    pattern[rng.integers(3), rng.integers(4)] = True
+    how = {"layout": pattern, "block_size": 4, "gate": True, "bias": False, "seed": 0}
+    layer = weight_norm(nn.Linear(11, 14, dtype=np.float64, **how))
+    optimizer = optim.Adam(layer.parameters())
+    layer.weight_g.data = rng.standard_normal(14)
+    n, dropped = layer.weight_v.data.n_blocks, rng.random((2, pattern.sum())) < 0.3
+    dropped[0] |= dropped[1]
+    dropped[:, rng.integers(n)] = False
+    layer.gate.data.values[:] = np.where(dropped[0], 0, rng.random(n))[:, None, None]
+    layer.weight_v.data.values[dropped[1]] = 0
+    dense = layer.weight_v.data.toarray()
+    x = rng.standard_normal((5, 11))
+    before = layer(x).numpy()
+    assert compact(layer, remap=optimizer) == {"weight_v": (n - dropped[1].sum()) / 12}
+    np.testing.assert_allclose(layer(x).numpy(), before, rtol=0, atol=1e-12)
+    norms = layer.weight_v.data.block_norms() * layer.gate.data.values.reshape(-1)
+    count = int(rng.integers(1, norms.size + 1))
+    prune(layer, density=count / 12, remap=optimizer)
+    layout = layer.weight_v.data.layout
+    assert layer.gate.data.layout == layout
+    assert layout.n_blocks == count
+    blocks = np.kron(layout.pattern, np.ones((4, 4)))[:11, :14]
+    gates = np.kron(layer.gate.data.toarray(), np.ones((4, 4)))[:11, :14]
+    lengths = np.sqrt((dense**2 * blocks).sum(0) + 1e-12)
+    right = x @ (layer.weight_g.data * dense * blocks / lengths * gates)
+    loss = layer(x)
+    np.testing.assert_allclose(loss.numpy(), right, rtol=0, atol=1e-12)
+    loss.sum().backward()
+    optimizer.step()
 
 
 def test_of_equal_blocks_the_first_are_kept():

@@ -158,20 +158,34 @@ def test_a_state_that_lacks_something_changes_nothing(put, missing):
 OTHERS = np.ones(3), np.ones((3, 2), np.float32)[:, 0], np.ones(3, np.float16)
 
 
-@pytest.mark.parametrize("other", OTHERS, ids=["dtype", "order", "half"])
-def test_an_average_of_a_bad_second_parameter_changes_nothing(other):
+@pytest.mark.parametrize(
+    ("other", "begun"),
+    [
+        *((other, True) for other in OTHERS),
+        *((other, False) for other in (*OTHERS[1:], np.arange(3))),
+    ],
+    ids=["dtype", "order", "half", "order, first", "half, first", "integers, first"],
+)
+def test_an_average_of_a_bad_second_parameter_changes_nothing(other, begun):
     parameters = two(lambda a: a)
     parameters[LAST] = ns.Tensor(np.ones(3, np.float32))  # a Parameter takes any order
     average = optim.ExponentialMovingAverage(parameters, 0.5)
-    average.step()
+    if begun:
+        average.step()
     parameters[0].data.values *= 2
     parameters[LAST].data = other
     before = average.state_dict()
-    with pytest.raises((TypeError, ValueError), match=r"parameters\[1\]: .* takes"):
+    wrong = r"parameters\[1\].* " + ("takes|has another layout" if begun else "takes")
+    with pytest.raises((TypeError, ValueError), match=wrong):
         average.step()
     after = average.state_dict()
-    assert after["steps"] == before["steps"] == 1
-    np.testing.assert_array_equal(after["0"].data, before["0"].data)
+    assert list(after) == list(before)
+    assert after["steps"] == before["steps"] == begun
+    if begun:
+        np.testing.assert_array_equal(after["0"].data, before["0"].data)
+    else:  # an average of nothing is not given to the parameters
+        with pytest.raises(RuntimeError, match="no average before"), average.applied():
+            pass
 
 
 def test_an_average_is_of_parameters_in_one_place():

@@ -1,8 +1,14 @@
 """State dicts and checkpoints of models, whole or not at all; what is no such is refused."""
 
+import pickle
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 from conftest import host
+from drawn import draws
+from hypothesis import given
+from hypothesis import strategies as st
 
 import numbsparse as ns
 from numbsparse import nn
@@ -96,6 +102,45 @@ def test_state_dict_round_trip(tmp_path, place):
     assert not (loaded["model"]["lstm.layers.0.bias"] == 7).all()
     with np.load(tmp_path / "model.npz") as file:
         assert file["model/lstm.layers.0.bias"].shape == (64,)
+
+
+@draws(20, "transposed weights of a state")
+@given(st.integers(0, 2**20), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_weights_are_loaded_whichever_way_they_are_stored(seed, one, other, pickled, filed):
+    """The values go to their places, whether the layer or the state has a transposed view."""
+    rng = np.random.default_rng(seed)
+    size, grid = int(rng.choice([1, 4])), tuple(int(n) for n in rng.integers(1, 5, 2))
+    rows, columns = (int(n * size - rng.integers(size)) for n in grid)
+    dense = rng.standard_normal((2, rows, columns)).astype(np.float32)
+    pattern = rng.random(grid) < 0.6
+
+    def holder(values, is_view):
+        module = nn.Module()
+        module.weight = nn.Parameter(stored(values, pattern, size, is_view))
+        return module
+
+    state, loading = holder(dense[0], one).state_dict(), holder(dense[1], other)
+    if pickled:
+        state = pickle.loads(pickle.dumps(state))
+        assert state["weight"].is_transposed == one
+    if filed:
+        with TemporaryDirectory() as folder:
+            ns.save(f"{folder}/state.npz", state)
+            state = ns.load(f"{folder}/state.npz")
+    before = loading.weight.data
+    loading.load_state_dict(state)
+    after = loading.weight.data
+    kept = np.kron(pattern, np.ones((size, size)))[:rows, :columns]
+    np.testing.assert_array_equal(after.toarray(), dense[0] * kept)
+    assert (after.is_transposed, after.layout) == (other, before.layout)
+    assert not after.n_blocks or not np.shares_memory(after.values, state["weight"].values)
+
+
+def stored(dense, pattern, size, is_view):
+    """The matrix, or a transposed view of one that is stored the other way."""
+    if is_view:
+        return ns.BlockSparse.from_dense(dense.T, pattern.T, block_size=size).T
+    return ns.BlockSparse.from_dense(dense, pattern, block_size=size)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar, Token
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Vjp = Callable[["Tensor", "Tensor"], "Tensor"]
+LATER = (isgeneratorfunction, iscoroutinefunction, isasyncgenfunction)
 
 # Whether operations are recorded; the result and the vjp at work; what `noting` gathers.
 RECORDING: ContextVar[bool] = ContextVar("numbsparse_recording", default=True)
@@ -66,6 +68,12 @@ class _set(ContextDecorator, Generic[T]):
 
     def _recreate_cm(self) -> "_set[T]":
         return _set(*self._what)
+
+    def __call__(self, function: Any) -> Any:
+        if any(runs_later(function) for runs_later in LATER):  # when the context is left
+            takes = "function takes one that runs when it is called, not a generator or a coroutine"
+            raise TypeError(f"{takes}, got {function.__name__}: write `with` around its steps")
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         variable, value = self._what

@@ -65,14 +65,14 @@ class ExponentialMovingAverage:
         """
         if len(devices := {p.device for p in self.parameters}) > 1:
             raise ValueError(f"parameters takes Tensors of one device, got {sorted(devices)}")
-        if not self._averages:
-            with outside_capture():
-                self._averages = [kept.like(p.values) for p in self.parameters]
-                self._forms = [kept.form_of(p.data) for p in self.parameters]
         self._check_forms()
-        for i, (average, p) in enumerate(zip(self._averages, self.parameters, strict=True)):
+        with outside_capture():
+            averages = self._averages or [kept.like(p.values) for p in self.parameters]
+        forms = self._forms or [kept.form_of(p.data) for p in self.parameters]
+        for i, (average, p) in enumerate(zip(averages, self.parameters, strict=True)):
             with kept.naming(f"parameters[{i}]"):
                 ops.check_average(average, p.values)
+        self._averages, self._forms = averages, forms
         share: Any = self._next_share
         # On a GPU each replay of a captured step counts again.
         share = live(share, 1, np.float32) if devices - {"cpu"} else share()
@@ -98,7 +98,7 @@ class ExponentialMovingAverage:
         forget_captures()
 
     def _check_forms(self) -> None:
-        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=True)):
+        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=bool(self._forms))):
             so = ": call remap() to carry it over"
             kept.check_form(f"parameters[{i}]", kept.form_of(p.data), old, "its average", so)
 

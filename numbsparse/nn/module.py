@@ -128,6 +128,8 @@ class Module:
         cls._of_class = {**cls._of_class, **own}
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if value is not None and name in vars(self).get("_buffer_names", ()):
+            value = as_tensor(value, name)  # an array was assigned
         taken = value is None or isinstance(value, Tensor | Module)
         if not taken and isinstance(vars(self).get(name), Parameter):
             says = f"{name} takes a Parameter, got {type_name(value)}, which would not be trained"
@@ -283,9 +285,6 @@ class Module:
         for prefix, module in self._paths():
             for name, persistent in vars(module).get("_buffer_names", {}).items():
                 value = getattr(module, name, None)
-                if value is not None and not isinstance(value, Tensor):  # an array was assigned
-                    value = Tensor(value)
-                    setattr(module, name, value)
                 if value is not None and id(value) not in seen:
                     seen.add(id(value))
                     yield prefix + name, value, persistent

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import float_dtype, type_name
 from numbsparse.layout import Layout, as_layout
@@ -211,8 +211,8 @@ class NormalizedProduct(Module):
         self.gain = Parameter(np.ones(shape, weight.dtype))
         self.bias = Parameter(np.zeros(shape, weight.dtype))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.in_a_loop()(x)
+    def forward(self, x: Any) -> Tensor:
+        return self.in_a_loop()(as_tensor(x))
 
     def in_a_loop(self, calls: int = 1) -> Callable[..., Tensor]:
         """This layer as a function for the steps of a loop: gradients are summed once, at its end.

@@ -6,6 +6,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import (
     Tensor,
+    as_tensor,
     grads_at,
     is_recording,
     noting,
@@ -15,8 +16,9 @@ from numbsparse.autograd import (
     unwatched,
 )
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import NO_NUMBERS, type_name
 from numbsparse.nn.functional.joint import jointly, results_of
+from numbsparse.ops.operands import ARRAYS
 from numbsparse.trees import mapped
 
 
@@ -36,7 +38,8 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         BatchNorm follow a batch twice. Parameters, and other tensors that it takes from around it,
         get gradients.
     inputs, named : Tensors, and tuples, lists and dicts of them, or anything else
-        Not to be changed in place before `backward`; of Tensors and parameters that is refused.
+        Not to be changed in place before `backward`; of Tensors, arrays and parameters that is
+        refused.
 
     Returns
     -------
@@ -84,17 +87,18 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         found = grads_at([(again[i], dy) for i, dy in pieces.items()], leaves, deeper)
         return [_zeros(a) if da is None else da for a, da in zip(leaves, found, strict=True)]
 
-    given = _tensors((inputs, named))
+    given = _tensors((inputs, named), (Tensor, *ARRAYS, BlockSparse))
     hidden = record(outputs[0].data, *jointly(gradients, *leaves, again=gradients), held=given)
     on_tape = iter(results_of(hidden, [y.data for y in outputs], "recompute"))
     return mapped(results, lambda y: next(on_tape) if isinstance(y, Tensor) else y)
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    """Those in a result, in order."""
+def _tensors(value: Any, kinds: Any = Tensor) -> list[Tensor]:
+    """Those in a result, in order; of other kinds, as Tensors, where they hold numbers."""
     found: list[Any] = []
     mapped(value, found.append)
-    return [item for item in found if isinstance(item, Tensor)]
+    found = [item for item in found if isinstance(item, kinds)]
+    return [as_tensor(item) for item in found if item.dtype.kind not in NO_NUMBERS]
 
 
 def _zeros(a: Tensor) -> Tensor:

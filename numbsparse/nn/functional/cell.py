@@ -57,9 +57,10 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     def cell(z: Tensor, c: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
         factor, at = data_of(kept), of_dz.next()
         h, after = ops.cell(z.data, c.data, factor, of_h.next())
+        read = [Tensor(after), *([] if factor is None else [Tensor(factor)])]
 
         def gradients(pieces: Any, y: Tensor) -> list[Any]:
-            unchanged(y)
+            unchanged(y, *read)
             dh, dc = (
                 pieces[i].data if i in pieces else ops.zeros_like(like)
                 for i, like in enumerate((h, after))
@@ -67,13 +68,15 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
             return [Tensor(d) for d in ops.cell_grad(z.data, c.data, factor, after, dh, dc, at)]
 
         def again(pieces: Any, y: Tensor) -> list[Any]:
+            unchanged(*read)
+
             def weighted(z: Tensor, c: Tensor, *dys: Tensor) -> Tensor:
                 results = cell_of_gates(unbind(z, 1), c, kept, y.dtype)
                 return inner_product([results[i] for i in pieces], dys)
 
             return differentiable_grads(weighted, [z, c], list(pieces.values()))
 
-        hidden = record(h, *jointly(gradients, z, c, again=again))
+        hidden = record(h, *jointly(gradients, z, c, again=again), held=read)
         new_h, new_c = results_of(hidden, (h, after), "repeated_cell")
         return new_h, new_c
 

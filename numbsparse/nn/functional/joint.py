@@ -6,6 +6,7 @@ A hidden tensor stands for all results of one operation: its gradient is theirs,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from threading import get_ident
 from typing import Any
 
 from numbsparse.autograd import Tensor, is_recording, record
@@ -42,17 +43,18 @@ def jointly(
     be differentiated again.
     """
     wanted = sum(tensor.requires_grad for tensor in inputs)
-    found: dict[str, Any] = {}
+    found: dict[int, tuple[Any, list[Any], int]] = {}  # by thread
 
     def part(i: int) -> Callable[[Any, Tensor], Any]:
         def on_tensors(dy: Any, y: Tensor) -> Any:
-            if found.get("of") is not dy:  # what an error broke off is not gone on with
+            of, gradients, left = found.get(here := get_ident(), (None, [], 0))
+            if of is not dy:  # what an error broke off is not gone on with
                 compute = again if is_recording() else vjp
-                found.update(of=dy, gradients=compute(dy, y), left=wanted)
-            gradient = found["gradients"][i]
-            found["left"] -= 1
-            if not found["left"]:  # nothing of it is kept until the tape goes
-                found.clear()
+                gradients, left = compute(dy, y), wanted
+            found[here] = dy, gradients, left - 1
+            if left == 1:  # nothing of it is kept until the tape goes
+                del found[here]
+            gradient = gradients[i]
             return gradient() if callable(gradient) else gradient
 
         on_tensors.__qualname__ = vjp.__qualname__

@@ -101,10 +101,10 @@ def lstm(
     inputs = [as_tensor(a, name) for name, a in given.items()]
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     backward = _LSTM(inputs, how, exchange)
-    trace = backward.trace
+    (trace,) = backward.unused
     y, *last = trace.h[1:], ops.copy(trace.h[-1]), ops.copy(trace.c[-1])
     in_order = [inputs[i] for i in backward.order]
-    hidden = record(y, *jointly(backward.once, *in_order, again=backward.again))
+    hidden = record(y, *jointly(backward.once, *in_order, again=backward.again), held=backward.kept)
     y, h, c = results_of(hidden, (y, *last), "lstm")
     return y, h, c
 
@@ -150,11 +150,12 @@ class _LSTM:
 
     def __init__(self, inputs: list[Tensor], how: Any, exchange: Any):
         self.inputs, self.how, self.exchange = inputs, how, exchange
+        self.kept = [] if how["kept"] is None else [Tensor(how["kept"])]
         # The gradient of weight_hh, the largest, is the first: to reduce it over several cards
         # takes the longest. Those that are there by then follow, and at last what is still a
         # product.
         self.order = [i for i in (2, 3, 5, 6, 0, 1, 4) if i < len(inputs)]
-        self.trace: Any = self.forward()
+        self.unused = [self.forward()]  # of which one backward, and one thread, takes what is there
 
     def cells(self) -> Any:
         """As they are now."""
@@ -168,17 +169,18 @@ class _LSTM:
 
     def once(self, pieces: Any, y: Tensor) -> list[Any]:
         """The fused gradients, each a function that gives it."""
-        unchanged(y)  # the trace shares its memory
+        unchanged(y, *self.kept)  # the trace shares its memory
         cells, precision = self.cells(), self.how["precision"]
         x: Any = self.inputs[0].data
         weight_ih, weight_hh = cells.weight_ih, cells.weight_hh
-        if self.trace.gates is None:  # a backward before this one has used them up
-            self.trace = self.forward()
-        trace, self.trace = self.trace, self.trace._replace(gates=None)
+        try:
+            trace = self.unused.pop()
+        except IndexError:  # a backward before this one has used it up
+            trace = self.forward()
         dys = (pieces[i].data if i in pieces else None for i in range(3))
         grads = ops.lstm_grad(trace, cells, *dys)
         if grads.gates is not trace.gates:  # in memory of their own
-            self.trace = trace
+            self.unused.append(trace)
         dz = ops.reshape(grads.gates, (-1, weight_hh.shape[1]))
 
         def product(of: Any, weight: Any) -> Any:
@@ -207,7 +209,7 @@ class _LSTM:
 
     def again(self, pieces: Any, y: Tensor) -> list[Any]:
         """Gradients that are differentiable again, through the steps one by one."""
-        unchanged(y)
+        unchanged(y, *self.kept)
         if self.exchange is not None:
             refuse_again()
         n = len(self.inputs)

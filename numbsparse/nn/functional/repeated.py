@@ -117,8 +117,10 @@ def repeated_norm(
         affine, results = (gain.data, bias.data), [places.next() for places in of_results]
         at = [places.next() for places in of_gradients]
         y, normalized = ops.affine_norm(kind, x.data, *affine, eps, second, results)
+        read = (gain, bias, other) if kind == "times" and other is not None else (gain,)
 
         def gradients(dy: Tensor, y: Tensor) -> list[Any]:
+            unchanged(*read)
             dx, dv, dother = ops.affine_norm_grad(
                 kind, normalized, *affine, second, y.data, dy.data, at
             )
@@ -134,7 +136,7 @@ def repeated_norm(
             return [dx, Terms([(dgain, dbias)]), *dother]
 
         inputs = [x, hidden] if other is None else [x, hidden, other]
-        return record(y, *jointly(gradients, *inputs, again=again))
+        return record(y, *jointly(gradients, *inputs, again=again), held=[gain, bias])
 
     return norm
 

@@ -117,6 +117,11 @@ class HardConcrete(Changing):
         for name, layer in found:
             if layer.gate is not None:
                 raise ValueError(f"{name or 'model'} has a gate: give layers without one")
+            if "weight_v" in vars(layer):
+                raise ValueError(
+                    f"{name or 'model'} has weight_norm, whose lengths are of all blocks, also of "
+                    "those that a gate would drop: give layers without it"
+                )
             if (other := owners.setdefault(id(vars(layer).get("weight")), name)) != name:
                 raise ValueError(
                     f"{other} and {name} share a weight, which two gates would part: put one layer "

@@ -99,7 +99,8 @@ def compact(model: Module | Iterable[Tensor], *, remap: Any = ()) -> dict[str, f
     {'weight': 0.25}
     """
     weights, followers = weights_of(model), followers_of(remap)
-    kept = [norms > 0 for norms in norms_of(weights, "max")]
+    deciding = [w._replace(gate=None) if w.normed else w for w in weights]
+    kept = [norms > 0 for norms in norms_of(deciding, "max")]
     return keep(weights, kept, followers, "dropping zeros")
 
 

@@ -19,6 +19,7 @@ def weight_norm(module: Module, *, eps: float = 1e-12) -> Module:
     channel of a transposed convolution, as in torch. The layer's `weight` becomes `weight_g`, a
     Parameter of (out_features,), and `weight_v`, a Parameter of a BlockSparse; `weight` is computed
     from both whenever it is asked for, at first with its old values; of 16-bit floats in float32.
+    Gates come after that: blocks whose gate is zero count in the norm, and `compact` keeps them.
 
     Parameters
     ----------

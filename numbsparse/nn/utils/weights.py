@@ -52,6 +52,7 @@ class Weight(NamedTuple):
     parameter: Tensor
     tap_features: int | None = None  # see ops.inside
     gate: Any = None  # of its blocks, a Parameter or a Module that gives one
+    normed: bool = False  # the length of its columns counts blocks whose gate is zero, too
 
     @property
     def gates(self) -> list[tuple[Tensor, float]]:
@@ -110,15 +111,21 @@ def weights_of(model: Any) -> list[Weight]:
 
 
 def _in_module(module: Module, name: str, parameter: Tensor) -> Weight:
-    gate = vars(module).get("gate") if vars(module).get("weight") is parameter else None
-    return Weight(name, parameter, module.tap_features, gate)
+    own = own_weight(module) is parameter
+    gate, normed = vars(module).get("gate") if own else None, own and "weight_v" in vars(module)
+    return Weight(name, parameter, module.tap_features, gate, normed)
+
+
+def own_weight(module: Module) -> Any:
+    """The Parameter of a layer that its gate is for; None where it has none."""
+    return vars(module).get("weight", vars(module).get("weight_v"))  # see weight_norm
 
 
 def _check_gates(model: Module) -> None:
     """Refuse a weight that layers share, one of them with a gate: what it drops another needs."""
     owners: dict[int, tuple[str, Any]] = {}
     for name, module in model.named_modules():
-        weight, gate = (vars(module).get(key) for key in ("weight", "gate"))
+        weight, gate = own_weight(module), vars(module).get("gate")
         if not isinstance(weight, Tensor) or not isinstance(weight.data, BlockSparse):
             continue
         other, its = owners.setdefault(id(weight), (name, gate))
