@@ -4,6 +4,9 @@ The test plays a core that is late: it takes a part of a phase, and does not fin
 count of a later phase may change, however long that takes.
 """
 
+import os
+import subprocess
+import sys
 from importlib import import_module
 from threading import Thread
 
@@ -215,3 +218,33 @@ def test_a_function_is_called_at_its_address():
     assert [caller(address_of(kernel), x[1:], 1) for kernel in kernels] == [15, 22]
     with pytest.raises(ValueError, match="n is below 0"):
         caller(address_of(kernels[0]), x, -1)
+
+
+WITHOUT_COMPILER = """
+import numpy as np, numbsparse as ns
+rng = np.random.default_rng(int({seed}))
+for size in (4, 8, 16, 32, 64, 128):
+    pattern = rng.random(rng.integers(1, 5, 2)) < 0.5
+    pattern[0, 0] = True
+    batch = int(rng.choice([1, 2, 9, 70]))
+    dtype = str(rng.choice(["float32", "float64", "float16"]))
+    values = np.ones((int(pattern.sum()), size, size), dtype)
+    w, x = ns.BlockSparse(values, pattern), np.ones((batch, pattern.shape[0] * size), dtype)
+    y, images = np.ones((batch, w.shape[1]), dtype), x.reshape(batch, 1, -1)
+    calls = [lambda: x @ w, lambda: y @ w.T, lambda: ns.sddmm(x.T, y, w)]
+    calls += [lambda: ns.conv(images, w, kernel_size=1, padding=1)]
+    for number, call in enumerate(calls):
+        try:
+            call()
+        except RuntimeError as error:
+            assert "unset it" in str(error), error
+        else:
+            raise AssertionError(("ran", size, batch, dtype, number))
+assert ns.nn.functional.relu(ns.Tensor(x)).shape == x.shape
+"""
+
+
+def test_without_numbas_compiler_products_say_what_to_do():
+    """What a debugger of Numba's functions sets; what has no kernel of this kind still runs."""
+    program, environment = WITHOUT_COMPILER.format(seed=7), os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)

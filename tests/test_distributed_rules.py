@@ -12,7 +12,7 @@ import pytest
 import numbsparse as ns
 import numbsparse.distributed as dist
 from numbsparse import nn
-from numbsparse.distributed import environment, links, on_host
+from numbsparse.distributed import environment, links, on_host, rendezvous
 from numbsparse.distributed.buckets import buckets_of
 
 
@@ -96,6 +96,22 @@ def test_what_launchers_say(names, monkeypatch):
     monkeypatch.setenv(names[1], "many")
     with pytest.raises(ValueError, match="takes a whole number"):
         environment.process()
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_cannot_be(port, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(ValueError, match=f"MASTER_PORT takes a number from 1 to 65535, got {port}"):
+        environment.address()
+
+
+def test_a_port_where_another_program_listens():
+    """As of a second run on one host: rank 0 says where, at once."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        at = other.getsockname()
+        with pytest.raises(RuntimeError, match=f"rank 0 cannot listen at 127.0.0.1:{at[1]}: .*in"):
+            rendezvous.met(0, 2, {}, 1.0, at=at)
 
 
 def test_bad_arguments():

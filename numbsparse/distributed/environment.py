@@ -61,7 +61,9 @@ def address() -> tuple[str, int]:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
         raise ValueError(f"RANK is set and {missing[0]} is not: start with torchrun, or set it too")
-    return os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    if not 0 < (port := _number("MASTER_PORT")) < 1 << 16:
+        raise ValueError(f"MASTER_PORT takes a number from 1 to 65535, got {port}")
+    return os.environ["MASTER_ADDR"], port
 
 
 def store_of_torchrun(timeout: float) -> Any:

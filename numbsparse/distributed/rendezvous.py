@@ -31,7 +31,10 @@ def met(
     """
     here = socket.gethostname()
     if rank == 0:
-        listener = socket.create_server(at, backlog=1024)
+        try:
+            listener = socket.create_server(at, backlog=1024)
+        except OSError as error:
+            raise RuntimeError(f"rank 0 cannot listen at {at[0]}:{at[1]}: {error}") from None
         if tell:
             tell((here, listener.getsockname()[1]))
         return gathered(listener, hello, size, timeout)

@@ -12,11 +12,13 @@ from numba.core import cgutils
 from numba.core.typing import Signature
 from numba.extending import intrinsic
 
+from numbsparse.kernels.cores import made_of
+
 
 @cache
 def address_of(kernel: Any) -> int:
     """Where the machine code is of a function that `compiled` made for one signature."""
-    (made,) = kernel.overloads.values()
+    made = made_of(kernel)
     return int(made.library.get_pointer_to_function(made.fndesc.llvm_func_name))
 
 

@@ -112,8 +112,15 @@ def entry_of(kernel: Any) -> Callable[..., Any]:
 
     It takes arrays of those types for granted.
     """
+    return made_of(kernel).entry_point  # type: ignore[no-any-return]
+
+
+def made_of(kernel: Any) -> Any:
+    """What Numba holds of a function that `compiled` made for one signature."""
+    if config.DISABLE_JIT:
+        raise RuntimeError("NUMBA_DISABLE_JIT is set: unset it, as CPU kernels only run compiled")
     (made,) = kernel.overloads.values()
-    return made.entry_point  # type: ignore[no-any-return]
+    return made
 
 
 @compiled(types.void(types.int64[::1], types.int64))
