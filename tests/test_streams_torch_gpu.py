@@ -139,6 +139,7 @@ def test_torch_captures_arrays_of_ours():
         np.testing.assert_array_equal(got, ns.matmul(x, w).numpy())
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # of make_graphed_callables
 def test_torch_makes_callables_with_graphs():
     """Whose backward is captured while the stream of the warm-up joins in."""
     torch, nst = torch_layers()

@@ -224,8 +224,8 @@ def stream(of: Any = None) -> Stream:
     ----------
     of : optional
         A stream of someone else's: torch's, CuPy's, cuda.core's (any object with
-        `__cuda_stream__`), or the driver's handle of one, an int. It must exist for as long as
-        arrays that were made on it. None makes one of your own.
+        `__cuda_stream__`), or a handle of the driver's, an int. Behind that, or an ExternalStream
+        of torch, it must exist until Python ends: memory is kept for it. None makes one of yours.
 
     Returns
     -------
