@@ -13,7 +13,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/compat": 396,
     "numbsparse/device": 4_151,
     "numbsparse/distributed": 2_046,
-    "numbsparse/jax": 728,
+    "numbsparse/jax": 735,
     "numbsparse/kernels": 3_379,
     "numbsparse/kernels/conv": 3_751,
     "numbsparse/kernels/ladder": 1_940,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_445,
-    "numbsparse/torch": 1_965,
+    "numbsparse/torch": 1_970,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 
