@@ -124,6 +124,7 @@ bulk_load = _bulk.bulk_load
 # And back to the array, where the box is inside it; (): those since the last commit are a group,
 # and shared memory may be written again when all groups of the thread were read.
 tma_store_2d = _bulk.tma_store_2d  # (shared, i, tensor_map, column, row), neither negative
+tma_store_3d = _bulk.tma_store_3d  # (shared, i, tensor_map, column, row, layer)
 tma_store_5d = _bulk.tma_store_5d  # (shared, i, tensor_map, column, row, layer, block, image)
 bulk_commit = _bulk.bulk_commit  # ()
 bulk_wait_read = _bulk.bulk_wait_read  # ()

@@ -71,7 +71,7 @@ def _store(axes):
 
 tma_load_2d, tma_load_3d, tma_load_5d = _load(2), _load(3), _load(5)
 tma_load_2d_multicast, tma_load_3d_multicast = _load(2, True), _load(3, True)
-tma_store_2d, tma_store_5d = _store(2), _store(5)
+tma_store_2d, tma_store_3d, tma_store_5d = _store(2), _store(3), _store(5)
 bulk_commit = ordering("cp.async.bulk.commit_group;")
 bulk_wait_read = ordering("cp.async.bulk.wait_group.read 0;")
 bulk_load = instruction(

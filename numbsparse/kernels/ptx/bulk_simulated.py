@@ -114,7 +114,7 @@ def tma_store_2d(shared, i, tensor_map, *places):
         note("global", True, address, nbytes, written)
 
 
-tma_store_5d = tma_store_2d
+tma_store_3d = tma_store_5d = tma_store_2d
 
 
 def _loading(axes):
