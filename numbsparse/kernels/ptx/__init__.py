@@ -134,6 +134,8 @@ first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a m
 
 # A kernel launched with `overlap` begins while those before it end; 9.0. All threads wait before
 # they read what an earlier kernel wrote, or write at all.
+# (a, b, c, d): parameters are fetched here, not where they are first used.
+known_now = _bulk.known_now
 wait_for_earlier_kernels = _bulk.wait_for_earlier_kernels  # ()
 let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have said so or ended
 

@@ -39,6 +39,14 @@ elect = instruction(
     results=(u32,),
     ordered=True,
 )
+# The compiler sees no use of the numbers but a trap, which no program means.
+known_now = instruction(
+    "{ .reg .pred p; .reg .b64 all; or.b64 all, $0, $1; or.b64 all, all, $2; or.b64 all, all, $3; "
+    "setp.eq.s64 p, all, 0x8000000000000000; @p trap; }",
+    *4 * (Whole(types.int64),),
+    name="known_now",
+    ordered=True,
+)
 wait_for_earlier_kernels = ordering("griddepcontrol.wait;")
 let_next_kernel_start = ordering("griddepcontrol.launch_dependents;")
 

@@ -32,7 +32,7 @@ def _nothing(*operands):
     """What is needed on a GPU only."""
 
 
-fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
+known_now = fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
 fence_tensor_map = prefetch_tensor_map = _nothing
 
 

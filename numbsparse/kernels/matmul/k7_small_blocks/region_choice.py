@@ -25,7 +25,7 @@ MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there
 # until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
 # 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
 # small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
-A_REGION, SECOND_PASS = 4.5, 6.0
+A_REGION, SECOND_PASS = 4.5, 4.0
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
@@ -86,6 +86,8 @@ REGIONS_FLOAT32 = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
+# At "high" precision, of a quarter of the blocks 0.87 to 0.91 of the time, at "highest" 1.05.
+MANY_HIGH = Region(16, 8, 54, 16, 2, 4, ITEM=4), 0.112
 # Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
 # large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
 # rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two
@@ -116,7 +118,7 @@ SMALLER = {
 # Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
 # row of a group that is copied, and of a transposed one.
 A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
-A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
+A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 0.8e-6, (0.0013, 0.0025)
 # Multiprocessors that pieces leave free, of images: of 64, 28 x 28, 128 to 128 features, blocks of
 # 16, 132 pieces took 30.8 us, 126 25.6; of 32 of 56 x 56, 46.4 and 44.4 (H200). Why is not known.
 SPARE = 6
@@ -144,6 +146,8 @@ def ways_for(
         for each in SMALLER[item, B][first:]
     )
     a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
+    if (arithmetic, B) == ("high", 16) and kept > REGIONS_FLOAT32[B][1][0] and not SIMULATED:
+        large, a_row = fitted(MANY_HIGH[0]), MANY_HIGH[1]
     return Ways(None, large, smaller, a_row, A_GROUP[transposed], 1 if of_images else 2)
 
 
@@ -246,7 +250,7 @@ def _fastest(
         cut = clusters > 1 and batch > UNCUT_ROWS
         most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
         for pieces in range(2, most + 1):
-            again = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
+            again = SMALL_PASS + pieces * (a_piece + 4 * n * part * sums)
             found.append((alone + a_row * batch / pieces + again, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
             rounds = ceil(n * blocks / (room * places))

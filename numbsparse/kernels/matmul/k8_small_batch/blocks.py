@@ -239,7 +239,7 @@ def block_kernel(blocks: Blocks) -> Any:
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) // CUTS * (WARPS // SPLIT) + warp // SPLIT
         units = count[0] if MADE else count
-        unit, last = int32(units * number // ALL), int32(units * (number + 1) // ALL)
+        unit, last = units * number // ALL, units * (number + 1) // ALL
         steps = (x_view[0] + ROWS - 1) // ROWS if LONG else int64(1)  # of a unit
         part, cut = int64(warp % SPLIT), int64(cuda.blockIdx.x) % CUTS
         own, piece = cut * SPLIT + part, unit * CUTS + cut
@@ -249,9 +249,9 @@ def block_kernel(blocks: Blocks) -> Any:
             left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
             if OVERLAP:
                 let_next_kernel_start()
-            run, ring = (unit, last, False), (bars, bar, fresh, maps)
+            run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
             run = deal(plan, run, last - unit, ring, gates, w_view[1], left, ends)
-            (unit, last, _), plan = run, left
+            unit, last, plan = int64(run[0]), int64(run[1]), left
         if OVERLAP and not GATED:
             let_next_kernel_start()
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
@@ -266,7 +266,7 @@ def block_kernel(blocks: Blocks) -> Any:
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
                 wait_for_earlier_kernels()
-        requested = held = int32(now[LINE] - 1)
+        requested = held = now[LINE] - 1
         ahead, step_ahead, step = unit, first, first
         for s in range(STAGES):
             if ahead < last:
@@ -330,7 +330,7 @@ def block_kernel(blocks: Blocks) -> Any:
 def after(unit, step, first, end, long):
     """(unit, step) after one, of the steps from first to end of each."""
     more = long and step + 1 < end
-    return (unit, step + 1) if more else (int32(unit + 1), first)
+    return (unit, step + 1) if more else (unit + 1, first)
 
 
 @cache

@@ -29,6 +29,7 @@ from numbsparse.kernels.parts.tiles import WIDTH, multiply, operands_of
 from numbsparse.kernels.ptx import (
     fence_proxy_async,
     first_multiple,
+    known_now,
     let_next_kernel_start,
     sync_warp,
     wait_for_earlier_kernels,
@@ -160,12 +161,13 @@ def line_kernel(lines: Lines) -> Any:
             for e in range(RECORD):
                 records[s, e] = record[e]
         record, now = read(units, unit + FIRST), read(units, unit)
-        coming = read(units, unit + 1)
+        coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
             prepare(bars, bar, fresh, maps)
             if OVERLAP:
+                known_now(w_view[2], y.size, y_view[0], y_view[3])
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
@@ -184,9 +186,11 @@ def line_kernel(lines: Lines) -> Any:
         stage = phase = uint32(0)
         while True:
             more = unit + 1 < last
-            if ASKS and more:
+            if not ASKS:
+                coming = read(units, unit + 1)
+            elif more:
                 ask_gates(coming, gates, w_view[1], next_gates)
-            after = read(units, unit + 2)
+            after = read(units, unit + 2) if ASKS else coming
             if there:
                 start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 wait(bars, own, phase)
