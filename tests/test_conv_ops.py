@@ -156,6 +156,55 @@ def test_more_pixels_than_kernels_count_are_refused():
             as_pixels(huge)
 
 
+@pytest.mark.parametrize("case", CASES[:3] + CASES[4:5], ids=str)
+def test_calls_that_come_again(case):
+    """What is kept of a call knows shapes and dtypes: values, strides and places are looked up."""
+    p = ConvProblem(case)
+    padded = np.zeros((*p.x.shape[:-1], p.x.shape[-1] + 3), p.x.dtype)
+    inside = padded[..., 1 : 1 + p.x.shape[-1]]
+    shifted = np.zeros(p.x.nbytes + 1, np.uint8)[1:].view(p.x.dtype).reshape(p.x.shape)
+    calls = (
+        lambda x, dy, **how: ns.conv(x, p.w, **case.sizes, **how),
+        lambda x, dy, **how: ns.conv_weight_grad(x, dy, p.w, **case.sizes, **how).values,
+    )
+    for number, x in enumerate((p.x.copy(), inside, shifted, p.x[::-1], p.x.copy())):
+        if number < 3:
+            x[...] = p.x * (1 + number)
+        p.w.values[...] *= -1
+        dy = p.dy * (2 + number)
+        for call in calls:
+            assert_near(call(x, dy) / 10, call(x, dy, kernel="k0_reference") / 10)
+
+
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_what_is_refused_is_refused_after_a_call_that_was_not(place):
+    if place == "cuda" and not device.is_available():
+        pytest.skip("no GPU and no simulator")
+    put = ns.to_device if place == "cuda" else np.asarray
+    w, x = W.to(place), put(X)
+    dy, how = put(np.ones((1, 3, 3, 4), np.float32)), {"kernel_size": 3}
+    for _ in range(3):
+        ns.conv(x, w, stride=1, **how)
+        ns.conv_transpose(x, w, out_features=4, **how)
+        ns.conv_weight_grad(x, dy, w, **how)
+    for call, error in (
+        (lambda: ns.conv(x, w, stride=True, **how), TypeError),
+        (lambda: ns.conv(x, w, stride=1.0, **how), TypeError),
+        (lambda: ns.conv(x, w, padding=(0, False), **how), TypeError),
+        (lambda: ns.conv(x, w.T, **how), ValueError),
+        (lambda: ns.conv(x, w, kernel=0, **how), ValueError),
+        (lambda: ns.conv(x, w, precision="low", **how), ValueError),
+        (lambda: ns.conv(put(X[..., :3]), w, kernel_size=(1, 9)), ValueError),
+        (lambda: ns.conv_transpose(x, w, out_features=4.0, **how), TypeError),
+        (lambda: ns.conv_transpose(x, w, out_features=True, **how), TypeError),
+        (lambda: ns.conv_weight_grad(x, put(np.ones((1, 3, 3, 5), "f4")), w, **how), ValueError),
+        (lambda: ns.conv_weight_grad(x, put(np.ones((2, 3, 3, 4), "f4")), w, **how), ValueError),
+    ):
+        for _ in range(2):
+            with pytest.raises(error):
+                call()
+
+
 W = ns.BlockSparse(np.ones((9, 4, 4), np.float32), np.ones((9, 1)))
 X = np.ones((1, 5, 5, 4), np.float32)
 

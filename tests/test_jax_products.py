@@ -334,6 +334,19 @@ def test_shard_map_that_checks_what_varies_is_refused_and_else_taken():
     close(jax.shard_map(lambda x: x @ W, check_vma=False, **how)(jnp.asarray(X)), X @ W)
 
 
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_what_is_dealt_nowhere_is_taken_within_a_mesh(kind):
+    """JAX says of such arrays that they lie on all of the mesh, but not along which axes."""
+    devices = jax.devices("cpu")[:4]
+    if len(devices) < 4 or not hasattr(jax, "set_mesh"):
+        pytest.skip("XLA_FLAGS give fewer than four devices, or this JAX has no jax.set_mesh")
+    kinds = (getattr(jax.sharding.AxisType, kind),)
+    x, w = drawn(8, 10), matrix((10, 13))
+    expected = x @ w, *jax.grad(sparse, (0, 1))(x, w)
+    with jax.set_mesh(jax.make_mesh((4,), ("n",), axis_types=kinds, devices=devices)):
+        same((x @ w, *jax.jit(jax.grad(sparse, (0, 1)))(x, w)), expected)
+
+
 @pytest.mark.parametrize(
     ("lies", "stays"), [((), ()), (("n",), ("n",)), ((("m", "n"),), (("m", "n"),)),
                         (("n", "m"), ("n",)), ((None, "n"), ())], ids=str,

@@ -21,6 +21,10 @@ OPTIMISERS = {
 }
 
 
+def on_gpu(a):
+    return ns.to_device(a) if isinstance(a, np.ndarray) else a.to("cuda")
+
+
 def matrix(rng, pattern, dtype=np.float32):
     """A matrix of that pattern; beyond its edge it holds zeros."""
     dense = rng.standard_normal(SHAPE).astype(dtype)
@@ -264,3 +268,90 @@ def assert_same(got, expected):
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         np.testing.assert_array_equal(host(got[key]), host(value), err_msg=key)
+
+
+def test_what_does_not_fit_is_refused_after_steps_that_fitted(rng, put):
+    """What is looked at again is all that was asked of what fitted."""
+    parameter, optimizer, _ = grown(rng, put, OPTIMISERS["momentum"])
+    matrix_, dense_ = parameter.data, nn.Parameter(put(np.ones(4, np.float32)))
+    optimizer.add_param_group({"params": [dense_]})
+    for _ in range(3):
+        dense_.grad = ns.Tensor(put(np.ones(4, np.float32)))
+        optimizer.step()
+    state = optimizer.state_dict()
+    other = matrix(rng, THERE)
+    wrong = [
+        (parameter, ns.Tensor(put(other)), ValueError),
+        (parameter, ns.Tensor(put(matrix(rng, HERE).T)), ValueError),
+        (parameter, ns.Tensor(put(np.ones(SHAPE, np.float32))), ValueError),
+        (parameter, put(matrix(rng, HERE)), TypeError),
+        (dense_, ns.Tensor(put(np.ones(5, np.float32))), ValueError),
+        (dense_, ns.Tensor(put(np.ones(4, np.float32))[None]), ValueError),
+        (dense_, 1.0, TypeError),
+    ]
+    if matrix_.place == "cpu":
+        wrong.append((dense_, ns.Tensor(np.ones(4)), TypeError))
+        if device.is_available():
+            wrong.append((dense_, ns.Tensor(ns.to_device(np.ones(4, np.float32))), ValueError))
+    for one, grad, error in wrong:
+        optimizer.zero_grad()
+        one.grad = grad
+        with pytest.raises(error, match=r"^parameters\[\d\]"):
+            optimizer.step()
+    dense_.grad, parameter.grad = ns.Tensor(put(np.ones(4, np.float32))), None
+    for key, value in (("lr", -1), ("lr", True), ("momentum", 1)):
+        before = optimizer.param_groups[1][key]
+        optimizer.param_groups[1][key] = value
+        with pytest.raises((TypeError, ValueError), match=key):
+            optimizer.step()
+        optimizer.param_groups[1][key] = before
+    if matrix_.place == "cpu":
+        dense_.data.flags.writeable = False
+        with pytest.raises(ValueError, match="read-only"):
+            optimizer.step()
+        dense_.data.flags.writeable = True
+    for name, value in state.items():
+        if not isinstance(value, list):
+            np.testing.assert_array_equal(host(value), host(optimizer.state_dict()[name]))
+    optimizer.step()
+    optimizer.momentum = 0.0  # nothing is kept then
+    with pytest.raises(ValueError, match=r"parameters\[1\].*make a new optimizer"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", [*OPTIMISERS, "nesterov"])
+def test_steps_on_the_same_memory_follow_what_it_holds(rng, name, monkeypatch):
+    """Gradients, weights and settings change between steps whose launches are started again."""
+    if not device.is_available() or device.runtime.several_devices:
+        pytest.skip("launches are started again on one GPU")
+    makes = OPTIMISERS | {"nesterov": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True)}
+    here, there = (
+        [nn.Parameter(put(a)) for a in (matrix(rng_, HERE), np.ones(5, np.float32))]
+        for put, rng_ in (
+            (lambda a: a, np.random.default_rng(1)),
+            (on_gpu, np.random.default_rng(1)),
+        )
+    )
+    one, other = makes[name](here), makes[name](there)
+    gradients = [ns.Tensor(on_gpu(a)) for a in (matrix(rng, HERE), np.ones(5, np.float32))]
+    numbers, seen, update = [], [], type(other)._update
+    monkeypatch.setattr(type(other), "_update", lambda *of: seen.append(of) or update(*of))
+    empty = device.capture.empty
+    monkeypatch.setattr(  # memory that is free again
+        device.capture,
+        "empty",
+        lambda *of: numbers[0] if numbers else numbers.append(empty(*of)) or numbers[0],
+    )
+    for i in range(8):
+        for p, q, g in zip(here, there, gradients, strict=True):
+            fresh = rng.standard_normal(g.values.shape).astype(np.float32)
+            device.refill(g.values, ns.to_device(fresh))
+            q.grad, p.grad = g, ns.Tensor(g.data.to("cpu"))
+        if i == 5:
+            one.lr = other.lr = 0.02
+        one.step()
+        other.step()
+        for p, q in zip(here, there, strict=True):
+            np.testing.assert_allclose(host(q.data), host(p.data), rtol=0, atol=1e-5)
+    on_cpu = sum(isinstance(of[2], np.ndarray) for of in seen)
+    assert len(seen) - on_cpu < 2 * 8 == on_cpu

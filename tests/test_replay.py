@@ -14,6 +14,7 @@ from numbsparse import device
 from numbsparse.device import launch, memory, replay, runtime, streams
 from numbsparse.kernels.elementwise import fill
 from numbsparse.ops import choice
+from numbsparse.ops.index import index_beside
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="no GPU and no simulator")
 products = importlib.import_module("numbsparse.ops.matmul")
@@ -71,6 +72,46 @@ def test_what_came_before_is_started_with_what_memory_holds_now(worked_out, monk
     assert len(worked_out) == 3
 
 
+HOW = {"kernel_size": 3, "padding": 1}
+TAPS = ns.Layout(ns.patterns.taps(np.array([[1, 0], [1, 1]]), (3,)))
+ROWS = ns.Layout([[1, 1], [0, 1]])
+AGAIN = {  # of x and dy (images, pixels, features) and a weight
+    "conv": lambda x, dy, w: ns.conv(x, w, **HOW),
+    "conv_transpose": lambda x, dy, w: ns.conv_transpose(dy, w, **HOW),
+    "conv_weight_grad": lambda x, dy, w: ns.conv_weight_grad(x, dy, w, **HOW).values,
+    "sddmm": lambda x, dy, w: ns.sddmm(x[0].T, dy[0], ROWS).values,
+}
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_convolutions_and_weight_gradients_are_started_too(name, monkeypatch):
+    call, seen, memory = AGAIN[name], [], {}
+
+    def place(layout, array, beside=index_beside):
+        seen.extend([array] if isinstance(array, ns.DeviceArray) else [])
+        return beside(layout, array)
+
+    def free_again(shape, like):  # as a result that was let go of
+        if isinstance(like, np.ndarray):
+            return np.full(shape, np.nan, like.dtype)
+        return memory.setdefault(shape, nans(*shape))
+
+    for module in map(importlib.import_module, ("numbsparse.ops.conv", "numbsparse.ops.sddmm")):
+        monkeypatch.setattr(module, "index_beside", place)
+        monkeypatch.setattr(module, "empty_beside", free_again)
+    x, dy = drawn(2, 9, 16), drawn(2, 9, 16)
+    w = ns.BlockSparse(drawn(TAPS.n_blocks, 8, 8), TAPS)
+    for pixels in (9, 4):  # of views with gaps
+        before = len(seen)
+        for i in range(6):
+            for seed, a in enumerate((x, dy, w.values, *memory.values())):
+                device.refill(a, drawn(*a.shape, seed=10 * i + seed))
+            of = x[:, :pixels], dy[:, :pixels]
+            expected = call(*(a.numpy() for a in of), w.to("cpu"))
+            np.testing.assert_allclose(call(*of, w).numpy(), expected, rtol=0, atol=1e-5)
+        assert len(seen) - before <= 3
+
+
 @pytest.mark.slow
 def test_products_in_any_order_are_told_apart(rng):
     w, square = weight(), drawn(N, N)
@@ -119,9 +160,44 @@ def test_work_that_reads_memory_is_worked_out_each_time():
         fill(other, 0)
         other.numpy()
 
-    for _ in range(4):
+    for _ in range(2 + replay.TRIES):
         replay.replayed(known, (), (array,), work)
-    assert list(known.values()) == [False]
+    (found,) = known.values()
+    assert (found.is_whole, found.tries, found.held) == (False, replay.TRIES, [])
+
+
+def test_work_that_copies_at_first_is_started_later():
+    """As where a plan is made for memory that the work takes for itself."""
+    known, array, done = {}, nans(4), []
+
+    def work():
+        done.append(None)
+        fill(array, 1)
+        if len(done) < 3:
+            array.numpy()
+
+    for _ in range(6):
+        device.refill(array, nans(4))
+        replay.replayed(known, (), (array,), work)
+        assert not np.isnan(array.numpy()).any()
+    assert len(done) == 3
+
+
+def test_work_on_much_memory_is_worked_out_each_time(monkeypatch):
+    """What is started again would hold it."""
+    monkeypatch.setattr(replay, "MOST_BYTES", 64)
+    for n, is_whole in ((16, True), (17, False)):
+        known, array = {}, nans(n)
+
+        def work(n=n, array=array):
+            fill(device.empty((n,), "float32"), 1)
+            fill(array, n)
+
+        for _ in range(5):
+            device.refill(array, nans(n))
+            replay.replayed(known, (), (array,), work)
+            assert (array.numpy() == n).all()
+        assert [*known.values()][-1].is_whole == is_whole
 
 
 def test_memory_that_work_takes_for_itself_is_its_own(monkeypatch):
@@ -164,7 +240,7 @@ def test_operands_are_not_kept_alive():
     for _ in range(5):
         ns.matmul(x, w, out=y)
     layout = w.layout
-    assert any(layout.device_index.replays.values())
+    assert any(found.is_whole for found in layout.device_index.replays.values())
     del x, y, w
     gc.collect()
     assert [owner() for owner in owners] == [None] * 3

@@ -36,6 +36,22 @@ def test_layers_in_one_graph(name):
         torch.testing.assert_close(grads(y, inputs), grads(expected, inputs))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own look at it
+@pytest.mark.parametrize("name", MODELS)
+def test_a_backward_that_is_compiled_of_what_was_not(name):
+    """torch.compile has such where a graph breaks, and `compiled_autograd` is on."""
+    compiled_autograd = pytest.importorskip("torch._dynamo.compiled_autograd")
+    make, shape = MODELS[name]
+    model, x = make(), drawn(*shape)
+    y = model(x)
+    y = y if torch.is_tensor(y) else y[0]
+    expected = grads(y, [x, *model.parameters()])
+    y = model(x)
+    with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        (y if torch.is_tensor(y) else y[0]).pow(2).sum().backward()
+    torch.testing.assert_close([x.grad, *(p.grad for p in model.parameters())], [*expected])
+
+
 @needs_bfloat16
 def test_autocast_in_one_graph():
     linear, x = nst.Linear(8, 8, block_size=4), drawn(3, 8, dtype=torch.float32)

@@ -108,6 +108,39 @@ def test_two_processes_train_as_one(backend, tmp_path, monkeypatch):
         other.kill()
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators")  # on the CPU
+@pytest.mark.parametrize(
+    ("make", "fan_in"),
+    [
+        (lambda: nst.Linear(8, 12, block_size=4), 8),
+        (lambda: nst.Conv1d(8, 12, 3, block_size=4), 24),
+        (lambda: nst.LSTM(8, 8, block_size=4), 8),
+    ],
+    ids=["Linear", "Conv1d", "LSTM"],
+)
+def test_what_is_made_on_meta_and_sharded_is_drawn(make, fan_in):
+    of_one = {"store": torch.distributed.HashStore(), "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group("gloo", **of_one)
+    try:
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        with torch.device("meta"):
+            layer = make()
+        fully_shard(layer, mesh=mesh).to_empty(device="cpu")
+        for parameter in layer.parameters():
+            torch.nn.init.zeros_(parameter)
+        torch.manual_seed(0)
+        layer.reset_parameters()
+        drawn = {name: of.full_tensor().detach() for name, of in layer.named_parameters()}
+    finally:
+        torch.distributed.destroy_process_group()
+    if "bias_l0" in drawn:
+        assert torch.equal(drawn.pop("bias_l0"), make().bias_l0)
+    for values in drawn.values():
+        assert 0.5 < values.abs().amax() * fan_in**0.5 < 1
+
+
 def test_under_torchrun_its_store_says_where_rank_0_listens(monkeypatch):
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "TORCHELASTIC_RUN_ID": "a test"}

@@ -15,6 +15,7 @@ from torch_helpers import (
 )
 
 nn = torch.nn
+prune = pytest.importorskip("torch.nn.utils.prune")
 DOUBLE = {"dtype": torch.float64, "block_size": 4}
 
 
@@ -185,6 +186,25 @@ def test_sparsify_by_a_pattern_for_each_layer():
     )
     assert model["mlp"][0].layout == ns.Layout(ns.patterns.banded(4, 8, width=1))
     assert model["mlp"][2].layout == ns.Layout(ns.patterns.banded(8, 4, width=1))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+@pytest.mark.parametrize(
+    "compute",
+    [
+        torch.nn.utils.weight_norm,
+        lambda layer: prune.l1_unstructured(layer, "bias", 0.5),
+    ],
+    ids=["weight_norm", "prune"],
+)
+def test_what_a_hook_computes_is_not_replaced(compute):
+    """The hook would look for parameters that the new layer has not."""
+    model = mlp()
+    compute(model["mlp"][2])
+    before = dict(model.named_modules())
+    with pytest.raises(ValueError, match="2 has a weight or bias that a hook computes"):
+        nst.sparsify_(model["mlp"], density=0.5, block_size=8)
+    assert dict(model.named_modules()) == before
 
 
 @pytest.mark.parametrize("other", ["embedding", "mlp.0"])  # which stays, and which goes too

@@ -120,7 +120,7 @@ def allocate(nbytes: int) -> Block:
     stream = streams.current()
     if stream.arena is not None and stream.is_captured:  # stays, so launches may come again
         return stream.arena.allocate(nbytes)  # type: ignore[no-any-return]
-    if (recording := runtime.recording()) is not None:
+    if (recording := runtime.recording()) is not None and recording.takes(nbytes):
         return recording.allocate(nbytes, stream)  # type: ignore[no-any-return]
     if (capture := runtime.capturing()) is not None:
         return capture.arena.allocate(nbytes)

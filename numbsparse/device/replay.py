@@ -17,6 +17,8 @@ from numbsparse.device.torch_tensors import identity as identity_of_tensor
 from numbsparse.device.torch_tensors import stream_handle
 
 REMEMBERED = 4096  # of a layout, and of what it was asked for once
+TRIES = 3  # recordings: the first on memory of its own may copy plans for it, which stay
+MOST_BYTES = 1 << 26  # of a piece of memory; what works on more takes the GPU longer than the host
 
 Key = tuple[Any, ...]
 
@@ -34,17 +36,18 @@ class Replay:
     held : memory of the GPU that they use beside that of the operands
     used : of the host
     is_whole : whether they are all that the work did on the GPU: not if it copied
+    tries : how often the same work was recorded
     thread : the one that may start them, where they use memory that it took; None: all may
     """
 
-    __slots__ = ("held", "is_whole", "starts", "thread", "used")
+    __slots__ = ("held", "is_whole", "starts", "thread", "tries", "used")
 
     def __init__(self) -> None:
         self.thread: int | None = None
         self.starts: list[Callable[[], tuple[Any, ...]]] = []
         self.held: list[Any] = []
         self.used: list[Any] = []
-        self.is_whole = True
+        self.is_whole, self.tries = True, 1
 
     def add(self, start: Callable[[], tuple[Any, ...]], used: Any = None) -> None:
         """Start this too, which uses some memory of the host."""
@@ -55,6 +58,12 @@ class Replay:
         """Keep what a kernel uses: of ours, because plans are; the rest belongs to operands."""
         blocks = (block for block in owners_of(args) if isinstance(block, memory.Block))
         self.held += (block for block in blocks if not block.stays)
+
+    def takes(self, nbytes: int) -> bool:
+        """Whether so much memory may be held for work that comes again; else it is not recorded."""
+        if nbytes > MOST_BYTES:
+            self.is_whole, self.tries = False, TRIES
+        return nbytes <= MOST_BYTES
 
     def allocate(self, nbytes: int, stream: streams.Stream) -> memory.Block:
         """Memory for this work alone, which leaves nothing there; of few sizes, which all share."""
@@ -77,13 +86,17 @@ class Replay:
                 raise RuntimeError(f"a kernel was not launched: {error.name}")
 
 
+SEEN = Replay()  # of work that came once
+SEEN.is_whole, SEEN.tries = False, 0
+
+
 def replayed(
-    known: dict[Key, Any], what: Key, operands: tuple[Any, ...], work: Callable[[], Any]
+    known: dict[Key, Replay], what: Key, operands: tuple[Any, ...], work: Callable[[], Any]
 ) -> None:
     """Do the work on operands, arrays of ours or tensors of torch; or only start its launches.
 
-    They are recorded when it comes for the second time. They depend on `what`, on the stream, and
-    on the operands' addresses and strides.
+    They are recorded when it comes for the second time, or again if that copies. They depend on
+    `what`, on the stream, and on the operands' addresses and strides.
     """
     stream = _stream_of(operands[0])
     if stream is None or runtime.recording() is not None:
@@ -99,21 +112,21 @@ def replayed(
 
 
 def repeated(
-    known: dict[Key, Any], key: Key, operands: Any, stream: Any, work: Callable[[], Any]
+    known: dict[Key, Replay], key: Key, operands: Any, stream: Any, work: Callable[[], Any]
 ) -> None:
     """`replayed` of work that depends on the key alone."""
     replay = known.get(key)
-    if replay is False or (replay and replay.is_elsewhere):
-        work()
-    elif replay:
-        replay.start(operands, stream)
-    elif key in known:
-        known[key] = _recorded(work, operands) or False
-    else:
+    if replay is None:
         work()
         if len(known) >= REMEMBERED:
             known.clear()
-        known[key] = None
+        known[key] = SEEN
+    elif replay.is_whole and not replay.is_elsewhere:
+        replay.start(operands, stream)
+    elif replay.is_whole or replay.tries >= TRIES:
+        work()
+    else:
+        known[key] = _recorded(work, operands, replay.tries + 1)
 
 
 def apart(work: Callable[[], Any]) -> tuple[Any, Replay]:
@@ -126,11 +139,16 @@ def apart(work: Callable[[], Any]) -> tuple[Any, Replay]:
         runtime.replay.reset(token)
 
 
-def _recorded(work: Callable[[], None], operands: tuple[Any, ...]) -> Replay | None:
+def _recorded(work: Callable[[], None], operands: tuple[Any, ...], tries: int) -> Replay:
     _, replay = apart(work)
+    replay.tries = max(replay.tries, tries)
     own = set(map(id, owners_of(operands)))
     replay.held = [block for block in replay.held if id(block) not in own]
-    return replay if replay.is_whole and replay.starts else None
+    if not (replay.is_whole and replay.starts):
+        replay.is_whole, replay.starts, replay.used = False, [], []
+        kept = Arena if replay.tries < TRIES else ()  # whose addresses the next one finds again
+        replay.held = [block for block in replay.held if isinstance(block, kept)]
+    return replay
 
 
 def _stream_of(x: Any) -> streams.Stream | None:

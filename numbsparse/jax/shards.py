@@ -18,7 +18,7 @@ def dealt_by_rows(call: Callable[..., Any], rule: str) -> Any:
 
     def shardings(mesh: Any, arrays: Any) -> tuple[Any, Any, Any]:
         """The axes of the mesh that rows lie along, and how operands and result lie."""
-        rows = (*arrays[0].sharding.spec, None)[0]
+        rows = (*getattr(arrays[0].sharding, "spec", ()), None)[0]  # what no mesh deals has none
         along, whole = (NamedSharding(mesh, PartitionSpec(axes)) for axes in (rows, None))
         return (rows, (along, along), whole) if is_sum else (rows, (along, whole), along)
 

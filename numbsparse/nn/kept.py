@@ -59,6 +59,13 @@ def form_of(data: Any) -> Form:
     return Form(data.shape)
 
 
+def look_of(data: Any) -> tuple[Any, ...]:
+    """All that is asked of data before memory beside it, or it itself, is written."""
+    values = data.values if isinstance(data, BlockSparse) else data
+    order = values.is_contiguous if isinstance(values, DeviceArray) else values.flags.num
+    return form_of(data), type(values), values.dtype, values.device, order
+
+
 def check_form(name: str, form: Form, own: Form, beside: str, so: str = "") -> None:
     """Refuse, as `name`, what is stored in another way than what it belongs to."""
     if form != own:

@@ -34,7 +34,7 @@ from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns
 from numbsparse.ops.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.ops.conv_operands import space_of
-from numbsparse.ops.conv_window import conv_window, transpose_window
+from numbsparse.ops.conv_window import conv_window, known_window, transpose_window
 from numbsparse.ops.create import full, full_like, zeros, zeros_like
 from numbsparse.ops.dropout import draws_noted, draws_repeated, dropout_mask, logistic_noise
 from numbsparse.ops.edge import inside
@@ -102,7 +102,7 @@ from numbsparse.ops.optimizer import (
 from numbsparse.ops.precision import checked_precision, own_precision
 from numbsparse.ops.precision import set_precision as set_precision
 from numbsparse.ops.reduce import max, mean, sum, sum_to
-from numbsparse.ops.repeats import repeated, replayed, started
+from numbsparse.ops.repeats import repeated, replayed, replayed_in, started
 from numbsparse.ops.sddmm import check_factors, sddmm, sddmm_in_parts, sddmm_into, size_of_blocks
 from numbsparse.ops.shape import concatenate, getitem, put, reshape, stack, transpose
 from numbsparse.ops.softmax import (
@@ -118,8 +118,8 @@ from numbsparse.ops.softmax import (
 # Those that go to the GPU of their arrays by themselves, or take no memory and launch nothing.
 _ANYWHERE = {
     "matmul", "sddmm", "check_average", "check_factors", "check_step", "checked_norm",
-    "checked_precision", "conv_window", "getitem", "index_beside", "is_half",
-    "operand", "own_precision", "repeated", "size_of_blocks", "space_of", "started",
+    "checked_precision", "conv_window", "getitem", "index_beside", "is_half", "known_window",
+    "operand", "own_precision", "repeated", "replayed_in", "size_of_blocks", "space_of", "started",
     "state_dtype", "transpose", "transpose_window",
 }  # fmt: skip
 

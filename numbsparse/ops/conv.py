@@ -1,10 +1,18 @@
-"""Block-sparse convolutions: check the operands, choose a kernel, allocate, launch."""
+"""Block-sparse convolutions: check the operands, choose a kernel, allocate, launch.
 
-from typing import Any
+What follows from shapes, dtypes and the window is worked out once, and kept with the layout; on a
+GPU launches on the same memory are kept too.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, to_device
+from numbsparse.device import DeviceArray, runtime, to_device
 from numbsparse.kernels.conv import RUNGS, Window, chosen
+from numbsparse.layout import Layout
 from numbsparse.ops.conv_operands import (
     as_pixels,
     as_rows,
@@ -13,31 +21,35 @@ from numbsparse.ops.conv_operands import (
     is_away,
     only_tap,
     small_space,
+    whole,
 )
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.matmul import matmul
-from numbsparse.ops.operands import check_form, check_pair
+from numbsparse.ops.operands import ARRAYS, check_form, check_pair
 from numbsparse.ops.precision import checked_precision
-from numbsparse.ops.sddmm import sddmm
+from numbsparse.ops.repeats import remember, replayed
+from numbsparse.ops.sddmm import sddmm, sddmm_into
 from numbsparse.patterns.checks import BLOCK_SIZES
 
 
-def conv(x: Any, w: Any, window: Window, kernel: str, precision: str | None) -> Any:
-    """See `numbsparse.conv`: of an array of ours, in a window."""
+def conv(
+    x: Any, w: Any, window: Window, kernel: str, precision: str | None, out: Any = None
+) -> Any:
+    """See `numbsparse.conv`: of an array of ours, in a window; into `out`, where it is given."""
     check_weight(w)
-    if is_away(x, w):
-        return conv(to_device(x), w, window, kernel, precision).numpy()
-    precision, in_features = checked_precision(precision), x.shape[-1]
-    check_features(w, window, in_features)
-    shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
-    if is_product(window, kernel, w):
-        return matmul(x, only_tap(w, in_features), precision=precision)
-    y = empty_beside(shape, x)
-    of = choose("forward", kernel, x, w, precision, window, in_features)
-    of.forward(as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(y), precision)
-    return y
+    how = window, kernel, checked_precision(precision)
+    case, call = _known("forward", x, w.values, w, *how)
+    if call is None:
+        if is_away(x, w):
+            return conv(to_device(x), w, *how).numpy()
+        check_features(w, window, x.shape[-1])
+        shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
+        call = _prepared("forward", x, w, *how, x.shape[-1], shape, case)
+    if call.compute is None:
+        return matmul(x, only_tap(w, x.shape[-1]), out=out, precision=how[2])
+    return call.run(x, w.values, w.layout, out)
 
 
 def conv_transpose(
@@ -48,45 +60,121 @@ def conv_transpose(
     out_features: int | None,
     kernel: str,
     precision: str | None,
+    out: Any = None,
 ) -> Any:
     """See `numbsparse.conv_transpose`: of an array of ours, in the window of its convolution."""
     check_weight(w)
-    if is_away(x, w):
-        x, how = to_device(x), (out_features, kernel, precision)
-        return conv_transpose(x, w, window, axes, *how).numpy()
-    precision = checked_precision(precision)
-    if x.shape[-1] != w.shape[1]:
-        raise ValueError(f"x takes {w.shape[1]} features with this w, got {x.shape[-1]}")
-    rows = in_blocks_of(w.layout.shape[0], window) * w.block_size
-    out_features = rows if out_features is None else out_features
-    check_features(w, window, out_features, "out_features")
-    if is_product(window, kernel, w):
-        return matmul(x, only_tap(w, out_features).T, precision=precision)
-    dx = empty_beside((x.shape[0], *window.big[3 - axes :], out_features), x)
-    of = choose("input_grad", kernel, x, w, precision, window, out_features)
-    of.input_grad(
-        as_pixels(x), w.values, index_beside(w.layout, x), window, as_pixels(dx), precision
-    )
-    return dx
+    how = window, kernel, checked_precision(precision)
+    case, call = _known("input_grad", x, w.values, w, *how, type(out_features), out_features)
+    if call is None:
+        if is_away(x, w):
+            x = to_device(x)
+            return conv_transpose(x, w, window, axes, out_features, *how[1:]).numpy()
+        if x.shape[-1] != w.shape[1]:
+            raise ValueError(f"x takes {w.shape[1]} features with this w, got {x.shape[-1]}")
+        rows = in_blocks_of(w.layout.shape[0], window) * w.block_size
+        features = rows if out_features is None else out_features
+        check_features(w, window, features, "out_features")
+        shape = (x.shape[0], *window.big[3 - axes :], features)
+        call = _prepared("input_grad", x, w, *how, features, shape, case)
+    if call.compute is None:
+        return matmul(x, only_tap(w, call.shape[-1]).T, out=out, precision=how[2])
+    return call.run(x, w.values, w.layout, out)
 
 
 def conv_weight_grad(
-    x: Any, dy: Any, w: Any, window: Window, kernel: str, precision: str | None
+    x: Any, dy: Any, w: Any, window: Window, kernel: str, precision: str | None, out: Any = None
 ) -> BlockSparse:
     """See `numbsparse.conv_weight_grad`: of arrays of ours, in a window."""
     check_weight(w)
-    precision = checked_precision(precision)
-    check_pair("x", x, "dy", dy)
-    check_features(w, window, x.shape[-1])
-    check_form("dy", dy, (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1]), x.dtype)
+    how = window, kernel, checked_precision(precision)
+    case, call = _known("weight_grad", x, dy, w, *how)
     size, layout = w.block_size, w.layout
-    if is_product(window, kernel, w):
-        only = sddmm(as_rows(x).T, as_rows(dy), layout, block_size=size, precision=precision)
-        return w.with_values(only.values)
-    values = empty_beside((layout.n_blocks, size, size), x)
-    of = choose("weight_grad", kernel, x, w, precision, window, x.shape[-1])
-    of.weight_grad(as_pixels(x), as_pixels(dy), index_beside(layout, x), window, values, precision)
-    return w.with_values(values)
+    if call is None:
+        check_pair("x", x, "dy", dy)
+        check_features(w, window, x.shape[-1])
+        check_form("dy", dy, (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1]), x.dtype)
+        shape = (layout.n_blocks, size, size)
+        call = _prepared("weight_grad", x, w, *how, x.shape[-1], shape, case)
+    if call.compute is not None:
+        return w.with_values(call.run(x, dy, layout, out))
+    a, b = as_rows(x).T, as_rows(dy)
+    if out is not None:
+        return sddmm_into(out, a, b, layout, precision=how[2])
+    return w.with_values(sddmm(a, b, layout, block_size=size, precision=how[2]).values)
+
+
+class Call(NamedTuple):
+    """A convolution that was checked, of operands of such shapes.
+
+    Attributes
+    ----------
+    shape : of the result
+    compute : what a rung computes it with; None: it is a product of the ladder
+    again : the same as a function of the three arrays alone, where a rung has one
+    what : (product, window, precision), and whether launches are kept
+    """
+
+    shape: tuple[int, ...]
+    compute: Callable[..., None] | None
+    again: Callable[..., None] | None
+    what: tuple[str, Window, str, bool]
+
+    def run(self, a: Any, b: Any, layout: Layout, out: Any = None) -> Any:
+        """The result, in `out` where that is given."""
+        y = empty_beside(self.shape, a) if out is None else out
+        product, window, precision, kept = self.what
+
+        def work() -> None:
+            of_weight = product == "weight_grad"
+            operands = as_pixels(a), as_pixels(b) if of_weight else whole(b)
+            result = y if of_weight else as_pixels(y)
+            if self.again is not None:
+                self.again(*operands, result)
+            elif self.compute is not None:
+                index = index_beside(layout, a)
+                self.compute(*operands, index, window, result, precision)
+
+        if kept and isinstance(a, DeviceArray):
+            replayed(layout, (self.compute, window, precision), (a, b, y), work)
+        else:
+            work()
+        return y
+
+
+def _known(product: str, a: Any, b: Any, w: BlockSparse, *how: Any) -> tuple[Any, Call | None]:
+    """What such a call follows from, None if it is not kept; and the call, if it is known."""
+    kind, layout = type(a), w.stored_layout
+    ours = kind is type(b) and kind in ARRAYS and type(layout) is Layout
+    if not ours or type(how[1]) is not str or runtime.several_devices:
+        return None, None
+    case = product, kind, a.shape, b.shape, a.dtype, b.dtype, w.shape, w.values.shape, how
+    return case, layout.index.calls.get(case)
+
+
+def _prepared(
+    product: str,
+    x: Any,
+    w: BlockSparse,
+    window: Window,
+    kernel: str,
+    precision: str,
+    features: int,
+    shape: tuple[int, ...],
+    case: Any,
+) -> Call:
+    """The call; remembered, where there is a case."""
+    compute, again = None, None
+    if not is_product(window, kernel, w):
+        of = choose(product, kernel, x, w, precision, window, features)
+        compute = getattr(of, product)
+        if case is not None and hasattr(of, "again"):
+            values = w.values if product != "weight_grad" else np.empty(shape, x.dtype)
+            again = of.again(product, as_pixels(x).shape, values, w.layout.index, window)
+    call = Call(shape, compute, again, (product, window, precision, case is not None))
+    if case is not None:
+        remember(w.layout.index, case, call)
+    return call
 
 
 def is_product(window: Window, kernel: str, w: BlockSparse) -> bool:

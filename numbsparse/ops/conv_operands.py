@@ -5,11 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.block_sparse import BlockSparse
+from numbsparse.block_sparse import BlockSparse, unchecked
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.conv import Window
 from numbsparse.ops.conv_window import in_blocks_of
 from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.repeats import ALIGNED, C_CONTIGUOUS
 from numbsparse.patterns.checks import INTEGER
 
 MOST_PIXELS, MOST_BYTES = 1 << 31, 1 << 35  # kernels count rows, and pieces of 16 bytes
@@ -69,20 +70,27 @@ def only_tap(w: BlockSparse, in_features: int) -> BlockSparse:
     """A weight of one tap as a matrix that ends with the features."""
     if w.shape[0] == in_features:
         return w
-    return BlockSparse(w.values, w.layout, shape=(in_features, w.shape[1]))
+    return unchecked(w.values, w.layout, (in_features, w.shape[1]))
+
+
+def whole(x: Any) -> Any:
+    """`x` itself, or of a NumPy array with gaps, or between items, a copy."""
+    if isinstance(x, DeviceArray):
+        return gapless(x)
+    usual = C_CONTIGUOUS | ALIGNED
+    return x if x.flags.num & usual == usual else np.require(x, requirements=("C", "A"))
 
 
 def as_pixels(x: Any) -> Any:
     """(batch, *space, features) as (batch, pixels, features), C-contiguous."""
     shape = (x.shape[0], prod(x.shape[1:-1]), x.shape[-1])
-    if isinstance(x, DeviceArray):
-        if shape[0] * shape[1] >= MOST_PIXELS or x.nbytes >= MOST_BYTES:
-            raise ValueError(
-                f"x takes under 2^31 pixels and 2^35 bytes on a GPU, got {x.shape} of {x.dtype}: "
-                "pass the batch in parts"
-            )
-        return gapless(x).reshape(shape)
-    return np.ascontiguousarray(x).reshape(shape)
+    too_large = shape[0] * shape[1] >= MOST_PIXELS or x.nbytes >= MOST_BYTES
+    if too_large and isinstance(x, DeviceArray):
+        raise ValueError(
+            f"x takes under 2^31 pixels and 2^35 bytes on a GPU, got {x.shape} of {x.dtype}: "
+            "pass the batch in parts"
+        )
+    return whole(x).reshape(shape)
 
 
 def as_rows(x: Any) -> Any:

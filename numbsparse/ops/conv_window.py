@@ -1,6 +1,7 @@
 """What a convolution's sizes say about its window: checked, and made into one."""
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
+from functools import lru_cache
 from typing import Any
 
 from numbsparse.kernels.conv import Window
@@ -63,6 +64,26 @@ def transpose_window(
     if not is_same(padding):
         _check_padding(pairs, big, "result")
     return _window(big, space, kernel, stride, tuple(low for low, _ in pairs), dilation)
+
+
+def known_window(make: Callable[..., Window], *given: Any) -> Window:
+    """What `conv_window` or `transpose_window` makes of these, kept.
+
+    Not for what torch.compile traces: it warns of a cache.
+    """
+    return (_kept if _is_plain(given) else _made)(make, *given)
+
+
+def _is_plain(size: Any) -> bool:
+    """Whether equal sizes say the same: True and 1.0 equal 1."""
+    return type(size) in (int, str) or (type(size) is tuple and all(map(_is_plain, size)))
+
+
+def _made(make: Callable[..., Window], *given: Any) -> Window:
+    return make(*given)
+
+
+_kept = lru_cache(maxsize=256)(_made)
 
 
 def sizes(axes: int, kernel_size: Any, stride: Any, dilation: Any) -> tuple[tuple[int, ...], ...]:

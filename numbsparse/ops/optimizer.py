@@ -32,7 +32,9 @@ to step at all. Loss scaling has others there."""
 SGD_NUMBERS = 5
 
 
-def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool) -> None:
+def sgd_step(
+    p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov: bool, fits: bool = False
+) -> None:
     """One step of `nn.optim.SGD`, in place.
 
     Parameters
@@ -43,10 +45,14 @@ def sgd_step(p: Any, g: Any, velocity: Any, master: Any, numbers: Any, nesterov:
     master : float32 array like a 16-bit p, or None
     numbers : array, (lr, momentum, weight_decay, unscale, go), float64, or float32 on the GPU
         See `TAKEN`.
+    fits : bool
+        Whether `check_step` took the arrays.
 
     Raises ValueError for shapes, places or orders that do not fit, TypeError for dtypes.
     """
-    if check_step(p, g, master=master, velocity=velocity):
+    if not fits:
+        check_step(p, g, master=master, velocity=velocity)
+    if isinstance(p, DeviceArray):
         kernels.optimizer.sgd_step(p, gapless(g), velocity, master, numbers, nesterov)
         return
     lr, momentum, weight_decay, unscale, go = numbers.tolist()
@@ -86,13 +92,17 @@ def adam_numbers(
     return np.array([beta1, 1 - beta1, beta2, 1 - beta2, *rates, eps, shrink, added_decay, *TAKEN])
 
 
-def adam_step(p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any) -> None:
+def adam_step(
+    p: Any, g: Any, m: Any, v: Any, master: Any, numbers: Any, fits: bool = False
+) -> None:
     """One step of `nn.optim.Adam`, or of AdamW where the numbers were `decoupled`, in place.
 
     Parameters as in `sgd_step`; `m` and `v` are arrays like p, zeros before the first step, and
     `numbers` as `adam_numbers` gives them, in float64, or float32 on the GPU.
     """
-    if check_step(p, g, master=master, m=m, v=v):
+    if not fits:
+        check_step(p, g, master=master, m=m, v=v)
+    if isinstance(p, DeviceArray):
         kernels.optimizer.adam_step(p, gapless(g), m, v, master, numbers)
         return
     *numbers, unscale, go = numbers.tolist()

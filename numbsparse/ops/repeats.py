@@ -17,10 +17,20 @@ def replayed(
 
     They depend on the layout, on `what`, and on where the operands are.
     """
-    if (index := layout.device_index) is None or runtime.several_devices:
+    if (index := layout.device_index) is None:
         work()
     else:
-        replay.replayed(index.replays, (what, choice.era), operands, work)
+        replayed_in(index.replays, what, operands, work)
+
+
+def replayed_in(
+    known: dict[Any, Any], what: Any, operands: tuple[Any, ...], work: Callable[[], Any]
+) -> None:
+    """`replayed` in a table of one's own."""
+    if runtime.several_devices:
+        work()
+    else:
+        replay.replayed(known, (what, choice.era), operands, work)
 
 
 def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], Any]) -> None:
@@ -34,7 +44,9 @@ def repeated(known: dict[Any, Any], what: Any, stream: Any, work: Callable[[], A
 def started(known: dict[Any, Any], what: Any, stream: Any) -> bool:
     """Whether launches that `repeated` recorded were started."""
     found = known.get((what, choice.era, stream.handle))
-    if not found or found.is_elsewhere or runtime.several_devices or runtime.capture is not None:
+    if found is None or not found.is_whole or found.is_elsewhere:
+        return False
+    if runtime.several_devices or runtime.capture is not None:
         return False
     found.start((), stream)
     return True

@@ -9,6 +9,7 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse, unchecked
 from numbsparse.blocks import checked_shape
+from numbsparse.device import DeviceArray, runtime
 from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across
@@ -16,9 +17,9 @@ from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import MadeLayout, clear_rest, taken
-from numbsparse.ops.operands import check_pair, in_order, operand
+from numbsparse.ops.operands import ARRAYS, check_pair, in_order, operand
 from numbsparse.ops.precision import checked_precision
-from numbsparse.ops.repeats import remember
+from numbsparse.ops.repeats import remember, replayed
 from numbsparse.patterns.checks import integer
 
 
@@ -71,8 +72,9 @@ def sddmm(
     Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
     precision, kernel = checked_precision(precision), checked_kernel(kernel)
-    if kernel == "auto" and type(a) is type(b) is np.ndarray:
-        return _sum_of_arrays(a, b, layout, block_size, precision)
+    of_ours = type(a) is type(b) and type(a) in ARRAYS
+    if of_ours and kernel == "auto" and not runtime.several_devices:
+        return _repeated(a, b, layout, block_size, precision)
     return _sddmm(a, b, layout, block_size, kernel, precision)
 
 
@@ -152,24 +154,30 @@ def check_factors(a: Any, b: Any) -> None:
         )
 
 
-def _sum_of_arrays(
-    a: np.ndarray, b: np.ndarray, layout: Any, block_size: int | None, precision: str
-) -> BlockSparse:
-    """`sddmm` of NumPy arrays, as `_of_arrays`."""
+def _repeated(a: Any, b: Any, layout: Any, block_size: int | None, precision: str) -> BlockSparse:
+    """`sddmm` of arrays of ours: what follows from shapes and dtype is worked out once.
+
+    On a GPU its launches are started again: see ops/repeats.py.
+    """
     kept, own = layout, None
     if isinstance(layout, BlockSparse):
         kept, own = layout.stored_layout, (layout.shape, layout.block_size, layout.is_transposed)
-    case = a.shape, b.shape, a.dtype, block_size, own
+    case = type(a), a.shape, b.shape, a.dtype, block_size, own
     size_is_usual = block_size is None or type(block_size) is int
     usual = type(kept) is Layout and size_is_usual and a.dtype is b.dtype
     if usual and (known := kept.index.calls.get(case)):
         shape, compute = known
-        values = np.empty(shape, a.dtype)
-        compute(a.T, b, values)
-        return unchecked(values, kept, (len(a), b.shape[1]))
+        values = empty_beside(shape, a)
+        if compute is None:
+            work = partial(sddmm_into, values, a, b, kept, "auto", precision)
+            replayed(kept, ("sddmm", precision), (a, b, values), work)
+        else:
+            compute(a.T, b, values)
+        return unchecked(values, kept, (a.shape[0], b.shape[1]))
     found = _sddmm(a, b, layout, block_size, "auto", precision)
     if usual and not found.is_transposed:
-        compute = rung("k0_cpu").again("weight_grad", len(b), found.values, kept.index)
+        of = "weight_grad", len(b), found.values, kept.index
+        compute = None if type(a) is DeviceArray else rung("k0_cpu").again(*of)
         remember(kept.index, case, (found.values.shape, compute))
     return found
 

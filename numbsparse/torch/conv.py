@@ -1,8 +1,10 @@
 """torch.nn.Conv1d to Conv3d with a layout, and the operators that they are made of."""
 
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.fx import Proxy
 
 from numbsparse import ops, patterns
@@ -21,8 +23,15 @@ from numbsparse.torch.operators import check_dense, family, given_back, lent, ma
 # window (its 18 numbers), precision.
 
 
-def _window(numbers: Any) -> Window:
-    return Window(*(tuple(numbers[i : i + 3]) for i in range(0, 18, 3)))
+@lru_cache(maxsize=256)
+def _window(*numbers: int) -> Window:
+    return Window(*(numbers[i : i + 3] for i in range(0, 18, 3)))  # type: ignore[arg-type]
+
+
+def _numbers(space: tuple[int, ...], *sizes: Any) -> tuple[int, ...]:
+    if is_compiling():  # which warns of what is kept
+        return tuple(int(n) for three in ops.conv_window(space, *sizes) for n in three)
+    return sum(ops.known_window(ops.conv_window, space, *sizes), ())
 
 
 def _weight(values: Any, layout: str, columns: int) -> Any:
@@ -33,24 +42,28 @@ def _array(x: Any, argument: str) -> Any:
     return ops.operand(lent(x), argument)
 
 
-def _conv(x: Any, w: Any, *how: Any) -> Any:
+def _conv(x: Any, w: Any, *how: Any, out: Any = None) -> Any:
     layout, _, columns, _, window, precision = how
-    of = _array(x, "x"), _weight(w, layout, columns), _window(window), "auto", precision
-    return given_back(ops.conv(*of), x)
+    of = _array(x, "x"), _weight(w, layout, columns), _window(*window), "auto", precision
+    return given_back(ops.conv(*of, _memory(out)), x)
 
 
-def _transpose(y: Any, w: Any, *how: Any) -> Any:
+def _transpose(y: Any, w: Any, *how: Any, out: Any = None) -> Any:
     layout, rows, columns, _, window, precision = how
-    of = _array(y, "y"), _weight(w, layout, columns), _window(window), y.dim() - 2, rows
-    return given_back(ops.conv_transpose(*of, "auto", precision), y)
+    of = _array(y, "y"), _weight(w, layout, columns), _window(*window), y.dim() - 2, rows
+    return given_back(ops.conv_transpose(*of, "auto", precision, _memory(out)), y)
 
 
-def _weight_grad(x: Any, y: Any, *how: Any) -> Any:
+def _weight_grad(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
     layout, _, columns, size, window, precision = how
     # Of this weight no values are read: they are memory that nothing touches.
     nothing = _weight(torch.empty(layout_of(layout).n_blocks, size, size), layout, columns)
-    of = _array(x, "x"), _array(y, "y"), nothing, _window(window), "auto", precision
-    return given_back(ops.conv_weight_grad(*of).values, x)
+    of = _array(x, "x"), _array(y, "y"), nothing, _window(*window), "auto", precision
+    return given_back(ops.conv_weight_grad(*of, _memory(out)).values, x)
+
+
+def _memory(out: Any) -> Any:
+    return None if out is None else _array(out, "out")
 
 
 def _of_y(x: Any, w: Any, *how: Any) -> Any:
@@ -72,6 +85,7 @@ conv, conv_transpose, conv_weight_grad = family(
     (_conv, _transpose, _weight_grad),
     (_of_y, _of_x, of_blocks),
     _joined,
+    ({"shape": _of_y}, {"shape": _of_x}, {"shape": of_blocks}),
 )
 
 
@@ -134,9 +148,8 @@ class _Conv(OneWeight):
                 f"x takes the shape (batch, {self.in_channels}, *space) with {self.axes} axes of "
                 f"space, got {tuple(x.shape)}"
             )
-        space = tuple(x.shape[2:])
-        window = ops.conv_window(space, self.kernel_size, self.stride, self.padding, self.dilation)
-        numbers = tuple(int(n) for three in window for n in three)
+        sizes = self.kernel_size, self.stride, self.padding, self.dilation
+        numbers = _numbers(tuple(x.shape[2:]), *sizes)
         sides = (self.in_channels, self.out_channels, self.block_size)
         how = (self.handles["weight"].word, *sides, numbers, ops.checked_precision(self.precision))
         y = conv((x.movedim(1, -1), self.weight), how)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_compiling
 
@@ -103,6 +103,7 @@ def operator(
             return output
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        methods["_compiled_autograd_key"] = staticmethod(Function._compiled_autograd_key)
         if jvp is not None:
             methods["jvp"] = staticmethod(jvp)
         # Function.apply looks for transforms of functions first: this is within one, or in none.

@@ -1,6 +1,8 @@
 """What the layers have in common: layouts beside parameters, in copies and in state dicts too."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -169,6 +171,13 @@ def check_module(model: Any) -> None:
         raise TypeError(f"model takes a torch.nn.Module, got {type_name(model)}")
 
 
+def beside_sharded(weight: torch.Tensor) -> AbstractContextManager[Any]:
+    """Within it a parameter that is sharded, as fully_shard does, takes whole tensors beside it."""
+    if type(weight.data).__name__ != "DTensor":
+        return nullcontext()
+    return import_module("torch.distributed.tensor.experimental").implicit_replication()
+
+
 def draw_(
     weight: torch.Tensor, bias: torch.Tensor | None, layout: Layout, features: tuple[int, int]
 ) -> None:
@@ -179,7 +188,7 @@ def draw_(
     size, columns = weight.shape[1], torch.from_numpy(layout.index.block_columns.copy()).long()
     fan_in = column_fan_in(layout, size, features[0])
     bound = torch.from_numpy(1 / np.sqrt(np.maximum(fan_in, 1))).to(weight)
-    with torch.no_grad():
+    with torch.no_grad(), beside_sharded(weight):
         weight.uniform_(-1, 1).mul_(bound[columns.to(weight.device), None, None])
         if bias is not None:
             bias.uniform_(-1, 1).mul_(bound.repeat_interleave(size)[: features[1]])

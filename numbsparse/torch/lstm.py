@@ -15,7 +15,7 @@ from numbsparse.patterns.checks import flag, integer, number
 from numbsparse.torch import operators
 from numbsparse.torch.dispatch import is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
-from numbsparse.torch.layer import SparseModule, draw_
+from numbsparse.torch.layer import SparseModule, beside_sharded, draw_
 from numbsparse.torch.operators import check_dense, given_back, lent, matrix
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -247,9 +247,9 @@ class LSTM(SparseModule):
                 of = f"weight_{name}_l{i}"
                 layout: Layout = self.handles[of].layout
                 draw_(getattr(self, of), None, layout, (features, 0))
-            with torch.no_grad():
-                gates = getattr(self, f"bias_l{i}").view(-1, ops.GATES, self.block_size)
-                gates.zero_()[:, 1] = 1
+            bias = getattr(self, f"bias_l{i}")
+            with torch.no_grad(), beside_sharded(bias):
+                bias.copy_(torch.arange(bias.shape[0]) // self.block_size % ops.GATES == 1)
 
     def forward(self, x: torch.Tensor, state: State | None = None) -> tuple[torch.Tensor, State]:
         """x (time, batch, input_size), or (batch, time, input_size) with batch_first, and state

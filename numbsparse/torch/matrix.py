@@ -11,8 +11,6 @@ from numbsparse.layout import Layout
 from numbsparse.torch import operators
 from numbsparse.torch.handles import Handle, handle_of
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
 
 class BlockSparse(Blocks):
     """A block-sparse matrix of shape (in_features, out_features) whose values are a tensor.
@@ -56,7 +54,7 @@ class BlockSparse(Blocks):
         self, values: torch.Tensor, layout: Any, *, shape: tuple[int, int] | None = None
     ) -> None:
         handle = layout if isinstance(layout, Handle) else handle_of(layout)
-        if not isinstance(values, torch.Tensor) or values.dtype not in DTYPES:
+        if not isinstance(values, torch.Tensor) or values.dtype not in operators.CODES:
             got = values.dtype if isinstance(values, torch.Tensor) else type_name(values)
             raise TypeError(
                 f"values takes a tensor of float16, bfloat16, float32 or float64, got {got}"

@@ -109,7 +109,7 @@ def family(
         schema = f"{name}(Tensor a, Tensor b, str layout, {numbers}, str precision) -> Tensor"
         how: Any = {
             "save": save,
-            "backward": partial(backward, gradients),
+            "backward": lambda ctx, d, of=gradients: backward(of, ctx, d),  # torch takes no partial
             "tensors": 2,
             "jvp": partial(tangent, len(made)),
         } | also
@@ -144,13 +144,11 @@ def _sddmm(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
 
 
 def _of_y(x: Any, w: Any, *how: Any) -> Any:
-    *batch, _ = x.shape or (0,)  # a number is refused later
-    return *batch, how[2]
+    return *x.shape[:-1], how[2]  # a number is refused later
 
 
 def _of_x(y: Any, w: Any, *how: Any) -> Any:
-    *batch, _ = y.shape or (0,)
-    return *batch, how[1]
+    return *y.shape[:-1], how[1]
 
 
 def of_blocks(x: Any, y: Any, *how: Any) -> Any:

@@ -46,7 +46,7 @@ def sparsify_(
     ------
     ValueError
         If no layer is chosen, or the model is itself one, a chosen layer's weight is used elsewhere
-        too, or the density leaves it no block; then nothing was changed.
+        too or computed by a hook, or the density leaves it no block; then nothing was changed.
 
     Examples
     --------
@@ -91,7 +91,11 @@ def sparsify_(
 
 
 def _check_own(model: torch.nn.Module, chosen: dict[str, torch.nn.Linear]) -> None:
-    """Refuse layers that share their weight with another module, an embedding for one."""
+    """Refuse layers whose weight a hook computes, or another module has too, as an embedding."""
+    for name, linear in chosen.items():
+        if torch.Tensor in (type(linear.weight), type(linear.bias)):  # which is no Parameter
+            got = f"{name} has a weight or bias that a hook computes"
+            raise ValueError(f"{got}, as weight_norm and prune do: remove the hook first")
     owners = {linear.weight: (name, linear) for name, linear in chosen.items()}
     for name, module in model.named_modules(remove_duplicate=False):
         for parameter in module.parameters(recurse=False):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from numbsparse.device import DeviceArray, current_stream, is_capturing, runtime
-from numbsparse.device.replay import repeated
+from numbsparse.device.replay import SEEN, repeated
 from numbsparse.layout import Index
 
 MOST_MAPS = 2**14  # groups of tensor maps that are kept forever
@@ -40,7 +40,7 @@ def again(
     if captured or is_capturing() or runtime.recording() is not None:
         work()
         if not captured:
-            calls.setdefault(key, None)
+            calls.setdefault(key, SEEN)
     else:
         repeated(calls, key, (*operands, *more), stream, work)
 

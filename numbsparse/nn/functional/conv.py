@@ -74,13 +74,17 @@ def conv(
 
     Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
-    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    how = kernel, ops.checked_precision(precision)
+    how, sizes = (
+        (kernel, ops.checked_precision(precision)),
+        (kernel_size, stride, padding, dilation),
+    )
 
-    def compute(x: Any) -> Tensor:
-        return _conv(x, w, ops.conv_window(_space(x), **sizes), how)
+    def window(x: Any) -> Any:
+        return ops.known_window(ops.conv_window, _space(x), *sizes)
 
-    return _computed(x, w, compute)
+    if isinstance(x, Tensor) or isinstance(w, Tensor):
+        return _conv(x := _dense(x, "x"), w, window(x), how)
+    return _in_order(x, lambda x: ops.conv(x, w, window(x), *how))
 
 
 def conv_transpose(
@@ -132,14 +136,16 @@ def conv_transpose(
     >>> ns.conv_transpose(x, w, kernel_size=2, stride=2).shape
     (1, 6, 6, 8)
     """
-    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    sizes |= {"output_padding": output_padding}
     how = kernel, ops.checked_precision(precision)
+    sizes = kernel_size, stride, padding, output_padding, dilation
 
-    def compute(x: Any) -> Tensor:
-        return _transpose(x, w, ops.transpose_window(_space(x), **sizes), out_features, how)
+    def window(x: Any) -> Any:
+        return ops.known_window(ops.transpose_window, _space(x), *sizes)
 
-    return _computed(x, w, compute)
+    if isinstance(x, Tensor) or isinstance(w, Tensor):
+        return _transpose(x := _dense(x, "x"), w, window(x), out_features, how)
+    of = out_features, *how
+    return _in_order(x, lambda x: ops.conv_transpose(x, w, window(x), x.ndim - 2, *of))
 
 
 def conv_weight_grad(
@@ -180,26 +186,26 @@ def conv_weight_grad(
     >>> ns.conv_weight_grad(x, dy, w, kernel_size=3).values[0, 0, 0]
     np.float64(5.0)
     """
-    sizes = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation}
-    how = kernel, ops.checked_precision(precision)
+    how, sizes = (
+        (kernel, ops.checked_precision(precision)),
+        (kernel_size, stride, padding, dilation),
+    )
 
-    def compute(x: Any) -> Tensor:
-        of = _dense(dy, "dy"), data_of(w), ops.conv_window(_space(x), **sizes)
-        return _weight_grad(x, *of, how)
+    def window(x: Any) -> Any:
+        return ops.known_window(ops.conv_window, _space(x), *sizes)
 
-    return _computed(x, dy, compute)
-
-
-def _computed(x: Any, other: Any, compute: Callable[[Any], Tensor]) -> Any:
-    """A Tensor where an operand is one; else what it holds, in the library of x."""
-    is_tensor = isinstance(x, Tensor) or isinstance(other, Tensor)
-    return compute(_dense(x, "x")) if is_tensor else _in_order(x, compute)
+    like = data_of(w)
+    if isinstance(x, Tensor) or isinstance(dy, Tensor):
+        return _weight_grad(x := _dense(x, "x"), _dense(dy, "dy"), like, window(x), how)
+    return _in_order(
+        x, lambda x: ops.conv_weight_grad(x, ops.operand(dy, "dy"), like, window(x), *how)
+    )
 
 
 @in_order
-def _in_order(x: Any, compute: Callable[[Any], Tensor]) -> Any:
+def _in_order(x: Any, compute: Callable[[Any], Any]) -> Any:
     """Of an array of any library, in order with that library's work."""
-    result: Any = compute(ops.operand(x, "x")).data
+    result = compute(ops.operand(x, "x"))
     return result if isinstance(result, BlockSparse) else in_library_of(x, result)
 
 

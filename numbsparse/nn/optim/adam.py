@@ -32,7 +32,7 @@ class Adam(Optimizer):
     slots = ("m", "v")
     n_numbers, n_settings = ops.ADAM_NUMBERS, 7
     guarded_numbers = staticmethod(ops.guarded_adam_numbers)
-    decoupled = False
+    decoupled, chosen_by = False, ()
     betas, eps, weight_decay = Setting(), Setting(), Setting()
 
     def __init__(
@@ -63,7 +63,7 @@ class Adam(Optimizer):
     def _update(
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
-        ops.adam_step(p, g, slots["m"], slots["v"], slots.get("master"), numbers)
+        ops.adam_step(p, g, slots["m"], slots["v"], slots.get("master"), numbers, fits=True)
 
 
 class AdamW(Adam):

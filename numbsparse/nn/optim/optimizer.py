@@ -1,8 +1,10 @@
 """What all optimizers share: parameters in groups, the state kept for each, its checkpoints."""
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -54,6 +56,8 @@ class Optimizer:
 
     slots: tuple[str, ...] = ()  # names of the arrays kept for each parameter
     n_numbers = n_settings = 0  # how many `guarded_numbers` and `_settings` give
+    chosen_by: tuple[str, ...] | None = None
+    """Settings, beside its arrays and numbers, that `_update` follows; None: any may be."""
     lr = Setting()
 
     def __init__(self, parameters: Iterable[Tensor] | Iterable[dict[str, Any]], **settings: Any):
@@ -65,6 +69,7 @@ class Optimizer:
         self._skipped: Any = np.zeros(1, np.int64)
         self._state: dict[int, dict[str, Any]] = {}
         self._forms: dict[int, kept.Form] = {}  # what the state of each belongs to
+        self._seen: dict[int, tuple[Any, ...]] = {}  # state and look of each as it last fitted
         self._count_all()
 
     @property
@@ -117,12 +122,31 @@ class Optimizer:
         found = {}
         for i, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
-                name = f"parameters[{i}]"
-                check_gradient(name, parameter)
-                slots = found[i] = self._slots_of(i)
-                with kept.naming(name):
-                    ops.check_step(parameter.values, parameter.grad.values, **slots)
+                look = self._look(i)
+                slots, seen = self._state.get(i), self._seen.get(i)
+                if slots is None or seen is None or seen[0] is not slots or seen[1] != look:
+                    slots = self._checked(i)
+                    self._seen[i] = slots, look
+                found[i] = slots
         return found
+
+    def _look(self, i: int) -> tuple[Any, ...]:
+        """What `_checked` asks of a parameter, its gradient and its group."""
+        parameter = self.parameters[i]
+        grad: Any = parameter.grad.data if isinstance(parameter.grad, Tensor) else None
+        of_grad = None if grad is None else kept.look_of(grad)
+        names = self._slot_names(i, self._groups.members[i][1])
+        return kept.look_of(parameter.data), of_grad, names
+
+    def _checked(self, i: int) -> dict[str, Any]:
+        """What is kept for a parameter, where it and the gradient fit."""
+        name = f"parameters[{i}]"
+        parameter: Any = self.parameters[i]
+        check_gradient(name, parameter)
+        slots = self._slots_of(i)
+        with kept.naming(name):
+            ops.check_step(parameter.values, parameter.grad.values, **slots)
+        return slots
 
     def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
         """`step` with what `checked` found."""
@@ -130,17 +154,41 @@ class Optimizer:
         for i, slots in found.items():
             data = self.parameters[i].data
             self._state[i], self._forms[i] = slots, kept.form_of(data)
-            homes.setdefault(self.parameters[i].device, []).append(i)
+            homes.setdefault(data.device, []).append(i)
         if not found:
             self.steps += 1
         for nth, (device, members) in enumerate(homes.items()):
             with on(device):
                 numbers = self._numbers_of(members, device, verdict, counts=nth == 0)
-            for row, i in enumerate(members):
-                parameter: Any = self.parameters[i]
-                group = self._groups.members[i][1]
-                self._update(group, parameter.values, parameter.grad.values, found[i], numbers[row])
-                edits.note(parameter.values, f"{type(self).__name__}.step")
+                self._update_all(members, device, numbers)
+            by = f"{type(self).__name__}.step"
+            for i in members:
+                edits.note(self.parameters[i].values, by)
+
+    def _update_all(self, members: list[int], device: str, numbers: Any) -> None:
+        """The step of each of these parameters, which live in one place, by its row of numbers.
+
+        On a GPU its launches are started again where all is in the memory that it was in before.
+        """
+        groups = [self._groups.members[i][1] for i in members]
+        parameters: list[Any] = [self.parameters[i] for i in members]
+        pairs = [(parameter.values, parameter.grad.values) for parameter in parameters]
+        slots = [self._state[i] for i in members]
+
+        def work() -> None:
+            for row, of in enumerate(zip(groups, pairs, slots, strict=True)):
+                group, (p, g), own = of
+                self._update(group, p, g, own, numbers[row])
+
+        if device == "cpu" or self.chosen_by is None:
+            work()
+            return
+        known = _replays.setdefault(self, {})
+        if len(known) >= REMEMBERED:  # gradients came from ever new memory
+            known.clear()
+        what = tuple([tuple([group[name] for name in self.chosen_by]) for group in groups])
+        arrays = (numbers, *chain(*pairs), *chain(*(own.values() for own in slots)))
+        ops.replayed_in(known, what, arrays, work)
 
     def _numbers_of(self, members: list[int], device: str, verdict: Any, counts: bool) -> Any:
         """A row of numbers for each of these parameters, which live in one place.
@@ -309,6 +357,10 @@ class Optimizer:
             )
         return found
 
+
+REMEMBERED = 16  # steps on a GPU, of one optimizer
+
+_replays: WeakKeyDictionary[Optimizer, dict[Any, Any]] = WeakKeyDictionary()
 
 _HEADER = ("steps", "skipped", "param_groups")
 

@@ -27,7 +27,7 @@ class SGD(Optimizer):
     Tensor([0.8, 1.6])
     """
 
-    n_numbers, n_settings = ops.SGD_NUMBERS, 3
+    n_numbers, n_settings, chosen_by = ops.SGD_NUMBERS, 3, ("nesterov",)
     guarded_numbers = staticmethod(ops.guarded_sgd_numbers)
 
     momentum, weight_decay, nesterov = Setting(), Setting(), Setting()
@@ -64,4 +64,4 @@ class SGD(Optimizer):
         self, group: Mapping[str, Any], p: Any, g: Any, slots: dict[str, Any], numbers: Any
     ) -> None:
         velocity, master = slots.get("velocity"), slots.get("master")
-        ops.sgd_step(p, g, velocity, master, numbers, group["nesterov"])
+        ops.sgd_step(p, g, velocity, master, numbers, group["nesterov"], fits=True)

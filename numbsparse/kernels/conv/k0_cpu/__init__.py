@@ -16,9 +16,11 @@ C pixels.
 
 from functools import partial
 
-from numbsparse.kernels.conv.k0_cpu.lines import multiply_lines
-from numbsparse.kernels.conv.k0_cpu.unfolded import multiply_unfolded, pays, sum_unfolded
-from numbsparse.kernels.conv.k0_cpu.weight_grad import sum_pixels
+import numpy as np
+
+from numbsparse.kernels.conv.k0_cpu.lines import lines_of
+from numbsparse.kernels.conv.k0_cpu.unfolded import pays, sum_unfolded_of, unfolded_of
+from numbsparse.kernels.conv.k0_cpu.weight_grad import pixels_of
 from numbsparse.kernels.matmul.k0_cpu import in_floats
 from numbsparse.kernels.matmul.reach import reach
 
@@ -28,17 +30,39 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 unsupported = reach("k0_cpu", "cpu", BLOCK_SIZES, DTYPES)
 
 
-def _lines(product, x, values, index, window, y, precision="highest"):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
-    unfolds = pays(product, x, window, values.shape[1])
-    compute = multiply_unfolded if unfolds else multiply_lines
-    in_floats(compute, x, values, y, index, window, product)
+def forward(x, values, index, window, y, precision="highest"):
+    """y[:] = conv(x, w)."""
+    _call("forward", x, values, y, values, index, window)
 
 
-forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+def input_grad(dy, values, index, window, dx, precision="highest"):
+    """dx[:] = conv_transpose(dy, w)."""
+    _call("input_grad", dy, values, dx, values, index, window)
 
 
 def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    compute = sum_unfolded if window.taps == 1 else sum_pixels
-    in_floats(compute, x, dy, dvalues, index, window)
+    _call("weight_grad", x, dy, dvalues, dvalues, index, window)
+
+
+def _call(product, a, b, out, *of):
+    # Fields have strides of no whole item.
+    a, b = (np.require(x, requirements=("C", "A")) for x in (a, b))
+    again(product, a.shape, *of)(a, b, out)
+
+
+def again(product, shape, values, index, window):
+    """A product of images of a shape as a function of its three arrays, for calls that come again.
+
+    They are C-contiguous and aligned. Of `values`, or `dvalues`, shape and dtype are asked for.
+    """
+    if values.itemsize == 2:
+        wide = np.broadcast_to(np.float32(0), values.shape)
+        return partial(in_floats, again(product, shape, wide, index, window))
+    batch, _, features = shape
+    of = values, index, window
+    if product == "weight_grad":
+        return (sum_unfolded_of if window.taps == 1 else pixels_of)(batch, *of)
+    if pays(product, batch, features, window, values.shape[1]):
+        return unfolded_of(batch, *of, product)
+    return lines_of(batch, features, *of, product)

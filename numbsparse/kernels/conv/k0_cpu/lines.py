@@ -25,39 +25,38 @@ TALL = 8  # features of a tile of one vector
 READY = 8  # multiply-adds that start before the first of them ends
 
 
-def multiply_lines(x, values, y, index, window, product):
-    """y[:] = conv(x, w), or conv_transpose(x, w)."""
+def lines_of(batch, features, values, index, window, product):
+    """conv(x, w), or conv_transpose(x, w), of so many images, as a function of x, values and y."""
     backward = product == "input_grad"
-    of = window.seeing(product)
-    sizes, out_sizes = of.view.sizes, of.view.out_sizes
-    batch, size = x.shape[0], values.shape[1]
-    images_of_rows = x.reshape(batch, sizes[0] * sizes[1], sizes[2], x.shape[2])
-    y = y.reshape(batch, out_sizes[0] * out_sizes[1], out_sizes[2], y.shape[2])
+    of, size, dtype = window.seeing(product), values.shape[1], values.dtype
+    (*in_rows, width), (*out_rows, out_width) = of.view.sizes, of.view.out_sizes
+    of_x, of_y = (batch, prod(in_rows), width, features), (batch, prod(out_rows), out_width)
     walk = planned(index, line_walk, window.taps, product, of)[:4]
-    how = strips_of(of, max(batch, 1), shapes_of(size, values.dtype))
-    kernel = entry_of(line_kernel(values.dtype, how.features, how.columns))
-    values = np.ascontiguousarray(values)
-    features = -(-x.shape[2] // SQUARE) * SQUARE
-    of_group = sizes[0] * sizes[1] * how.strips * features * how.lanes
-    groups = -(-batch // how.images)
+    how = strips_of(of, max(batch, 1), shapes_of(size, dtype))
+    kernel = entry_of(line_kernel(dtype, how.features, how.columns))
+    rounded = -(-features // SQUARE) * SQUARE
+    groups, of_group = -(-batch // how.images), prod(in_rows) * how.strips * rounded * how.lanes
     slab = max(1, SLAB // of_group)
+    chunks = -(-how.width * how.images // how.columns)
+    lines = (len(walk[0]) - 1) * (size // how.features)
+    parts = []
     for group in range(0, groups, slab):
         count = min(slab, groups - group)
-        packed = _room(count, sizes[0] * sizes[1], how, features, values.dtype)
-        chunks = -(-how.width * how.images // how.columns)
         tiles = count * how.out_rows.shape[1] * how.strips * chunks
-        lines = (len(walk[0]) - 1) * (size // how.features)
-        on_cores(
-            kernel,
-            (
-                images_of_rows, packed, values, (1, size) if backward else (size, 1), walk,
-                (*how[:2], of.view.scale[2], of.view.counts[2], group * how.images),
-                *how[6:], of.view.step[2], y,
-            ),
-            phases=2,
-            work=tiles * lines,
-            multiply_adds=values.size * tiles * how.columns,
-        )  # fmt: skip
+        work, adds = tiles * lines, values.size * tiles * how.columns
+        parts.append((count, group * how.images, {"work": work, "multiply_adds": adds}))
+    strides, scale = (1, size) if backward else (size, 1), of.view.scale[2]
+    places = *how[6:], of.view.step[2]
+
+    def compute(x, values, y):
+        x, y = x.reshape(of_x), y.reshape(*of_y, y.shape[2])
+        for count, image, much in parts:
+            packed = _room(count, of_x[1], how, rounded, dtype)
+            shape = *how[:2], scale, of.view.counts[2], image
+            some = x, packed, values, strides, walk, shape, *places, y
+            on_cores(kernel, some, phases=2, **much)
+
+    return compute
 
 
 @cache

@@ -17,56 +17,50 @@ FEW = 512  # outputs
 WIDE = 16  # blocks: of smaller ones sums are loaded and stored too often
 
 
-def pays(product, x, window, size):
+def pays(product, batch, features, window, size):
     """Whether this is the quicker way. Input-gradients would be added up tap by tap."""
-    few = len(x) * prod(window.small) <= FEW and size >= WIDE and x.shape[2] % size == 0
+    few = batch * prod(window.small) <= FEW and size >= WIDE and features % size == 0
     return window.taps == 1 or (product == "forward" and few)
 
 
-def multiply_unfolded(x, values, y, index, window, product):
-    """y[:] = conv(x, w), or of one tap conv_transpose(x, w)."""
-    values = np.ascontiguousarray(values)
-    n_rows = len(x) * prod(window.small)
-    if product == "forward":
-        rows = unfolded(x, window)
-        product_of(n_rows, values, index, False)(rows, values, y.reshape(n_rows, y.shape[2]))
-        return
-    rows = np.empty((len(x), *window.small, y.shape[2]), y.dtype)
-    flat = rows.reshape(n_rows, y.shape[2])
-    product_of(n_rows, values, index, True)(x.reshape(n_rows, x.shape[2]), values, flat)
-    y[:] = 0
-    ((outputs, pixels),) = seen_by(window)
-    y.reshape(len(x), *window.big, y.shape[2])[pixels] = rows[outputs]
+def unfolded_of(batch, values, index, window, product):
+    """conv(x, w), or of one tap conv_transpose(x, w), as a function of x, values and y."""
+    n_rows, seen = batch * prod(window.small), seen_by(window, product)
+    multiply = product_of(n_rows, values, index, product == "input_grad")
+
+    def forward(x, values, y):
+        rows = gathered(x, *seen).reshape(n_rows, window.taps * x.shape[2])
+        multiply(rows, values, y.reshape(n_rows, y.shape[2]))
+
+    def input_grad(x, values, y):
+        rows = np.empty((batch, prod(window.small), y.shape[2]), y.dtype)
+        multiply(x.reshape(n_rows, x.shape[2]), values, rows.reshape(n_rows, y.shape[2]))
+        gathered(rows, *seen, y)
+
+    return forward if product == "forward" else input_grad
 
 
-def sum_unfolded(x, dy, dvalues, index, window):
-    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
-    rows = unfolded(x, window)
-    sum_of(len(rows), dvalues, index)(rows, dy.reshape(len(rows), dy.shape[2]), dvalues)
+def sum_unfolded_of(batch, dvalues, index, window):
+    """The weight-gradient of one tap as a function of x, dy and dvalues."""
+    n_rows, seen = batch * prod(window.small), seen_by(window, "forward")
+    add_up = sum_of(n_rows, dvalues, index)
+
+    def compute(x, dy, dvalues):
+        rows = gathered(x, *seen).reshape(n_rows, x.shape[2])
+        add_up(rows, dy.reshape(n_rows, dy.shape[2]), dvalues)
+
+    return compute
 
 
-def unfolded(x, window):
-    """What taps see, (batch and outputs, taps and features)."""
-    batch, _, features = x.shape
-    images = x.reshape(batch, *window.big, features)
-    rows = np.zeros((batch, *window.small, window.taps, features), x.dtype)
-    for tap, (outputs, pixels) in enumerate(seen_by(window)):
-        rows[outputs][..., tap, :] = images[pixels]
-    return rows.reshape(batch * prod(window.small), window.taps * features)
+def gathered(x, pixels, outside, out=None):
+    """What `seen_by` says of x (batch, pixels, features): (batch, pixels and taps, features)."""
+    rows = x.take(pixels, axis=1, out=out, mode="clip")
+    rows[:, outside] = 0
+    return rows
 
 
 @lru_cache(maxsize=64)
-def seen_by(window: Window) -> list[tuple[tuple[slice, ...], ...]]:
-    """Of each tap the outputs whose pixel is in the image, and these pixels, of (batch, *space)."""
-    return [_meeting(window, offsets) for offsets in window.offsets().tolist()]
-
-
-def _meeting(window, offsets):
-    outputs, pixels = [slice(None)], [slice(None)]
-    for big, small, step, offset in zip(*window[:2], window.stride, offsets, strict=True):
-        first = max(0, -(offset // step))
-        end = max(first, min(small, (big - 1 - offset) // step + 1))
-        outputs.append(slice(first, end))
-        begin = first * step + offset
-        pixels.append(slice(begin, begin + (end - first) * step, step))
-    return tuple(outputs), tuple(pixels)
+def seen_by(window: Window, product: str) -> tuple[np.ndarray, np.ndarray]:
+    """The pixel that each one of a result sees through each tap, and where that is outside."""
+    sources = window.sources(product).T.reshape(-1)
+    return sources, np.flatnonzero(sources < 0)

@@ -8,40 +8,41 @@ from numba import from_dtype
 
 from numbsparse.kernels.at_address import address_of
 from numbsparse.kernels.conv.window import Window
-from numbsparse.kernels.cores import on_cores
+from numbsparse.kernels.cores import entry_of, on_cores
 from numbsparse.kernels.matmul.k0_cpu.lines import SLAB, tile_shape
 from numbsparse.kernels.matmul.k0_cpu.weight_grad import slab_kernel, weight_grad_kernel
 from numbsparse.kernels.panels import empty_panels, pack_kernel
 from numbsparse.kernels.simd import lanes
 
 
-def sum_pixels(x, dy, dvalues, index, window):
-    """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
+def pixels_of(batch, dvalues, index, window):
+    """The sum over pixels of (what a tap sees in x).T @ dy as a function of x, dy and dvalues."""
     n_blocks, size, _ = dvalues.shape
-    dtype = from_dtype(dvalues.dtype)
+    of, dtype = dvalues.dtype, from_dtype(dvalues.dtype)
     columns = 2 * lanes(dtype)
     width = min(size, columns)  # of a panel; several narrow blocks share a tile
     x_panels = size // width * (len(index.rows.indptr) - 1) // window.taps
     dy_panels = size // width * (len(index.columns.indptr) - 1)
-    (batch, pixels, _), outputs = x.shape, dy.shape[1]
+    pixels, outputs = prod(window.big), prod(window.small)
     slab = max(1, SLAB // (width * (x_panels * pixels + dy_panels * outputs)))
-    images, kernel = min(slab, batch), slab_kernel(dtype, tile_shape(size)[0], columns // width)
-    on_cores(
-        weight_grad_kernel(dtype),
-        (
-            x.reshape(-1, x.shape[2]).T,
-            dy.reshape(-1, dy.shape[2]).T,
-            empty_panels(x_panels, images * pixels, width, dvalues.dtype),
-            empty_panels(dy_panels, images * outputs, width, dvalues.dtype),
-            (index.block_rows, index.block_columns),
-            dvalues,
-            (*runs_of(window, images), window.stride[2]),
-            (address_of(pack_kernel(dtype)), address_of(kernel)),
-        ),
-        phases=1 + 3 * max(1, -(-batch // slab)),
-        work=n_blocks,
-        multiply_adds=dvalues.size * batch * outputs,
+    images, rows = min(slab, batch), tile_shape(size)[0]
+    lines, taps = (
+        (index.block_rows, index.block_columns),
+        (*runs_of(window, images), window.stride[2]),
     )
+    at = address_of(pack_kernel(dtype)), address_of(slab_kernel(dtype, rows, columns // width))
+    phases = 1 + 3 * max(1, -(-batch // slab))
+    multiply_adds = dvalues.size * batch * outputs
+    how = {"phases": phases, "work": n_blocks, "multiply_adds": multiply_adds}
+    kernel = entry_of(weight_grad_kernel(dtype))
+
+    def compute(x, dy, dvalues):
+        packed_x = empty_panels(x_panels, images * pixels, width, of)
+        packed_dy = empty_panels(dy_panels, images * outputs, width, of)
+        x, dy = x.reshape(-1, x.shape[2]).T, dy.reshape(-1, dy.shape[2]).T
+        on_cores(kernel, (x, dy, packed_x, packed_dy, lines, dvalues, taps, at), **how)
+
+    return compute
 
 
 @lru_cache(maxsize=64)
