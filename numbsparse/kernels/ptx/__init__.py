@@ -130,12 +130,11 @@ bulk_commit = _bulk.bulk_commit  # ()
 bulk_wait_read = _bulk.bulk_wait_read  # ()
 fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
 prefetch_tensor_map = _bulk.prefetch_tensor_map  # (tensor_map): on its way to the copy engine
+prefetch_parameters = _bulk.prefetch_parameters  # (a, b, c, d): sizes, 0 or more, of the kernel
 first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a multiple of nbytes
 
 # A kernel launched with `overlap` begins while those before it end; 9.0. All threads wait before
 # they read what an earlier kernel wrote, or write at all.
-# (a, b, c, d): parameters are fetched here, not where they are first used.
-known_now = _bulk.known_now
 wait_for_earlier_kernels = _bulk.wait_for_earlier_kernels  # ()
 let_next_kernel_start = _bulk.let_next_kernel_start  # (): once all blocks have said so or ended
 

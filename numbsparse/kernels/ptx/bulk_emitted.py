@@ -39,12 +39,11 @@ elect = instruction(
     results=(u32,),
     ordered=True,
 )
-# The compiler sees no use of the numbers but a trap, which no program means.
-known_now = instruction(
-    "{ .reg .pred p; .reg .b64 all; or.b64 all, $0, $1; or.b64 all, all, $2; or.b64 all, all, $3; "
-    "setp.eq.s64 p, all, 0x8000000000000000; @p trap; }",
+prefetch_parameters = instruction(  # a use of them that stays before a wait, and never traps
+    "{ .reg .pred no; .reg .b64 all; or.b64 all, $0, $1; or.b64 all, all, $2; "
+    "or.b64 all, all, $3; setp.eq.s64 no, all, 0x8000000000000000; @no trap; }",
     *4 * (Whole(types.int64),),
-    name="known_now",
+    name="prefetch_parameters",
     ordered=True,
 )
 wait_for_earlier_kernels = ordering("griddepcontrol.wait;")

@@ -32,8 +32,8 @@ def _nothing(*operands):
     """What is needed on a GPU only."""
 
 
-known_now = fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
-fence_tensor_map = prefetch_tensor_map = _nothing
+fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
+fence_tensor_map = prefetch_tensor_map = prefetch_parameters = _nothing
 
 
 def fence_proxy_async():

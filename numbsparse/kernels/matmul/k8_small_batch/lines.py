@@ -29,8 +29,8 @@ from numbsparse.kernels.parts.tiles import WIDTH, multiply, operands_of
 from numbsparse.kernels.ptx import (
     fence_proxy_async,
     first_multiple,
-    known_now,
     let_next_kernel_start,
+    prefetch_parameters,
     sync_warp,
     wait_for_earlier_kernels,
 )
@@ -166,8 +166,9 @@ def line_kernel(lines: Lines) -> Any:
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
             prepare(bars, bar, fresh, maps)
+            if not EARLY:  # else behind the wait: 1.03 to 1.06 times as long (H200)
+                prefetch_parameters(w_view[2], y.size, y_view[0], y_view[3])
             if OVERLAP:
-                known_now(w_view[2], y.size, y_view[0], y_view[3])
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
