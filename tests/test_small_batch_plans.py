@@ -15,7 +15,7 @@ from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
-from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, plan_lines
+from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, plan_lines
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY
@@ -74,6 +74,21 @@ def test_a_plan_holds_every_block_once_in_equal_shares(size, transposed, rng):
         for place in unit[0 : 2 * together : 2]:
             if place >= 0:
                 assert mine[32 * place // size**2] == line // cut
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_the_map_of_w_has_a_square_at_its_place(size, dtype, rng):
+    w = rng.standard_normal((3, size, size)).astype(dtype)
+    squares, box = launches.squares_of(device.to_device(w))
+    of_place = np.lib.stride_tricks.as_strided(w, squares.shape, squares.strides)
+    _, _, places = lines_of(ns.Layout([[1, 1, 1]]).index, False, size)
+    blocks = w.reshape(3, size // 32, 32, size // 32, 32).swapaxes(2, 3).reshape(-1, 32, 32)
+    assert box == (squares.shape[0], 1, squares.shape[2])
+    assert box[2] * w.itemsize == (128 if size == 32 else 32 * w.itemsize)
+    assert places.max() < squares.shape[1] == w.size // 32
+    for place, number in zip(places, squares_at(places, size), strict=True):
+        np.testing.assert_array_equal(of_place[:, place].reshape(32, 32), blocks[number])
 
 
 def test_a_line_has_no_more_parts_than_give_each_warp_a_unit():

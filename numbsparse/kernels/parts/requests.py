@@ -23,6 +23,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_expect,
     sync_warp,
     tma_load_2d,
+    tma_load_3d,
 )
 
 ALIGNED = 1024  # bytes after which the pattern of swizzled tiles repeats
@@ -154,19 +155,13 @@ def copying(
     return copy
 
 
-@cuda.jit(device=True)
-def square_of(place, shift):
-    """(column, row) among values in lines of 32 << shift, of the one at 32 * place."""
-    return int32((place & ((1 << shift) - 1)) * WIDTH), int32(place >> shift)
-
-
 @cache
 def engine_asks(form: Form, x_side: Operand) -> Any:
     """request(record, operands, ...): fill a stage with a square of w, and tiles of x from row
     `top` on. Operands are (x, its view, w, its view, the maps of both).
 
-    The view of w is (size of a block, shift as in `square_of`, a shift that is not read here, rows
-    of x). A slab has all rows.
+    The view of w is (size of a block, a shift that is not read here, rows of x). A slab has all
+    rows.
     """
     TILE, X_WORDS, SLAB = WIDTH * form.row, x_words(form, x_side), x_side.slab > 0
     x_across, X_TILES = x_side.across, x_side.groups // 4 if x_side.across else 1
@@ -178,10 +173,9 @@ def engine_asks(form: Form, x_side: Operand) -> Any:
     def request(record, operands, top, shared, start, bars, bar):
         x, x_view, _, w_view, maps = operands
         if elect() != 0:
-            rows = x_view[0] if SLAB else ROWS if SKEWED else w_view[3]
+            rows = x_view[0] if SLAB else ROWS if SKEWED else w_view[2]
             mbarrier_expect(bars, bar, uint32(A_ROW * (rows + WIDTH)))
-            column, row = square_of(record[0], w_view[1])
-            tma_load_2d(shared, start + X_WORDS, maps[1], column, row, bars, bar)
+            tma_load_3d(shared, start + X_WORDS, maps[1], 0, record[0], 0, bars, bar)
             if SLAB:
                 at, nbytes = int64(record[1]) * (WIDTH * rows), uint32(A_ROW * rows)
                 bulk_load(shared, start, x, at, nbytes, bars, bar)

@@ -124,11 +124,13 @@ bulk_load = _bulk.bulk_load
 # And back to the array, where the box is inside it; (): those since the last commit are a group,
 # and shared memory may be written again when all groups of the thread were read.
 tma_store_2d = _bulk.tma_store_2d  # (shared, i, tensor_map, column, row), neither negative
+tma_store_3d = _bulk.tma_store_3d  # (shared, i, tensor_map, column, row, layer)
 tma_store_5d = _bulk.tma_store_5d  # (shared, i, tensor_map, column, row, layer, block, image)
 bulk_commit = _bulk.bulk_commit  # ()
 bulk_wait_read = _bulk.bulk_wait_read  # ()
 fence_tensor_map = _bulk.fence_tensor_map  # (tensor_map): before its first use in a kernel
 prefetch_tensor_map = _bulk.prefetch_tensor_map  # (tensor_map): on its way to the copy engine
+prefetch_parameters = _bulk.prefetch_parameters  # (a, b, c, d): sizes, 0 or more, of the kernel
 first_multiple = _bulk.first_multiple  # (shared, nbytes) -> uint32: item at a multiple of nbytes
 
 # A kernel launched with `overlap` begins while those before it end; 9.0. All threads wait before

@@ -39,6 +39,13 @@ elect = instruction(
     results=(u32,),
     ordered=True,
 )
+prefetch_parameters = instruction(  # a use of them that stays before a wait, and never traps
+    "{ .reg .pred no; .reg .b64 all; or.b64 all, $0, $1; or.b64 all, all, $2; "
+    "or.b64 all, all, $3; setp.eq.s64 no, all, 0x8000000000000000; @no trap; }",
+    *4 * (Whole(types.int64),),
+    name="prefetch_parameters",
+    ordered=True,
+)
 wait_for_earlier_kernels = ordering("griddepcontrol.wait;")
 let_next_kernel_start = ordering("griddepcontrol.launch_dependents;")
 
@@ -71,7 +78,7 @@ def _store(axes):
 
 tma_load_2d, tma_load_3d, tma_load_5d = _load(2), _load(3), _load(5)
 tma_load_2d_multicast, tma_load_3d_multicast = _load(2, True), _load(3, True)
-tma_store_2d, tma_store_5d = _store(2), _store(5)
+tma_store_2d, tma_store_3d, tma_store_5d = _store(2), _store(3), _store(5)
 bulk_commit = ordering("cp.async.bulk.commit_group;")
 bulk_wait_read = ordering("cp.async.bulk.wait_group.read 0;")
 bulk_load = instruction(

@@ -33,7 +33,7 @@ def _nothing(*operands):
 
 
 fence_mbarrier_init = wait_for_earlier_kernels = let_next_kernel_start = _nothing
-fence_tensor_map = prefetch_tensor_map = _nothing
+fence_tensor_map = prefetch_tensor_map = prefetch_parameters = _nothing
 
 
 def fence_proxy_async():
@@ -114,7 +114,7 @@ def tma_store_2d(shared, i, tensor_map, *places):
         note("global", True, address, nbytes, written)
 
 
-tma_store_5d = tma_store_2d
+tma_store_3d = tma_store_5d = tma_store_2d
 
 
 def _loading(axes):

@@ -25,7 +25,9 @@ MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there
 # until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
 # 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
 # small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
-A_REGION, SECOND_PASS = 4.5, 6.0
+# A second pass of matrices in blocks of 16 takes less, of which sums are a part: 17 drawn products
+# took 0.75 to 1.01 of the time, 0.89 at the mean, blocks of 8 0.90 to 1.21 (H200).
+A_REGION, SECOND_PASS, SECOND_PASS_OF_16 = 4.5, (6.0, 1.0), (4.0, 0.5)
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
@@ -213,10 +215,11 @@ def fastest(
         fewer = ceil(n * large.CODES / wider.CODES)
         if ceil(fewer / places) < ceil(n / places):
             alone = ways._replace(large=wider, smaller=())
-            return _fastest(alone, (fewer, *rest), (), batch, places, sums)
+            return _fastest(alone, (fewer, *rest), (), batch, places, sums, SECOND_PASS)
     ways = ways if n < places else ways._replace(smaller=())
     sizes = tuple(size_of_region(each.region) for each in ways.smaller)
-    return _fastest(ways, size, sizes, batch, places, sums)
+    again = SECOND_PASS_OF_16 if B == 16 and ways.together > 1 else SECOND_PASS
+    return _fastest(ways, size, sizes, batch, places, sums, again)
 
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Size:
@@ -228,13 +231,16 @@ def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Si
 
 @lru_cache
 def _fastest(
-    ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float
-) -> tuple[Region, int]:
+    ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float,
+    again: tuple[float, float] = SECOND_PASS,
+) -> tuple[Region, int]:  # fmt: skip
     """sums : microseconds in which those of a large region are written and read again."""
     _, large, smaller, row, group, _ = ways
     most = min(MOST_PIECES, -(-batch // large.DEPTH))
-    times = [time_of(size[0], places, batch, row, sums, pieces) for pieces in range(1, most + 1)]
-    found = [(time, large, pieces) for pieces, time in enumerate(times, 1)]
+    found = [
+        (time_of(size[0], places, batch, row, sums, pieces, again), large, pieces)
+        for pieces in range(1, most + 1)
+    ]
     if ways.together > 1 and ways.together * size[0] <= places:
         time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1] + CROWDED
         found.append((time, large._replace(SPLIT=ways.together), 1))
@@ -246,8 +252,8 @@ def _fastest(
         cut = clusters > 1 and batch > UNCUT_ROWS
         most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
         for pieces in range(2, most + 1):
-            again = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
-            found.append((alone + a_row * batch / pieces + again, small, pieces))
+            adding = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
+            found.append((alone + a_row * batch / pieces + adding, small, pieces))
         for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
             rounds = ceil(n * blocks / (room * places))
             crowded = blocks > 1 and n * blocks > 0.75 * places and batch <= CROWDED_ROWS
@@ -257,11 +263,14 @@ def _fastest(
     return min(found, key=lambda way: way[0])[1:]
 
 
-def time_of(n: int, places: int, batch: int, row: float, sums: float, pieces: int) -> float:
-    """Of the regions that are left, cut into pieces, and of adding these up."""
-    rest = n % places
-    again = SECOND_PASS + rest * pieces * sums if pieces > 1 else 0
-    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + again
+def time_of(
+    n: int, places: int, batch: int, row: float, sums: float, pieces: int,
+    again: tuple[float, float] = SECOND_PASS,
+) -> float:  # fmt: skip
+    """Of the regions that are left, cut into pieces, and of adding these up `again`."""
+    rest, (alone, part) = n % places, again
+    adding = alone + rest * pieces * part * sums if pieces > 1 else 0
+    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + adding
 
 
 class Cuts(NamedTuple):

@@ -140,9 +140,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     blocks = launch.with_stages(blocks, 2 if engine else launch.MOST, more)
-    w_view: Any = size, launch.shift_of(launch.line_of(dvalues, engine))
-    if gated:
-        w_view = *w_view, launch.block_shift_of(size)
+    w_view = (size, launch.block_shift_of(size)) if gated else (size,)
     maps = units
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
@@ -252,7 +250,7 @@ def block_kernel(blocks: Blocks) -> Any:
             ends = cuda.shared.array(WARPS, int32)
             left = cuda.shared.array(0, int32)[first_multiple(shared, ALIGNED) + LEFT :]
             run, ring = (int32(unit), int32(last), False), (bars, bar, fresh, maps)
-            run = deal(plan, run, last - unit, ring, gates, w_view[2], left, ends)
+            run = deal(plan, run, last - unit, ring, gates, w_view[1], left, ends)
             unit, last, plan = int64(run[0]), int64(run[1]), left
         whole, mine = read(plan, unit), SPLIT > 1 and part == 0 and unit < last
         ahead, step_ahead = unit, first

@@ -11,7 +11,7 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.repair import nan_in_sums, plain_sum
-from numbsparse.kernels.parts.requests import picking, square_of
+from numbsparse.kernels.parts.requests import picking
 from numbsparse.kernels.parts.tiles import WIDTH, Form
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -24,7 +24,7 @@ from numbsparse.kernels.ptx import (
     stmatrix_x4,
     store_4xu32,
     sync_warp,
-    tma_store_2d,
+    tma_store_3d,
 )
 
 
@@ -51,8 +51,7 @@ def writing(form: Form, depth: int, groups: int, engine: bool) -> Any:
         sync_warp()
         if ENGINE:
             if elect() != 0:
-                column, row = square_of(record[0], w_view[1])
-                tma_store_2d(shared, leaving, operands[4][2], column, row)
+                tma_store_3d(shared, leaving, operands[4][2], 0, record[0], 0)
                 bulk_commit()
         else:
             write_pieces(record, w_view[0], dvalues, shared, leaving)
