@@ -211,7 +211,7 @@ def _k5_blocks(of: Sizes) -> Counts:
 def _k6_lines(of: Sizes) -> Counts:
     """Tiles of lines, of which each multiprocessor has some; of 16 bits small ones apart."""
     plan, halves = rung("k6_hopper").plan, of.itemsize == 2
-    tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, of.per_line)[0]
+    tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, of.per_line, of.longest)[0]
     small = halves and tile.ROWS == 64 and tile.COLUMNS == tile.SPLIT == 1
     tiles = ceil(of.rows / (tile.ROWS * tile.CLUSTER)) * tile.CLUSTER * tile.SPLIT
     tiles *= ceil(of.makes / (tile.COLUMNS * tile.N))

@@ -1,5 +1,6 @@
 """How forward and input_grad cut their work, and what a block of threads does step by step."""
 
+from math import hypot
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,23 +185,25 @@ SMALLER = {
 ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.9, 0.6, 0)}
 # Of up to FEW_ROWS rows these come first, where the parts of tiles, SPLIT of each, are as many as
 # the multiprocessors or so many of them, and a strip has so many blocks of w. With 8,192 features,
-# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81, 0.89 to 0.95 and 0.75 to 0.77 of the
-# time (B = 32, 64, 128). Four parts took up to twice as long as two; where there are fewer blocks,
-# to add the sums takes what is gained.
-FEW_ROWS = 256
+# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81 and 0.89 to 0.95 of the time (B = 32
+# and 64). Four parts took up to twice as long as two; where there are fewer blocks, to add the sums
+# takes what is gained. Of blocks of 128 `microseconds` says which one comes first.
+FEW_ROWS = {32: 256, 64: 256, 128: 2**31}
 ONCE = {
     32: ((SMALLER[32][0]._replace(CLUSTER=1, SPLIT=2), 0.9, 35),),
     64: ((SMALLER[64][1]._replace(SPLIT=2), 0.9, 12), (SMALLER[64][1], 0.9, 0)),
-    128: tuple((tile._replace(SPLIT=2), 0.5, 3) for tile in SMALLER[128]),
+    128: ((SMALLER[128][1]._replace(SPLIT=2), 0, 0),),
 }
 
 
 def line_tiles(
-    size: int, batch: int, features: int = 0, itemsize: int = 2, per_strip: float = -1
-) -> list[Tile]:
+    size: int, batch: int, features: int = 0, itemsize: int = 2, per_strip: float = -1,
+    longest: int = 0,
+) -> list[Tile]:  # fmt: skip
     """The tile for a block size and others worth trying, as many for any number of features.
 
     per_strip : blocks of w that a strip of y has, on average; below 0, none of ONCE is taken
+    longest : the most that one has
     """
     if itemsize == 4:
         return [tile_of_float32(size, batch, features)]
@@ -208,7 +211,7 @@ def line_tiles(
     tiles = [fitted(tile, batch) for tile in shapes]
     enough = [0 if SIMULATED else each * multiprocessors() for each in ENOUGH[size]]
     chosen = next(n for n, of in enumerate(shapes) if pieces(of, batch, features) >= enough[n])
-    once = [each for each in ONCE[size] if each[0].ROWS - 64 < batch <= FEW_ROWS]
+    once = [each for each in ONCE[size] if each[0].ROWS - 64 < batch <= FEW_ROWS[size]]
     first = [
         fitted(of, batch)
         for of, part, least in once
@@ -216,9 +219,28 @@ def line_tiles(
         and per_strip >= least
     ][:1]
     others = [fitted(of, batch) for of, *_ in once]
+    if size == 128 and per_strip >= 0:
+        blocks = per_strip, max(longest, per_strip)
+        most = 2 * multiprocessors()  # parts at once
+        all_of = [
+            of for of in (*tiles, *others) if of.SPLIT == 1 or pieces(of, batch, features) <= most
+        ]
+        first = [min(all_of, key=lambda of: microseconds(of, batch, features, *blocks))]
     return list(
         dict.fromkeys([*first, tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1), *others])
     )
+
+
+def microseconds(of: Tile, batch: int, features: int, per_strip: float, longest: float) -> float:
+    """About how much longer than a launch blocks of 128 take: the longest strip where a
+    multiprocessor has nothing else, and what each one has of all strips.
+
+    Fitted to 110 drawn products, of which the tile that so ends first took 0.89 of the time (H200).
+    """
+    stored, shared_out = 0.0094 * of.ROWS, pieces(of, batch, features) / multiprocessors()
+    alone = max(0.67, 0.0045 * of.ROWS) * longest / of.SPLIT + stored
+    beside = (0.29 + 0.0048 * of.ROWS) * per_strip / of.SPLIT + stored
+    return hypot(alone, shared_out * beside) + 0.2 * (of.CLUSTER > 1) + 1.4 * (of.SPLIT > 1)
 
 
 def pieces(of: Tile, batch: int, features: int) -> int:
@@ -247,6 +269,11 @@ def tile_of_float32(size: int, batch: int, features: int) -> Tile:
     warpgroups = 1 if SIMULATED else 4 if enough else 2
     tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4, UNIT=4)
     return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
+
+
+def longest_strip(index: Index, transposed: bool) -> tuple[int]:
+    """The most blocks of a strip of w, or of w.T."""
+    return (int(np.diff((index.rows if transposed else index.columns).indptr).max(initial=0)),)
 
 
 class Plan(NamedTuple):
