@@ -220,25 +220,24 @@ def line_tiles(
     ][:1]
     others = [fitted(of, batch) for of, *_ in once]
     if size == 128 and per_strip >= 0:
-        blocks = per_strip, max(longest, per_strip)
         most = 2 * multiprocessors()  # parts at once
         all_of = [
             of for of in (*tiles, *others) if of.SPLIT == 1 or pieces(of, batch, features) <= most
         ]
-        first = [min(all_of, key=lambda of: microseconds(of, batch, features, *blocks))]
+        first = [min(all_of, key=lambda of: microseconds(of, batch, features, per_strip, longest))]
     return list(
         dict.fromkeys([*first, tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1), *others])
     )
 
 
-def microseconds(of: Tile, batch: int, features: int, per_strip: float, longest: float) -> float:
+def microseconds(of: Tile, batch: int, features: int, per_strip: float, longest: int) -> float:
     """About how much longer than a launch blocks of 128 take: the longest strip where a
     multiprocessor has nothing else, and what each one has of all strips.
 
     Fitted to 110 drawn products, of which the tile that so ends first took 0.89 of the time (H200).
     """
     stored, shared_out = 0.0094 * of.ROWS, pieces(of, batch, features) / multiprocessors()
-    alone = max(0.67, 0.0045 * of.ROWS) * longest / of.SPLIT + stored
+    alone = max(0.67, 0.0045 * of.ROWS) * max(longest, per_strip) / of.SPLIT + stored
     beside = (0.29 + 0.0048 * of.ROWS) * per_strip / of.SPLIT + stored
     return hypot(alone, shared_out * beside) + 0.2 * (of.CLUSTER > 1) + 1.4 * (of.SPLIT > 1)
 
