@@ -209,13 +209,12 @@ def _k5_blocks(of: Sizes) -> Counts:
 
 
 def _k6_lines(of: Sizes) -> Counts:
-    """Tiles of lines, of which each multiprocessor has some; of 16 bits small ones apart, and
-    blocks of 128 as the plan says itself."""
-    plan, halves = rung("k6_hopper").plan, of.itemsize == 2
-    blocks = of.per_line, of.longest
-    tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, *blocks)[0]
+    """Tiles of lines, of which each multiprocessor has some; of 16 bits small ones apart, and what
+    the plan says of blocks of 128."""
+    plan, halves, strip = rung("k6_hopper").plan, of.itemsize == 2, (of.per_line, of.longest)
+    tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, strip)[0]
     if halves and of.size == 128:
-        return *(0,) * 9, plan.microseconds(tile, of.rows, of.makes, *blocks)
+        return *(0,) * 9, plan.microseconds(tile, of.rows, of.makes, *strip)
     small = halves and tile.ROWS == 64 and tile.COLUMNS == tile.SPLIT == 1
     tiles = ceil(of.rows / (tile.ROWS * tile.CLUSTER)) * tile.CLUSTER * tile.SPLIT
     tiles *= ceil(of.makes / (tile.COLUMNS * tile.N))

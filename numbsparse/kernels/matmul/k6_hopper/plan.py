@@ -185,25 +185,24 @@ SMALLER = {
 ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.9, 0.6, 0)}
 # Of up to FEW_ROWS rows these come first, where the parts of tiles, SPLIT of each, are as many as
 # the multiprocessors or so many of them, and a strip has so many blocks of w. With 8,192 features,
-# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81 and 0.89 to 0.95 of the time (B = 32
-# and 64). Four parts took up to twice as long as two; where there are fewer blocks, to add the sums
-# takes what is gained. Of blocks of 128 `microseconds` says which one comes first.
+# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81 and 0.89 to 0.95 of the time (B = 32,
+# 64). Four parts took up to twice as long as two; where there are fewer blocks, to add the sums
+# takes what is gained. Of blocks of 128 those come first that end first, see `microseconds`.
 FEW_ROWS = {32: 256, 64: 256, 128: 2**31}
 ONCE = {
     32: ((SMALLER[32][0]._replace(CLUSTER=1, SPLIT=2), 0.9, 35),),
     64: ((SMALLER[64][1]._replace(SPLIT=2), 0.9, 12), (SMALLER[64][1], 0.9, 0)),
     128: ((SMALLER[128][1]._replace(SPLIT=2), 0, 0),),
 }
+GAIN = 0.97  # what another must gain
 
 
 def line_tiles(
-    size: int, batch: int, features: int = 0, itemsize: int = 2, per_strip: float = -1,
-    longest: int = 0,
-) -> list[Tile]:  # fmt: skip
+    size: int, batch: int, features: int = 0, itemsize: int = 2, strip: tuple[float, int] = (-1, 0)
+) -> list[Tile]:
     """The tile for a block size and others worth trying, as many for any number of features.
 
-    per_strip : blocks of w that a strip of y has, on average; below 0, none of ONCE is taken
-    longest : the most that one has
+    strip : blocks of w that a strip of y has, on average and at most; of -1 none of ONCE is taken
     """
     if itemsize == 4:
         return [tile_of_float32(size, batch, features)]
@@ -216,30 +215,27 @@ def line_tiles(
         fitted(of, batch)
         for of, part, least in once
         if part * multiprocessors() <= pieces(of, batch, features) <= multiprocessors()
-        and per_strip >= least
+        and strip[0] >= least
     ][:1]
     others = [fitted(of, batch) for of, *_ in once]
-    if size == 128 and per_strip >= 0:
-        most = 2 * multiprocessors()  # parts at once
-        all_of = [
-            of for of in (*tiles, *others) if of.SPLIT == 1 or pieces(of, batch, features) <= most
-        ]
-        first = [min(all_of, key=lambda of: microseconds(of, batch, features, per_strip, longest))]
+    if size == 128 and strip[0] >= 0:
+        took = {of: microseconds(of, batch, features, *strip) for of in (*tiles, *others)}
+        took[tiles[chosen]] *= GAIN
+        first = [min(took, key=took.__getitem__)]
     return list(
         dict.fromkeys([*first, tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1), *others])
     )
 
 
-def microseconds(of: Tile, batch: int, features: int, per_strip: float, longest: int) -> float:
-    """About how much longer than a launch blocks of 128 take: the longest strip where a
-    multiprocessor has nothing else, and what each one has of all strips.
-
-    Fitted to 110 drawn products, of which the tile that so ends first took 0.89 of the time (H200).
-    """
-    stored, shared_out = 0.0094 * of.ROWS, pieces(of, batch, features) / multiprocessors()
-    alone = max(0.67, 0.0045 * of.ROWS) * max(longest, per_strip) / of.SPLIT + stored
-    beside = (0.29 + 0.0048 * of.ROWS) * per_strip / of.SPLIT + stored
-    return hypot(alone, shared_out * beside) + 0.2 * (of.CLUSTER > 1) + 1.4 * (of.SPLIT > 1)
+def microseconds(of: Tile, batch: int, features: int, blocks: float, most: int) -> float:
+    """How much longer than a launch a product takes, about, of B = 128: its longest strip alone,
+    and the share that a multiprocessor has of all. Of 185 drawn ones, fitted to others, the tile
+    that so ends first took 0.89 of the time that one by how many there are took (H200)."""
+    stored = 0.0092 * of.ROWS + 1.25 * (of.SPLIT > 1)
+    alone = max(0.68, 0.0045 * of.ROWS) * max(most, blocks) / of.SPLIT + stored
+    each = (0.3 + 0.0049 * of.ROWS) * blocks / of.SPLIT + stored
+    share = pieces(of, batch, features) / multiprocessors()
+    return hypot(alone, share * each) + 0.14 * (of.CLUSTER > 1)
 
 
 def pieces(of: Tile, batch: int, features: int) -> int:
@@ -268,11 +264,6 @@ def tile_of_float32(size: int, batch: int, features: int) -> Tile:
     warpgroups = 1 if SIMULATED else 4 if enough else 2
     tile = Tile(size, columns, 1, columns, 1, warpgroups, 2, ITEM=4, UNIT=4)
     return tile if SIMULATED else tile._replace(STAGES=POOL // tile.STAGE_BYTES)
-
-
-def longest_strip(index: Index, transposed: bool) -> tuple[int]:
-    """The most blocks of a strip of w, or of w.T."""
-    return (int(np.diff((index.rows if transposed else index.columns).indptr).max(initial=0)),)
 
 
 class Plan(NamedTuple):
