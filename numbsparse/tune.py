@@ -12,7 +12,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, to_device
 from numbsparse.device.waits import shown
 from numbsparse.ops import choice, tuned
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import flag, integer
 
 SECONDS = 5e-3  # of work in a sample
 CALLS = (10, 100)  # at least and at most, in a sample
@@ -21,11 +21,13 @@ ERRORS = {"float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 """How far results may differ, relative to their size."""
 
 
-def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str, dict[str, float]]:
+def tune(
+    w: BlockSparse, batch: int, *, precision: str = "highest", feature_major: bool = False
+) -> dict[str, dict[str, float]]:
     """Time every rung, with every tile it has, on the products of a weight; remember the fastest.
 
-    From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision
-    and block size, and batch, features and density within a factor of about 1.4. They are kept in
+    From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision,
+    block size and order, and batch, features and density within a factor of about 1.4. They are in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
     until the library's kernels change. Where nothing was measured "auto" uses the times of one
     card that come with the library (`numbsparse/ops/times.json`). A terminal shows how far it is.
@@ -37,6 +39,9 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
         Rows of the dense operand.
     precision : "highest" or "high"
         As in `matmul`.
+    feature_major : bool
+        Whether features come before the batch in memory, as in `w @ x`. What is measured in one
+        order is not taken in the other.
 
     Returns
     -------
@@ -60,12 +65,13 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
         why = device.why_unavailable() or "see BlockSparse.to"
         raise ValueError(f"w takes a BlockSparse on the GPU: {why}")
     integer("batch", batch)
+    across = flag("feature_major", feature_major)
     if w.values.device_id != device.runtime.current_id():
         with device.on(w.device):
-            return tune(w, batch, precision=precision)
+            return tune(w, batch, precision=precision, feature_major=across)
     w = w.T if w.is_transposed else w
     results, fastest = {}, {}
-    for product, call in _products(w, batch, precision).items():
+    for product, call in _products(w, batch, precision, across).items():
         choice.choose(product, "auto", w.block_size, w.values, batch, precision, w.stored_layout)
         names = choice.with_tiles(product, w.block_size, w.dtype, "cuda", batch, precision)
         right = sample(call(names[-1]))
@@ -74,26 +80,32 @@ def tune(w: BlockSparse, batch: int, *, precision: str = "highest") -> dict[str,
             agrees = agree(sample(call(name)), right, w.dtype, precision)
             seconds[name] = _seconds(partial(call, name)) if agrees else float("inf")
         results[product] = dict(sorted(seconds.items(), key=lambda pair: pair[1]))
-        case = tuned.case(product, w.block_size, w.dtype, batch, precision, w.stored_layout)
-        fastest[case] = next(iter(results[product]))
+        of = product, w.block_size, w.dtype, batch, precision, w.stored_layout
+        fastest[tuned.case(*of, across)] = next(iter(results[product]))
     tuned.remember(fastest)
     choice.forget()
     return results
 
 
-def _products(w: BlockSparse, batch: int, precision: str) -> dict[str, Callable[[str], Any]]:
+def _products(
+    w: BlockSparse, batch: int, precision: str, feature_major: bool
+) -> dict[str, Callable[[str], Any]]:
     """Each product as a function of the rung's name, on random operands."""
     rng = np.random.default_rng(0)
 
     def dense(features: int) -> Any:
-        return to_device(rng.standard_normal((batch, features), np.float32).astype(w.dtype))
+        shape = (features, batch) if feature_major else (batch, features)
+        return to_device(rng.standard_normal(shape, np.float32).astype(w.dtype))
 
     x, dy = dense(w.shape[0]), dense(w.shape[1])
     y, dx = (device.empty(a.shape, a.dtype) for a in (dy, x))
+    forward, input_grad = ((w.T, x), (w, dy)) if feature_major else ((x, w), (dy, w.T))
+    factors = (x, dy.T) if feature_major else (x.T, dy)
+    how: Any = {"precision": precision}
     return {
-        "forward": lambda name: ops.matmul(x, w, out=y, kernel=name, precision=precision),
-        "input_grad": lambda name: ops.matmul(dy, w.T, out=dx, kernel=name, precision=precision),
-        "weight_grad": lambda name: ops.sddmm(x.T, dy, w, kernel=name, precision=precision).values,
+        "forward": lambda name: ops.matmul(*forward, out=y, kernel=name, **how),
+        "input_grad": lambda name: ops.matmul(*input_grad, out=dx, kernel=name, **how),
+        "weight_grad": lambda name: ops.sddmm(*factors, w, kernel=name, **how).values,
     }
 
 

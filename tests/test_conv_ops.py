@@ -3,6 +3,9 @@
 Products of every size, order and place are in test_drawn_conv.
 """
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from conftest import host
@@ -174,6 +177,21 @@ def test_calls_that_come_again(case):
         dy = p.dy * (2 + number)
         for call in calls:
             assert_near(call(x, dy) / 10, call(x, dy, kernel="k0_reference") / 10)
+
+
+@pytest.mark.parametrize("case", CASES[:3], ids=str)
+def test_what_is_kept_of_a_call_are_no_operands(put, case):
+    p = ConvProblem(case)
+    x, dy, w = (put(a) for a in (p.x, p.dy, p.w))
+    for _ in range(4):
+        ns.conv(x, w, **case.sizes)
+        ns.conv_weight_grad(x, dy, w, **case.sizes)
+    layout = w.layout
+    owners = [weakref.ref(a if isinstance(a, np.ndarray) else a.owner) for a in (x, dy, w.values)]
+    del x, dy, w, p
+    gc.collect()
+    assert layout.index.calls
+    assert [owner() for owner in owners] == [None] * 3
 
 
 @pytest.mark.parametrize("place", ["cpu", "cuda"])

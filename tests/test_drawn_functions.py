@@ -206,7 +206,7 @@ def test_copies(data, home, orders, seed):
 
 ELSEWHERE = {  # with tests of their own
     *("matmul", "sddmm", "sddmm_into", "sddmm_in_parts", "linear", "repeated_product"),
-    *("conv", "conv_transpose", "conv_weight_grad", "conv_window", "transpose_window"),
+    *("conv", "conv_transpose", "conv_weight_grad", "conv_window", "known_window"),
     *("lstm", "lstm_step_by_step", "lstm_grad", "cell", "cell_grad", "repeated_cell"),
     *("affine_norm", "affine_norm_grad", "affine_norm_sums", "repeated_norm"),
     *("column_dots", "column_norms", "scale_columns", "normalise_columns", "inside"),
@@ -223,7 +223,7 @@ ELSEWHERE = {  # with tests of their own
         "block_norms",
         "on_device",
     ),
-    *("repeated", "replayed", "started", "check_factors"),
+    *("transpose_window", "repeated", "replayed", "replayed_in", "started", "check_factors"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMCells", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),

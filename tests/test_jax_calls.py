@@ -107,8 +107,8 @@ class Extension(ctypes.Structure):  # the one for metadata, which others begin l
 class Caller:
     """Calls a handler as XLA does, with arrays of the host for memory of a GPU."""
 
-    def __init__(self, stream=STREAM):
-        self.errors, self.stream = [], stream
+    def __init__(self, stream=STREAM, any_shape=False):
+        self.errors, self.stream, self.any_shape = [], stream, any_shape
         self.api = Api(ctypes.sizeof(Api), None, Version(0, None, 0, 7))
         self.api.error_create = ffi.ErrorCreate(self.error_create)
         self.api.stream_get = ffi.StreamGetter(self.stream_get)
@@ -151,6 +151,7 @@ class Caller:
         frame = CallFrame(0, None, ctypes.addressof(self.api), 0xC0, 3)
         frame.operands, frame.results = self.buffers(operands), self.buffers([result])
         forms = " ".join(f"{a.dtype}{a.shape}" for a in (*operands, result))
+        forms = ffi.ANY_SHAPE if self.any_shape else forms
         frame.attributes = self.attributes({"said": f"{' '.join(words.values())} {forms}"})
         return ffi._handlers[f"numbsparse_{name}", "CUDA"](ctypes.byref(frame))
 
@@ -213,11 +214,13 @@ def test_a_call_fills_the_result_on_the_stream_of_xla_and_copies_nothing(rows, d
 
 
 @simulated
-def test_a_call_that_comes_again_is_started_on_what_is_there_now(monkeypatch):
+@pytest.mark.parametrize("any_shape", [False, True])
+def test_a_call_that_comes_again_is_started_on_what_is_there_now(any_shape, monkeypatch):
     """In the same buffers, of one layout, on one stream; any other is worked out."""
     (name, (x, w), y, *_), *_ = cases(2, 24, 32, "float32")
     other = ns.Layout(np.roll(LAYOUT.pattern, 1, 1))
-    calls, hows = [Caller(), Caller(STREAM + 16)], [HOW, HOW | {"layout": other.word}]
+    calls = [Caller(any_shape=any_shape), Caller(STREAM + 16, any_shape)]
+    hows = [HOW, HOW | {"layout": other.word}]
     layouts, seen, matmul = [LAYOUT, other], [], products.ops.matmul
     monkeypatch.setitem(products._layouts, other.word, other)
     monkeypatch.setattr(

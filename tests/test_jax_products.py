@@ -412,6 +412,21 @@ def test_an_exported_program_runs_where_a_matrix_of_its_layout_was_made(rng, mon
     np.testing.assert_allclose(exported.call(x, values), x @ np.asarray(w.to_dense()), atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", ["n, 10", "2*n+1, m, 10"])
+def test_a_program_for_any_number_of_rows(shape):
+    names = [f"numbsparse_{product.name}" for product in products.PRODUCTS]
+    checks = list(map(export.DisabledSafetyCheck.custom_call, names))
+    values = matrix((10, 13)).values
+    step = jax.jit(
+        jax.grad(lambda x, v: sparse(x, nsj.BlockSparse(v, LAYOUT, shape=(10, 13))), (0, 1))
+    )
+    of_any = jax.ShapeDtypeStruct(export.symbolic_shape(shape), np.float64), values
+    exported = export.export(step, platforms=["cpu"], disabled_checks=checks)(*of_any)
+    for n in (3, 1, 5):
+        x = drawn(n, 10) if "m" not in shape else drawn(2 * n + 1, n + 1, 10)
+        same(exported.call(x, values), step(x, values))
+
+
 def test_matrices_are_not_compared_by_identity():
     w, other = matrix(), matrix()
     for compare in (operator.eq, operator.ne):

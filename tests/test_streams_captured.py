@@ -118,6 +118,20 @@ def test_memory_freed_while_its_stream_is_captured_is_kept(driver):
     assert empty((7,), "float32").address != address
 
 
+def test_a_capture_takes_what_was_made_on_a_stream_that_joined_it(driver):
+    """As torch's backward lets streams join on which leaves were met first."""
+    with ns.stream(0x100):
+        array = empty((7,), "float32")
+        driver.work(array)
+    address, driver.captured = array.address, {0x100, 0x200}
+    with ns.stream(0x200):
+        driver.work(array)
+    del array
+    driver.captured = set()
+    with ns.stream(0x100):
+        assert empty((7,), "float32").address != address, "a graph reads it"
+
+
 def test_memory_for_a_stream_that_a_library_beside_torch_captures_stays(driver):
     """In an arena: taken on a stream apart, it serves again there, and launches may come again."""
     stream, replay, seen = ns.stream(0x100), Replay(), []

@@ -1,5 +1,6 @@
 """CUDA graphs that torch captures, with our products in them."""
 
+import copy
 import gc
 import subprocess
 import sys
@@ -136,6 +137,23 @@ def test_torch_captures_arrays_of_ours():
         graph.replay()
         got = out.numpy()
         np.testing.assert_array_equal(got, ns.matmul(x, w).numpy())
+
+
+def test_torch_makes_callables_with_graphs():
+    """Whose backward is captured while the stream of the warm-up joins in."""
+    torch, nst = torch_layers()
+    layer = linear(nst, torch.float32, ns.patterns.random(8, 8, 0.3, seed=8))
+    plain, x = copy.deepcopy(layer), torch.randn(64, N, device="cuda", requires_grad=True)
+    gc.collect()
+    layer = torch.cuda.make_graphed_callables(layer, (x,))
+    for _ in range(2):
+        inputs = torch.randn(64, N, device="cuda", requires_grad=True)
+        results = []
+        for each in (layer, plain):
+            y = each(inputs)
+            parts = torch.autograd.grad(y.square().sum(), [inputs, *each.parameters()])
+            results.append([part.clone() for part in (y, *parts)])
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
 
 
 FREED = """

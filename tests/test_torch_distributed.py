@@ -56,6 +56,14 @@ def shared(net, kind, place):
     return net, lambda: get_model_state_dict(net, options=how)
 
 
+def from_rank_0(net, state):
+    """Load what rank 0 alone has."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    how = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(net, state, options=how)
+
+
 def example(text, place="cpu"):
     """The bits per character of a few steps of torch_gpt's sparse model, by all ranks there are."""
     torch_gpt = import_module("torch_gpt")
@@ -80,6 +88,9 @@ def worker(rank, backend, port, text):
             net, state = shared(model().to(place), kind, place)
             train(net, of_all[:, rank * ROWS :][:, :ROWS])
             torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg=kind)
+        net, state = shared(model().to(place), "FSDP2", place)
+        from_rank_0(net, alone.state_dict() if rank == 0 else {})
+        torch.testing.assert_close(dict(state()), dict(alone.state_dict()), msg="from rank 0")
         return example(text, place)
     finally:
         torch.distributed.destroy_process_group()

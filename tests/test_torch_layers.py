@@ -138,6 +138,17 @@ def test_the_recurrent_gradient_is_ready_before_that_of_the_inputs_is_computed(m
     ]
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_no_anomaly_is_found_in_memory_that_nobody_reads():
+    lstm = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE)
+    torch.use_deterministic_algorithms(True)  # fills what is empty with NaN
+    try:
+        with torch.autograd.detect_anomaly():
+            lstm(drawn(3, 2, 10))[0].sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
     lstm, x = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE), drawn(3, 2, 10)
     x.requires_grad_()

@@ -36,9 +36,10 @@ def w():
     return ns.BlockSparse(blocks, [[1, 0], [1, 1]]).to("cuda")
 
 
-def chosen(w, product="forward", batch=3):
+def chosen(w, product="forward", batch=3, across=False):
     x = ns.to_device(np.ones((batch, 8), np.float32))
-    return choice.choose(product, "auto", 4, x, batch, "highest", w.stored_layout)
+    of = product, "auto", 4, x, batch, "highest", w.stored_layout
+    return choice.choose(*of, feature_major=across)
 
 
 def test_the_fastest_is_taken_and_remembered(w, folder, monkeypatch):
@@ -57,6 +58,25 @@ def test_the_fastest_is_taken_and_remembered(w, folder, monkeypatch):
     assert chosen(w, "weight_grad") == "k1_naive"  # from the file
     (file,) = folder.glob("*.json")
     assert len(json.loads(file.read_text())["fastest"]) == 3
+
+
+@pytest.mark.parametrize("across", [False, True])
+def test_a_choice_is_for_the_order_that_was_measured(w, across, monkeypatch):
+    untuned = {order: chosen(w, across=order) for order in (False, True)}
+    fast = next(name for name in serving(w) if name not in untuned.values())
+    measured, choose = set(), importlib.import_module("numbsparse.ops.matmul").choose
+
+    def noted(*case):
+        measured.add(case[-1])
+        return choose(*case)
+
+    monkeypatch.setattr(importlib.import_module("numbsparse.ops.matmul"), "choose", noted)
+    monkeypatch.setattr(tuning, "_seconds", lambda call: 1.0 + (call.args[0] != fast))
+    seconds = ns.tune(w, 3, feature_major=across)
+    assert measured == {across}
+    assert {next(iter(times)) for times in seconds.values()} == {fast}
+    assert {chosen(w, product, across=across) for product in PRODUCTS} == {fast}
+    assert chosen(w, across=not across) == untuned[not across]
 
 
 def serving(w):

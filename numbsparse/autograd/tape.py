@@ -1,6 +1,5 @@
 """The tape: operations record themselves, and gradients go back along what they recorded."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -170,10 +169,7 @@ def gradients_of(
     looked for behind.
     """
     gradients = {id(output): seed}
-    order = _from_output_back(output, ends)
-    uses = Counter(
-        id(parent) for each in order if id(each) not in ends for parent, _ in each._edges
-    )
+    order, uses = _from_output_back(output, ends)
     with set_recording(create_graph):
         for tensor in order:
             dy = gradients.pop(id(tensor), None)
@@ -194,18 +190,22 @@ def gradients_of(
                     yield parent, gradients.pop(key)
 
 
-def _from_output_back(output: Tensor, ends: Collection[int]) -> list[Tensor]:
-    """The tensors behind `output`, each before all that it was computed from."""
+def _from_output_back(output: Tensor, ends: Collection[int]) -> tuple[list[Tensor], dict[int, int]]:
+    """The tensors behind `output`, each before all that it was computed from; how often each is
+    an operand, by its id."""
     order: list[Tensor] = []
+    uses: dict[int, int] = {}
     seen: set[int] = set()
     stack: list[tuple[Tensor, bool]] = [(output, False)]
     while stack:
         tensor, parents_done = stack.pop()
         if parents_done:
             order.append(tensor)
-        elif id(tensor) not in seen:
-            seen.add(id(tensor))
+        elif (key := id(tensor)) not in seen:
+            seen.add(key)
             stack.append((tensor, True))
-            if id(tensor) not in ends:
-                stack.extend((parent, False) for parent, _ in tensor._edges)
-    return order[::-1]
+            for parent, _ in () if key in ends else tensor._edges:
+                uses[id(parent)] = uses.get(id(parent), 0) + 1
+                stack.append((parent, False))
+    order.reverse()
+    return order, uses

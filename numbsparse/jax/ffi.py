@@ -31,6 +31,7 @@ from numbsparse.device.memory import Unordered
 from numbsparse.device.streams import at
 
 METADATA, INTERNAL = 1, 13  # an extension's type, an error's code
+ANY_SHAPE = "any-shape"  # the last of the words, where one call was compiled for many
 CAPTURABLE = 1  # a trait: calls may become part of command buffers
 DTYPES = {  # by XLA's number
     10: np.dtype(np.float16),
@@ -79,8 +80,8 @@ def register(name: str, compute: Callable[..., None]) -> None:
 
     Operands and results are arrays of XLA's memory, in C order: NumPy's on the CPU, on a GPU
     DeviceArrays, with XLA's stream as the current one. Words are what the call's one attribute
-    says, which says dtypes and shapes too. XLA calls from threads of its own, several at a time.
-    What `compute` raises becomes XLA's error.
+    says, which says dtypes and shapes too, or that these vary. XLA calls from threads of its own,
+    several at a time. What `compute` raises becomes XLA's error.
 
     On a GPU `compute` depends on no more than that, and on the library's choice of kernels: what it
     launched is started again when the same call comes again.
@@ -127,7 +128,8 @@ def _on_cpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
 def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said: bytes) -> None:
     theirs = at(_stream(api, context))
-    what: tuple[Any, ...] = (said, *map(_address, buffers))
+    shown = _described if said.endswith(ANY_SHAPE.encode()) else _address
+    what: tuple[Any, ...] = (said, *map(shown, buffers))
 
     def work() -> None:
         theirs.arena = _arenas.setdefault(what[-1], Arena()) if is_captured else None
@@ -140,12 +142,7 @@ def _on_gpu(compute: Any, known: Any, api: int, context: int, buffers: Any, said
 
 
 def _call(compute: Any, buffers: Any, said: bytes, array: Callable[..., Any]) -> None:
-    arrays = []
-    for buffer in buffers:
-        _, _, dtype, data, rank, dims = _BUFFER.unpack_from(_window(buffer, _BUFFER.size))
-        shape = unpack(f"{rank}q", _window(dims, 8 * rank)) if rank else ()
-        arrays.append(array(data, shape, DTYPES[dtype]))
-    compute(*arrays, *said.decode().split())
+    compute(*(array(*_described(buffer)) for buffer in buffers), *said.decode().split())
 
 
 def wait_for_calls() -> None:
@@ -206,6 +203,11 @@ def _address(buffer: int) -> int:
     """Of the memory that a buffer describes."""
     (address,) = _ADDRESS.unpack_from(_window(buffer, _ADDRESS.size))
     return address  # type: ignore[no-any-return]
+
+
+def _described(buffer: int) -> tuple[int, tuple[int, ...], np.dtype]:
+    _, _, dtype, data, rank, dims = _BUFFER.unpack_from(_window(buffer, _BUFFER.size))
+    return data, unpack(f"{rank}q", _window(dims, 8 * rank)) if rank else (), DTYPES[dtype]
 
 
 def _said(attribute: int) -> bytes:

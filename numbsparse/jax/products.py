@@ -81,7 +81,8 @@ def _primitive(name: str, compute: Callable[..., None], side: int | None) -> Pri
 
     def call(a: Any, b: Any, layout: Layout, shape: Any, size: int, precision: str) -> Any:
         y = jax.ShapeDtypeStruct(shape_of(a, layout, shape, size), a.dtype)
-        forms = a.dtype, *map(int, (*a.shape, *b.shape, *y.shape))
+        sides = *a.shape, *b.shape, *y.shape
+        forms = a.dtype, *(sides if all(type(n) is int for n in sides) else [ffi.ANY_SHAPE])
         said = " ".join(map(str, (layout.word, precision, *forms)))
         meet(layout)
         return jax.ffi.ffi_call(target, y)(a, b, said=said)

@@ -8,6 +8,7 @@ memory, wide for columns. Where outputs are few, each is cut in parts that a sec
 `reduce("sum", out, a, axes)` means out[...] = a.sum(axes).
 """
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -35,18 +36,9 @@ def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -
         return
     joining = MAX if name.startswith("max") else SUM
     kernel = KERNELS.get(name, joining)
-    strides = strides_within(a, a.shape)
-    kept = [i for i in range(a.ndim) if i not in axes]
-    # The order of what is summed is free: walk memory upwards.
-    reduced = sorted(axes, key=lambda i: -strides[i])
-    kept_shape, (kept_strides,) = _collapsed(a, kept, strides)
-    reduced_shape, (reduced_strides,) = _collapsed(a, reduced, strides)
-    n, length = out.size, prod(reduced_shape)
-    threads = _threads(n, length, neighbours=kept_strides[-1] == 1)
-    parts = _parts(n, length, threads)
+    walk, n, length, threads, parts = _plan(a.shape, strides_within(a, a.shape), axes)
     divisor = float(length) if name == "mean" else 1.0
-    flat, walk = a.span, (kept_shape, kept_strides, reduced_shape, reduced_strides)
-    grid = (-(-n // threads[0]), parts)
+    flat, grid = a.span, (-(-n // threads[0]), parts)
     if parts == 1:
         launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, out.span)
         return
@@ -59,8 +51,19 @@ def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -
     launch(joining, grid, threads, partial.span, *walk, n, parts, parts, divisor, out.span)
 
 
-def _collapsed(a: DeviceArray, axes: list[int], strides: tuple[int, ...]) -> Any:
-    return collapse([a.shape[i] for i in axes], [strides[i] for i in axes])
+@lru_cache(maxsize=1024)
+def _plan(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    """(how to walk, the number of outputs, values of each, threads, parts)."""
+    kept = [i for i in range(len(shape)) if i not in axes]
+    # The order of what is summed is free: walk memory upwards.
+    reduced = sorted(axes, key=lambda i: -strides[i])
+    (kept_shape, (kept_strides,)), (reduced_shape, (reduced_strides,)) = (
+        collapse([shape[i] for i in some], [strides[i] for i in some]) for some in (kept, reduced)
+    )
+    n, length = prod(kept_shape), prod(reduced_shape)
+    threads = _threads(n, length, neighbours=kept_strides[-1] == 1)
+    walk = kept_shape, kept_strides, reduced_shape, reduced_strides
+    return walk, n, length, threads, _parts(n, length, threads)
 
 
 def _threads(n: int, length: int, neighbours: bool) -> tuple[int, int]:

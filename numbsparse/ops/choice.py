@@ -66,8 +66,8 @@ def choose(
         names = _checked(kernel, precision, "cuda" if on_gpu else "cpu")
         if auto:
             names = [name for name in names if name != times.DENSE or dense or not gated]
-            own = *of, batch, precision, layout
-            expected, here = times.expected(*own, feature_major), tuned.fastest(tuned.case(*own))
+            own = *of, batch, precision, layout, feature_major
+            expected, here = times.expected(*own), tuned.fastest(tuned.case(*own))
             names = sorted(names, key=lambda name: -expected.get(name, inf))
             names += [here] if here and here.partition("/")[0] in names else []
         name = _last_that_serves(names, product, block_size, x, batch, precision)

@@ -46,7 +46,7 @@ def conv(
             return conv(to_device(x), w, *how).numpy()
         check_features(w, window, x.shape[-1])
         shape = (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1])
-        call = _prepared("forward", x, w, *how, x.shape[-1], shape, case)
+        call = _prepared("forward", x, w, how, x.shape[-1], shape, case)
     if call.compute is None:
         return matmul(x, only_tap(w, x.shape[-1]), out=out, precision=how[2])
     return call.run(x, w.values, w.layout, out)
@@ -76,7 +76,7 @@ def conv_transpose(
         features = rows if out_features is None else out_features
         check_features(w, window, features, "out_features")
         shape = (x.shape[0], *window.big[3 - axes :], features)
-        call = _prepared("input_grad", x, w, *how, features, shape, case)
+        call = _prepared("input_grad", x, w, how, features, shape, case)
     if call.compute is None:
         return matmul(x, only_tap(w, call.shape[-1]).T, out=out, precision=how[2])
     return call.run(x, w.values, w.layout, out)
@@ -95,7 +95,7 @@ def conv_weight_grad(
         check_features(w, window, x.shape[-1])
         check_form("dy", dy, (x.shape[0], *small_space(window, x.ndim - 2), w.shape[1]), x.dtype)
         shape = (layout.n_blocks, size, size)
-        call = _prepared("weight_grad", x, w, *how, x.shape[-1], shape, case)
+        call = _prepared("weight_grad", x, w, how, x.shape[-1], shape, case)
     if call.compute is not None:
         return w.with_values(call.run(x, dy, layout, out))
     a, b = as_rows(x).T, as_rows(dy)
@@ -153,57 +153,28 @@ def _known(product: str, a: Any, b: Any, w: BlockSparse, *how: Any) -> tuple[Any
 
 
 def _prepared(
-    product: str,
-    x: Any,
-    w: BlockSparse,
-    window: Window,
-    kernel: str,
-    precision: str,
-    features: int,
-    shape: tuple[int, ...],
-    case: Any,
+    product: str, x: Any, w: BlockSparse, how: Any, features: int, shape: tuple[int, ...], case: Any
 ) -> Call:
-    """The call; remembered, where there is a case."""
-    compute, again = None, None
-    if not is_product(window, kernel, w):
-        of = choose(product, kernel, x, w, precision, window, features)
+    """The call by the named rung, or the last that serves; remembered, where there is a case.
+
+    `features` are those of the larger images. Raises ValueError where no rung serves.
+    """
+    window, kernel, precision = how
+    if not isinstance(kernel, str) or kernel not in ("auto", *RUNGS):
+        raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
+    size, layout, compute, again = w.block_size, w.layout, None, None
+    # Convolutions take more block sizes than the ladder of matrix products.
+    if not (window.is_identity and kernel == "auto" and size in BLOCK_SIZES):
+        place = "cuda" if isinstance(x, DeviceArray) else "cpu"
+        names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
+        names = names if kernel == "auto" else [kernel]
+        served = product, size, x.dtype, place, x.shape[0], precision, window, features, w.shape[1]
+        of = chosen(names, layout.n_blocks, *served)
         compute = getattr(of, product)
         if case is not None and hasattr(of, "again"):
             values = w.values if product != "weight_grad" else np.empty(shape, x.dtype)
-            again = of.again(product, as_pixels(x).shape, values, w.layout.index, window)
+            again = of.again(product, as_pixels(x).shape, values, layout.index, window)
     call = Call(shape, compute, again, (product, window, precision, case is not None))
     if case is not None:
-        remember(w.layout.index, case, call)
+        remember(layout.index, case, call)
     return call
-
-
-def is_product(window: Window, kernel: str, w: BlockSparse) -> bool:
-    """Whether the ladder of matrix products serves it: convolutions take more block sizes."""
-    return (
-        window.is_identity
-        and isinstance(kernel, str)
-        and kernel == "auto"
-        and w.block_size in BLOCK_SIZES
-    )
-
-
-def choose(
-    product: str,
-    kernel: str,
-    x: Any,
-    w: BlockSparse,
-    precision: str,
-    window: Window,
-    in_features: int,
-) -> Any:
-    """The rung that serves: the named one, or the last that does. ValueError where none does."""
-    place = "cuda" if isinstance(x, DeviceArray) else "cpu"
-    if not isinstance(kernel, str) or kernel not in ("auto", *RUNGS):
-        raise ValueError(f'kernel takes "auto" or one of {list(RUNGS)}, got {kernel!r}')
-    names = [name for name in RUNGS if RUNGS[name] == place and name != "k0_reference"]
-    call = window, in_features, w.shape[1]
-    return chosen(
-        names if kernel == "auto" else [kernel],
-        w.layout.n_blocks,
-        *(product, w.block_size, x.dtype, place, x.shape[0], precision, *call),
-    )

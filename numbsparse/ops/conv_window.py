@@ -71,19 +71,17 @@ def known_window(make: Callable[..., Window], *given: Any) -> Window:
 
     Not for what torch.compile traces: it warns of a cache.
     """
-    return (_kept if _is_plain(given) else _made)(make, *given)
+    return _kept(make, *given) if _is_plain(given) else make(*given)
+
+
+@lru_cache(maxsize=256)
+def _kept(make: Callable[..., Window], *given: Any) -> Window:
+    return make(*given)
 
 
 def _is_plain(size: Any) -> bool:
     """Whether equal sizes say the same: True and 1.0 equal 1."""
     return type(size) in (int, str) or (type(size) is tuple and all(map(_is_plain, size)))
-
-
-def _made(make: Callable[..., Window], *given: Any) -> Window:
-    return make(*given)
-
-
-_kept = lru_cache(maxsize=256)(_made)
 
 
 def sizes(axes: int, kernel_size: Any, stride: Any, dilation: Any) -> tuple[tuple[int, ...], ...]:

@@ -239,8 +239,9 @@ def apply_on_gpu(name: str, *operands: Any) -> DeviceArray:
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    if shapes[0] == shapes[-1]:
-        return shapes[0]
+    first, last = shapes[0], shapes[-1]
+    if first == last or (len(shapes) == 2 and last and first[-len(last) :] == last):
+        return first
     try:
         return np.broadcast_shapes(*shapes)
     except ValueError:

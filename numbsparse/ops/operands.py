@@ -217,6 +217,8 @@ def axes_of(axis: Any, ndim: int, argument: str = "axis") -> tuple[int, ...]:
     """One axis or several, counted from 0; ValueError where there is no such axis."""
     if type(axis) is int and -ndim <= axis < ndim:  # most are
         return (axis % ndim,)
+    if type(axis) is tuple and len(axis) == 1 and type(axis[0]) is int and 0 <= axis[0] < ndim:
+        return axis
     try:
         return normalize_axis_tuple(axis, ndim, argument)  # type: ignore[no-any-return]
     except (OverflowError, TypeError):

@@ -88,9 +88,7 @@ def _on_cpu(function: Callable[..., Any], a: np.ndarray, axis: Axis, keepdims: b
 
 def _on_gpu(name: str, a: DeviceArray, axis: Axis, keepdims: bool) -> DeviceArray:
     axes, keepdims = _axes(a, axis), flag("keepdims", keepdims)
-    kept = tuple(n for i, n in enumerate(a.shape) if i not in axes)
-    out = empty(kept, a.dtype)
+    whole = [1 if i in axes else n for i, n in enumerate(a.shape) if keepdims or i not in axes]
+    out = empty(tuple(whole), a.dtype)
     kernels.reduce.reduce(name, out, a, axes)
-    if not keepdims:
-        return out
-    return out.reshape(tuple(1 if i in axes else n for i, n in enumerate(a.shape)))
+    return out

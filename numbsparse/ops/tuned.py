@@ -20,7 +20,13 @@ from numbsparse.layout import Layout
 
 
 def case(
-    product: str, block_size: int, dtype: Any, batch: int, precision: str, layout: Layout
+    product: str,
+    block_size: int,
+    dtype: Any,
+    batch: int,
+    precision: str,
+    layout: Layout,
+    feature_major: bool = False,
 ) -> str:
     """A product, with its sizes rounded to powers of two: what is near shares the choice."""
     lines, columns = (_rounded(n * block_size) for n in layout.shape)
@@ -28,7 +34,7 @@ def case(
     density = _rounded(layout.shape[0] * layout.shape[1] / blocks) if blocks else 0
     return (
         f"{product} {dtype} {precision} B={block_size} batch={_rounded(batch)} "
-        f"features={lines}x{columns} density=1/{density}"
+        f"features={lines}x{columns} density=1/{density}{' feature-major' * feature_major}"
     )
 
 

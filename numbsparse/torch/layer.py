@@ -87,8 +87,8 @@ class SparseModule(torch.nn.Module):
         for name in self.handles:
             key = prefix + name + SUFFIX
             pattern = state_dict.pop(key, None)
-            if pattern is None and strict:
-                missing_keys.append(key)
+            if pattern is None and strict and not is_sharded(getattr(self, name)):
+                missing_keys.append(key)  # rank 0 alone may have it, and looks at it
             if pattern is not None and not torch.equal(
                 torch.as_tensor(pattern).cpu(), self._pattern(name)
             ):
@@ -171,9 +171,14 @@ def check_module(model: Any) -> None:
         raise TypeError(f"model takes a torch.nn.Module, got {type_name(model)}")
 
 
+def is_sharded(weight: torch.Tensor) -> bool:
+    """Whether `fully_shard` dealt a parameter out."""
+    return type(weight.data).__name__ == "DTensor"
+
+
 def beside_sharded(weight: torch.Tensor) -> AbstractContextManager[Any]:
-    """Within it a parameter that is sharded, as fully_shard does, takes whole tensors beside it."""
-    if type(weight.data).__name__ != "DTensor":
+    """Within it a parameter that is sharded takes whole tensors beside it."""
+    if not is_sharded(weight):
         return nullcontext()
     return import_module("torch.distributed.tensor.experimental").implicit_replication()
 
