@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_615,
     "numbsparse/kernels/matmul": 10_624,
     "numbsparse/kernels/parts": 6_456,
-    "numbsparse/kernels/ptx": 2_457,
+    "numbsparse/kernels/ptx": 2_482,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_856,
     "numbsparse/ops": 5_702,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 982,
     "numbsparse/puzzles": 435,
-    "numbsparse/simulator": 2_445,
+    "numbsparse/simulator": 2_457,
     "numbsparse/torch": 1_965,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
