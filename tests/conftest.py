@@ -5,8 +5,9 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from heapq import heapify, heapreplace
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -79,6 +80,22 @@ def pytest_ignore_collect(collection_path, config):
         "test_readme",
     )
     return True if not HAS_NUMBA_CUDA and importing else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session):
+    """Of two processes that collect all, the second goes through the files from the last one on.
+
+    Half of the time goes into the byte code of tests, with all that an `assert` says. Where they
+    meet each finds what the other has made.
+    """
+    second = os.environ.get("PYTEST_XDIST_WORKER") == "gw1"
+    if not second or sys.dont_write_bytecode or session.config.args_source.name != "TESTPATHS":
+        return
+    for path in sorted(Path(__file__).parent.glob("test_*.py"), reverse=True):
+        if not pytest_ignore_collect(path, session.config):
+            with suppress(Exception, pytest.skip.Exception):  # said where it is collected
+                import_module(path.stem)
 
 
 def beyond_pairs(items):

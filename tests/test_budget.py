@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 1_613,
     "numbsparse/kernels/matmul": 10_645,
     "numbsparse/kernels/parts": 6_460,
-    "numbsparse/kernels/ptx": 2_470,
+    "numbsparse/kernels/ptx": 2_495,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_880,
     "numbsparse/ops": 5_685,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
-    "numbsparse/simulator": 2_445,
+    "numbsparse/simulator": 2_460,
     "numbsparse/torch": 1_970,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

@@ -81,7 +81,11 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     """An array in memory that threads share."""
 
     space: str
-    extent = cached_property(extent)
+
+    @cached_property
+    def extent(self) -> tuple[int, int, int, dict[np.dtype, np.ndarray] | None]:
+        """`extent` of it, and room for views of other types, where these do not keep it alive."""
+        return *extent(self), {} if type(self.base) is np.ndarray else None
 
     @cached_property
     def address(self) -> int:

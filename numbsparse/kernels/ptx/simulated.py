@@ -122,36 +122,40 @@ mma_m16n8k8_tf32 = _mma(meaning.mma_m16n8k8_tf32)
 def load_4xf32(array, j):
     if array.dtype != _REAL:
         raise TypeError(f"load_4xf32 takes an array of float32, got {array.dtype}")
-    v = _piece(array, j, 16, dtype=_REAL)
-    return v[0], v[1], v[2], v[3]  # a tuple of an array takes five times as long
+    flat, k = _place(array, j, 16, 16, _REAL, 4)
+    return flat[k], flat[k + 1], flat[k + 2], flat[k + 3]
 
 
 def load_4xu32(array, j):
-    v = _piece(array, j, 16, dtype=_WORD)
-    return v[0], v[1], v[2], v[3]
+    flat, k = _place(array, j, 16, 16, _WORD, 4)
+    return flat[k], flat[k + 1], flat[k + 2], flat[k + 3]
 
 
 def load_2xu32(array, j):
-    v = _piece(array, j, 8, 8, dtype=_WORD)
-    return v[0], v[1]
+    flat, k = _place(array, j, 8, 8, _WORD, 4)
+    return flat[k], flat[k + 1]
 
 
 def load_1xu32(array, j):
-    return (_piece(array, j, 4, 4, dtype=_WORD)[0],)
+    flat, k = _place(array, j, 4, 4, _WORD, 4)
+    return (flat[k],)
 
 
 def store_4xf32(array, j, v0, v1, v2, v3):
     if array.dtype != _REAL:
         raise TypeError(f"store_4xf32 takes an array of float32, got {array.dtype}")
-    _store_four(_piece(array, j, 16, writes=True, dtype=_REAL), np.float32, v0, v1, v2, v3)
+    _store_four(array, j, _REAL, np.float32, v0, v1, v2, v3)
 
 
 def store_4xu32(array, j, v0, v1, v2, v3):
-    _store_four(_piece(array, j, 16, writes=True, dtype=_WORD), np.uint32, v0, v1, v2, v3)
+    _store_four(array, j, _WORD, np.uint32, v0, v1, v2, v3)
 
 
 def store_2xu32(array, j, v0, v1):
-    _piece(array, j, 8, 8, writes=True, dtype=_WORD)[:] = _registers(np.uint32, v0, v1)
+    if not type(v0) is type(v1) is np.uint32:
+        _registers(np.uint32, v0, v1)
+    flat, k = _place(array, j, 8, 8, _WORD, 4, writes=True)
+    flat[k], flat[k + 1] = v0, v1
 
 
 def cvt_rna_tf32(x):
@@ -247,10 +251,11 @@ def sync_warp():
         together(meaning.sync_warp, 0)
 
 
-def _store_four(piece, dtype, v0, v1, v2, v3):
-    if not type(v0) is type(v1) is type(v2) is type(v3) is dtype:
-        _registers(dtype, v0, v1, v2, v3)
-    piece[0], piece[1], piece[2], piece[3] = v0, v1, v2, v3  # in a third of an array's time
+def _store_four(array, j, dtype, kind, v0, v1, v2, v3):
+    flat, k = _place(array, j, 16, 16, dtype, 4, writes=True)
+    if not type(v0) is type(v1) is type(v2) is type(v3) is kind:
+        _registers(kind, v0, v1, v2, v3)
+    flat[k], flat[k + 1], flat[k + 2], flat[k + 3] = v0, v1, v2, v3  # in a third of an array's time
 
 
 def _registers(dtype, *values):
@@ -268,7 +273,8 @@ def _any_register(value):
 
 def _row(shared, i, writes=False):
     """Eight 16-bit values of shared memory."""
-    return _piece(_shared(shared), i, 16, writes=writes, dtype=_PART)
+    flat, k = _place(_shared(shared), i, 16, 16, _PART, 2, writes=writes)
+    return flat[k : k + 8]
 
 
 def _shared(array):
@@ -283,10 +289,20 @@ def _global(array):
     return array
 
 
-def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=_BYTE):
+def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
-    address, itemsize, size = array.extent if isinstance(array, Memory) else extent(array)
     nbytes = int(nbytes)
+    flat, k = _place(array, i, nbytes, align, _BYTE, 1, writes, moment)
+    return flat[k : k + nbytes]
+
+
+def _place(array, i, nbytes, align, dtype, width, writes=False, moment=None):
+    """The array as items of that type, of `width` bytes, and which of them item i begins with.
+
+    `nbytes` bytes are read or written from there on; it starts aligned.
+    """
+    of = array.extent if isinstance(array, Memory) else (*extent(array), None)
+    address, itemsize, size, flats = of
     start = int(i) * itemsize if nbytes else 0
     if not 0 <= start <= size - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
@@ -294,7 +310,13 @@ def _piece(array, i, nbytes, align=16, writes=False, moment=None, dtype=_BYTE):
         raise ValueError(f"item {i} does not start at a multiple of {align} bytes")
     if accesses.watcher is not None:
         note_piece(array, writes, address + start, nbytes, moment)
-    return np.ndarray(nbytes // dtype.itemsize, dtype, array, start)
+    if flats is None or start % width:
+        return np.ndarray(nbytes // width, dtype, array, start), 0
+    flat = flats.get(dtype)
+    if flat is None:  # once: a view takes longer than what is done with it
+        whole = np.asarray(array).reshape(-1).view(_BYTE)[: size // width * width]
+        flat = flats[dtype] = whole.view(dtype)
+    return flat, start // width
 
 
 def flat_bytes(array):
