@@ -17,7 +17,6 @@ from numbsparse.kernels.matmul import PRODUCTS, n_tiles, rung
 from numbsparse.kernels.matmul.k6_hopper import plan
 from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, fitted, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
-from numbsparse.kernels.parts.plans import strip_of
 from numbsparse.kernels.parts.store import order_of
 from numbsparse.ops.index import index_beside
 from numbsparse.testing import Case, check_rung, races
@@ -256,53 +255,21 @@ def test_tiles_are_smaller_where_there_would_be_few(
         (64, 65, 8192, 77, 128, 64, 1),  # as many whole tiles
         (64, 64, 8192, 77, 64, 64, 1),
         (64, 256, 8192, 77, 128, 64, 1),
+        (128, 96, 8192, 6, 128, 128, 2),
+        (128, 96, 8192, 2, 64, 128, 1),
         (128, 96, 8192, -1, 64, 128, 1),
+        (128, 96, 4096, 3, 64, 128, 2),
+        (128, 256, 4096, 3, 128, 128, 2),
+        (128, 256, 8192, 19, 128, 128, 1),
+        (128, 257, 4096, 19, 128, 128, 1),
     ],
 )
 def test_steps_are_cut_where_tiles_are_half_as_many_as_multiprocessors(
     size, batch, features, per_strip, rows, columns, parts, on_a_card
 ):
-    tile = line_tiles(size, batch, features, 2, (per_strip, 0))[0]
+    tile = line_tiles(size, batch, features, 2, per_strip)[0]
     shape = -(-min(batch, tile.ROWS) // 64) * 64, tile.COLUMNS * size, tile.SPLIT
     assert shape == (min(rows, -(-batch // 64) * 64), columns, parts)
-
-
-@pytest.mark.parametrize(
-    ("batch", "features", "strip", "rows", "parts"),
-    [
-        (256, 384, (16, 16), 64, 2),  # few long strips
-        (368, 2048, (7.4, 75), 64, 2),  # one of many is long
-        (368, 2048, (7.4, 8), 64, 1),
-        (257, 4096, (19, 25), 64, 2),
-        (96, 8192, (2, 4), 64, 1),  # to add sums would take longer
-        (2994, 1408, (0.25, 1), 64, 1),  # most of the time y is stored
-        (600, 8192, (6.4, 12), 128, 1),
-        (512, 7168, (0.6, 2), 128, 1),  # as by their number: 64 would end hardly earlier
-        (8192, 8192, (6, 12), 256, 1),
-    ],
-)
-def test_of_blocks_of_128_the_tile_comes_first_that_ends_first(
-    batch, features, strip, rows, parts, on_a_card
-):
-    first, *others = line_tiles(128, batch, features, 2, strip)
-    shape = first.ROWS, first.SPLIT
-    assert shape == (rows, parts)
-    took = [plan.microseconds(tile, batch, features, *strip) for tile in (first, *others)]
-    assert took[0] * plan.GAIN <= min(took)
-
-
-def test_a_product_takes_longer_by_its_longest_strip_and_by_all_of_them(on_a_card):
-    tile = SMALLER[128][1]
-    for grown in ((64, 512, 4, 9), (640, 512, 4, 4), (64, 51200, 4, 4), (640, 5120, 40, 40)):
-        assert plan.microseconds(tile, *grown) > plan.microseconds(tile, 64, 512, 4, 4)
-    alone = plan.microseconds(tile, 64, 512, 4, 40)
-    assert plan.microseconds(tile._replace(SPLIT=2), 64, 512, 4, 40) < 0.6 * alone
-
-
-def test_strips_are_of_the_product():
-    index = Layout([[1, 1, 1, 0], [1, 0, 0, 0]]).index
-    assert strip_of(index, 4, False) == (1, 2)
-    assert strip_of(index, 2, True) == (2, 3)
 
 
 @pytest.mark.parametrize("size", TILES)
@@ -310,7 +277,7 @@ def test_there_are_as_many_tiles_for_any_number_of_features(size, on_a_card):
     """By their numbers: a choice is made before the features are known."""
     for batch in (1, 65, 200, 300, 8192):
         sizes = (0, 300, 4096, 10**6)
-        all_tiles = [line_tiles(size, batch, n, 2, (40, 60)) for n in sizes]
+        all_tiles = [line_tiles(size, batch, n, 2, 40) for n in sizes]
         assert {frozenset(tiles) for tiles in all_tiles} == {frozenset(all_tiles[0])}
         assert all(len(set(tiles)) == len(tiles) for tiles in all_tiles)
 

@@ -90,10 +90,13 @@ def test_regions_are_cut_where_that_pays():
     assert pieces == 2  # a stage each
 
 
-@pytest.mark.parametrize(("B", "together", "pieces"), [(8, 2, 1), (16, 2, 3), (16, 1, 1)])
-def test_large_regions_of_blocks_of_16_are_cut_for_less(B, together, pieces):
-    """Of matrices: images were not timed."""
-    large = Region(12, 18 if B == 8 else 9, 38, 32, 3)
+@pytest.mark.parametrize(
+    ("B", "item", "together", "pieces"),
+    [(8, 4, 2, 1), (16, 4, 2, 3), (16, 4, 1, 1), (16, 2, 2, 1)],
+)
+def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, together, pieces):
+    """Of matrices, as images were not timed, and most of float32."""
+    large = Region(12, 18 if B == 8 else 9, 38, 32, 3, ITEM=item)
     ways = Ways(None, large, (), 0.05, 0.0013, together)
     found = region_choice.fastest(lambda _: (88, 1, 1), B, 1000, ways, 132)
     assert found == (large, pieces)

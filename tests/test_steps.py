@@ -347,7 +347,7 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 290),
     "k5_tensor_core": (2, 350),
-    "k6_hopper": (4, 917),
+    "k6_hopper": (4, 900),
     "k7_small_blocks": (4, 833),
     "k8_small_batch": (4, 898),
     "k9_dense_tiles": (3, 552),

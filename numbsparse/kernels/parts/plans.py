@@ -90,15 +90,6 @@ def planned_numbers(index: Index, make: Callable[..., tuple[Any, ...]], *key: An
     return index.plans.get((make, key)) or planned(index, make, *key)
 
 
-def strip_of(index: Index, strips: float, transposed: bool) -> tuple[float, int]:
-    """Blocks of a line of w, or of w.T, of so many: on average and at most."""
-    return index.block_rows.size / strips, *planned_numbers(index, _longest, transposed)
-
-
-def _longest(index: Index, transposed: bool) -> tuple[int]:
-    return (int(np.diff((index.rows if transposed else index.columns).indptr).max(initial=0)),)
-
-
 def _on_stream(index: Index, make: Any, key: Any, stream: Any) -> tuple[Any, ...]:
     """The plan that all streams read, with arrays of this stream's own where kernels write."""
     made = index.made is not None

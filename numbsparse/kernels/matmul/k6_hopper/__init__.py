@@ -52,7 +52,7 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, scheduled
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import meeting, slice_of
-from numbsparse.kernels.parts.plans import planned, strip_of
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, by_boxes, order_of, output_of
@@ -112,8 +112,8 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     is_16_bit, edge = str(x.dtype) in KINDS, x.shape[1] % size
     in_two = gates is not None and is_16_bit and batch * values.size > FEW[size]
     whole = in_two or index.made is not None  # a tile has all steps
-    strip = (-1, 0) if whole else strip_of(index, features / size, transposed)
-    tile = line_tiles(size, batch, features, x.itemsize, strip)[number or 0]
+    per_strip = -1 if whole else index.block_rows.size * size / features
+    tile = line_tiles(size, batch, features, x.itemsize, per_strip)[number or 0]
     tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     (lines,), (x_transposed,) = aligned_either_way(x)

@@ -1,6 +1,5 @@
 """How forward and input_grad cut their work, and what a block of threads does step by step."""
 
-from math import hypot
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -185,24 +184,23 @@ SMALLER = {
 ENOUGH = {32: (1.5, 0.8, 0), 64: (1.5, 1.25, 1.5, 0), 128: (0.9, 0.6, 0)}
 # Of up to FEW_ROWS rows these come first, where the parts of tiles, SPLIT of each, are as many as
 # the multiprocessors or so many of them, and a strip has so many blocks of w. With 8,192 features,
-# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81 and 0.89 to 0.95 of the time (B = 32,
-# 64). Four parts took up to twice as long as two; where there are fewer blocks, to add the sums
-# takes what is gained. Of blocks of 128 those come first that end first, see `microseconds`.
-FEW_ROWS = {32: 256, 64: 256, 128: 2**31}
+# density 0.3, 96 and 128 rows they took an H200 0.75 to 0.81, 0.89 to 0.95 and 0.75 to 0.77 of the
+# time (B = 32, 64, 128). Four parts took up to twice as long as two; where there are fewer blocks,
+# to add the sums takes what is gained.
+FEW_ROWS = 256
 ONCE = {
     32: ((SMALLER[32][0]._replace(CLUSTER=1, SPLIT=2), 0.9, 35),),
     64: ((SMALLER[64][1]._replace(SPLIT=2), 0.9, 12), (SMALLER[64][1], 0.9, 0)),
-    128: ((SMALLER[128][1]._replace(SPLIT=2), 0, 0),),
+    128: tuple((tile._replace(SPLIT=2), 0.5, 3) for tile in SMALLER[128]),
 }
-GAIN = 0.97  # what another must gain
 
 
 def line_tiles(
-    size: int, batch: int, features: int = 0, itemsize: int = 2, strip: tuple[float, int] = (-1, 0)
+    size: int, batch: int, features: int = 0, itemsize: int = 2, per_strip: float = -1
 ) -> list[Tile]:
     """The tile for a block size and others worth trying, as many for any number of features.
 
-    strip : blocks of w that a strip of y has, on average and at most; of -1 none of ONCE is taken
+    per_strip : blocks of w that a strip of y has, on average; below 0, none of ONCE is taken
     """
     if itemsize == 4:
         return [tile_of_float32(size, batch, features)]
@@ -210,32 +208,17 @@ def line_tiles(
     tiles = [fitted(tile, batch) for tile in shapes]
     enough = [0 if SIMULATED else each * multiprocessors() for each in ENOUGH[size]]
     chosen = next(n for n, of in enumerate(shapes) if pieces(of, batch, features) >= enough[n])
-    once = [each for each in ONCE[size] if each[0].ROWS - 64 < batch <= FEW_ROWS[size]]
+    once = [each for each in ONCE[size] if each[0].ROWS - 64 < batch <= FEW_ROWS]
     first = [
         fitted(of, batch)
         for of, part, least in once
         if part * multiprocessors() <= pieces(of, batch, features) <= multiprocessors()
-        and strip[0] >= least
+        and per_strip >= least
     ][:1]
     others = [fitted(of, batch) for of, *_ in once]
-    if size == 128 and strip[0] >= 0:
-        took = {of: microseconds(of, batch, features, *strip) for of in (*tiles, *others)}
-        took[tiles[chosen]] *= GAIN
-        first = [min(took, key=took.__getitem__)]
     return list(
         dict.fromkeys([*first, tiles[chosen], *tiles, tiles[0]._replace(CLUSTER=1), *others])
     )
-
-
-def microseconds(of: Tile, batch: int, features: int, blocks: float, most: int) -> float:
-    """How much longer than a launch a product takes, about, of B = 128: its longest strip alone,
-    and the share that a multiprocessor has of all. Of 185 drawn ones, fitted to others, the tile
-    that so ends first took 0.89 of the time that one by how many there are took (H200)."""
-    stored = 0.0092 * of.ROWS + 1.25 * (of.SPLIT > 1)
-    alone = max(0.68, 0.0045 * of.ROWS) * max(most, blocks) / of.SPLIT + stored
-    each = (0.3 + 0.0049 * of.ROWS) * blocks / of.SPLIT + stored
-    share = pieces(of, batch, features) / multiprocessors()
-    return hypot(alone, share * each) + 0.14 * (of.CLUSTER > 1)
 
 
 def pieces(of: Tile, batch: int, features: int) -> int:

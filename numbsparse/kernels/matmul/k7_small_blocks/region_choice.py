@@ -25,9 +25,11 @@ MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there
 # until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
 # 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
 # small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
-# A second pass of matrices in blocks of 16 takes less, of which sums are a part: 17 drawn products
-# took 0.75 to 1.01 of the time, 0.89 at the mean, blocks of 8 0.90 to 1.21 (H200).
-A_REGION, SECOND_PASS, SECOND_PASS_OF_16 = 4.5, (6.0, 1.0), (4.0, 0.5)
+# A second pass of matrices in blocks of 16 takes less: products that are cut more for it took 0.87
+# of the time at the mean in float32, 1.07 at worst; in 16 bits, which add as many sums for fewer
+# bytes, few pieces gained and 26 and more took 1.12 and 1.43 times as long (H200).
+A_REGION, SECOND_PASS = 4.5, (6.0, 1.0)
+SECOND_PASS_OF_16 = {2: (4.0, 1.0), 4: (4.0, 0.5)}
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
 # of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
 SMALL_PASS, UNCUT_ROWS = 2.0, 1023
@@ -218,7 +220,7 @@ def fastest(
             return _fastest(alone, (fewer, *rest), (), batch, places, sums, SECOND_PASS)
     ways = ways if n < places else ways._replace(smaller=())
     sizes = tuple(size_of_region(each.region) for each in ways.smaller)
-    again = SECOND_PASS_OF_16 if B == 16 and ways.together > 1 else SECOND_PASS
+    again = SECOND_PASS_OF_16[large.ITEM] if B == 16 and ways.together > 1 else SECOND_PASS
     return _fastest(ways, size, sizes, batch, places, sums, again)
 
 
