@@ -25,9 +25,9 @@ MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there
 # until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
 # 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
 # small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
-# A second pass of matrices in blocks of 16 takes less: products that are cut more for it took 0.87
-# of the time at the mean in float32, 1.07 at worst; in 16 bits, which add as many sums for fewer
-# bytes, few pieces gained and 26 and more took 1.12 and 1.43 times as long (H200).
+# A second pass of matrices in blocks of 16 takes less: of products that are cut more for it 22 in
+# float32 took 0.84 of the time at the mean, 1.08 at worst, two of 16 bits 0.79 and 1.05; with half
+# of their sums' time, as in float32, those took up to 1.43 (drawn, H200).
 A_REGION, SECOND_PASS = 4.5, (6.0, 1.0)
 SECOND_PASS_OF_16 = {2: (4.0, 1.0), 4: (4.0, 0.5)}
 # Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
