@@ -276,3 +276,14 @@ def test_lent_tensors_share_their_memory(make, dtype):
     del whole
     gc.collect()
     np.testing.assert_array_equal(array, x.numpy())
+
+
+def test_numbers_that_the_dispatcher_gives_in_a_list_name_a_kind():
+    seen = []
+    run = kinds.by_dispatcher(lambda *of: seen.append(of), 2)
+    of = torch.zeros(3), torch.zeros(4)
+    for numbers in ([1, 2], [1, 2], [1, 3]):
+        run(*of, "a layout", numbers, "highest")
+    (first, _, rest), (again, *_), (other, *_) = seen
+    assert rest == ("a layout", (1, 2), "highest")
+    assert first is again is not other

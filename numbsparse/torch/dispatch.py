@@ -19,7 +19,7 @@ from torch.compiler import is_compiling
 from numbsparse.device import current_stream
 from numbsparse.device.streams import of_torch
 from numbsparse.device.torch_tensors import raw_stream
-from numbsparse.torch.kinds import Kinds, kind_of, new_kind, started
+from numbsparse.torch.kinds import Kinds, by_dispatcher, kind_of, new_kind, started
 
 DEVICES = ("cpu", "cuda")
 TYPES = (torch.Tensor, torch.nn.Parameter)
@@ -68,13 +68,7 @@ def operator(
     again: Any = None if shape is None else started(kernel, shape)
     kernels = kernel, in_order(kernel)
     kinds: Kinds = {}
-    below: Kinds = {}
-
-    def dispatched_again(*arguments: Any) -> Any:
-        of, rest = arguments[:tensors], arguments[tensors:]
-        return again(kind_of(below, of, rest) or new_kind(below, of, rest), of, rest)
-
-    of_gpu = in_order(registered) if again is None else dispatched_again
+    of_gpu = in_order(registered) if again is None else by_dispatcher(again, tensors)
     for device, of_device in zip(DEVICES, (registered, of_gpu), strict=True):
         _library.impl(name, of_device, device.upper())
     torch.library.register_fake(f"numbsparse::{name}", fake, lib=_library)

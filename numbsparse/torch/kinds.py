@@ -72,6 +72,18 @@ def new_kind(kinds: Kinds, of: Any, rest: Any) -> Kind:
     return kind
 
 
+def by_dispatcher(again: Callable[..., Any], tensors: int) -> Callable[..., Any]:
+    """`again` of a kind, as torch's dispatcher calls it: arguments in a row, numbers in lists."""
+    kinds: Kinds = {}
+
+    def run(*arguments: Any) -> Any:
+        of, rest = arguments[:tensors], arguments[tensors:]
+        rest = tuple([tuple(one) if isinstance(one, list) else one for one in rest])
+        return again(kind_of(kinds, of, rest) or new_kind(kinds, of, rest), of, rest)
+
+    return run
+
+
 def started(kernel: Callable[..., Any], shape: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel for two tensors of a kind on a GPU: its launches, where they are known.
 
