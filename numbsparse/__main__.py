@@ -1,6 +1,7 @@
 """What this machine can run, how fast it is, and how the kernels work."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -55,6 +56,12 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         done = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as `| head`; nothing is written at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ImportError, RuntimeError, TypeError, ValueError, OSError) as error:
         sys.exit(f"numbsparse: {error}")
     if done is not None:

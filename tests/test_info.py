@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -203,3 +204,21 @@ def test_numbers_that_make_no_sense_are_refused(words, capsys):
     option = words.split()[-2]
     said = f"argument {option}: takes a number of at least"
     assert said in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_a_reader_who_has_seen_enough_is_no_error():
+    """As `| head`."""
+    command = [sys.executable, "-m", "numbsparse", "ladder"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        run.stdout.close()
+        assert (run.stderr.read(), run.wait()) == (b"", 1)
+
+
+def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "write", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["info"])
+    assert ended.value.code == 130
