@@ -74,3 +74,16 @@ def test_a_state_takes_two_parts():
     for state in ((h,), (h, h, None), (h, h, h), ()):
         with pytest.raises(ValueError, match="state takes h and c of the shape"):
             nst.LSTM(8, 8, block_size=4)(STEPS, state)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex:UserWarning")  # of a state of zeros
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.int32], ids=str)
+@pytest.mark.parametrize("make", [nst.Linear, nst.Conv1d, nst.LSTM])
+def test_dtypes_that_no_kernel_takes_are_named(make, dtype):
+    more = (3,) if make is nst.Conv1d else ()
+    layer = make(8, 8, *more, block_size=4, layout=np.ones((2, 2), bool))
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+        parameter.data = parameter.data.to(dtype)
+    with pytest.raises(TypeError, match=str(dtype)):
+        layer(torch.ones(2, 8, 8).to(dtype))

@@ -36,6 +36,8 @@ def lent(x: torch.Tensor) -> Any:
     """
     if x.is_cuda:
         return x
+    if x.dtype not in CODES:
+        raise TypeError(f"a tensor takes one of {', '.join(map(str, CODES))}, got {x.dtype}")
     size, strides, items = x.element_size(), None, x.numel()
     if not x.is_contiguous():
         strides = tuple(size * stride for stride in x.stride())
