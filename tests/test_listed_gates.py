@@ -73,6 +73,7 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     part, dtype, size, batch, edge, rng, monkeypatch
 ):
     monkeypatch.setattr(blocks, "GATED_FROM", (0, 0))
+    monkeypatch.setattr(launch, "n_shares", lambda: 3)  # with more of them warps share a unit
     kept, shape, gates = problem_of(dtype, size, edge, part, rng)
     x, dy = (rng.standard_normal((batch, n)).astype(as_dtype(dtype)) for n in shape)
     values = ns.to_device(np.full((len(gates), size, size), 7, x.dtype))

@@ -139,6 +139,7 @@ def test_a_step_of_a_weight_grad_has_two_tiles_where_that_pays():
 def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
     monkeypatch.setattr(launches, "MANY", 4)
     monkeypatch.setattr(launches, "n_shares", lambda: 10)
+    monkeypatch.setattr(launches, "WARPS", 2)
     form = Form(dtype, dtype == "float32")
     most = {8: 80 if form.is_16_bit else 20}.get(size, 40 if form.is_16_bit else 2**30)
     units = 0 if form.is_16_bit else 10 * launches.WARPS + 1  # more than warps have one of
@@ -157,8 +158,9 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [8, 16, 64])
-def test_split_tiles_of_few_rows_are_shorter(size):
+def test_split_tiles_of_few_rows_are_shorter(size, monkeypatch):
     """Where no tile needs more rows, and lines of y are long; of blocks of 8 where three do not."""
+    monkeypatch.setattr(launches, "n_shares", lambda: 3)
     lines, split, plain = 10, Form("float32", True), Form("float32", False)
     squares = 8 * lines * min(size, 32) // 32  # eight units in a line
     others = (32,) if size > 8 else (32, 64)

@@ -89,6 +89,7 @@ def test_more_work_has_more_counts(name, product, size, dtype, precision):
         assert more.size == least.size
         assert (more >= 0).all()
         are_cut = name in ("k5_tensor_core", "k7_small_blocks")
+        are_cut |= name == "k6_hopper" and not device.SIMULATED  # or of other tiles
         assert (more[-6] if are_cut else more.sum()) > (least[-6] if are_cut else least.sum())
 
 
@@ -282,6 +283,7 @@ def made_up(count):
     return found
 
 
+@pytest.mark.skipif(not device.SIMULATED, reason="drawn for the tiles that the simulator has")
 def test_factors_that_are_fitted_choose_what_was_faster(monkeypatch):
     from numbsparse.bench import times as bench
 
