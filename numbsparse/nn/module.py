@@ -295,7 +295,7 @@ class Module:
         for prefix, module in self._paths():
             for name, persistent in vars(module).get("_buffer_names", {}).items():
                 value = getattr(module, name, None)
-                if value is not None and id(value) not in seen:
+                if not (value is None or isinstance(value, Parameter) or id(value) in seen):
                     seen.add(id(value))
                     yield prefix + name, value, persistent
 
