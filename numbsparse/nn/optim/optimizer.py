@@ -266,8 +266,7 @@ class Optimizer:
             if slots is None:
                 return {name: kept.like(values) for name in names}
             self._check_state(i, data, slots)
-            device = values.device
-            return {name: moved(array, device) for name, array in slots.items()}
+            return {name: moved(array, values.device) for name, array in slots.items()}
 
     def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
         """Refuse state of another layout, or for another dtype."""

@@ -172,9 +172,8 @@ class GradualPruning(Changing):
         if scope == "layer":
             check_density(weights, self.density)
         layouts = [weight.data.layout for weight in weights]
-        self.first = sum(a.n_blocks for a in layouts) / sum(
-            a.shape[0] * a.shape[1] for a in layouts
-        )
+        blocks = sum(a.shape[0] * a.shape[1] for a in layouts)
+        self.first = sum(a.n_blocks for a in layouts) / blocks
 
     def density_at(self, step: int) -> float:
         """The density that is aimed at after so many steps."""
