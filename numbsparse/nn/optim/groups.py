@@ -26,10 +26,8 @@ class Setting:
             return self
         values = [group[self.name] for group in optimizer.param_groups]
         if any(value != values[0] for value in values):
-            raise ValueError(
-                f"{self.name} differs from group to group, {values}: use "
-                f"param_groups[i][{self.name!r}]"
-            )
+            one = f"param_groups[i][{self.name!r}]"
+            raise ValueError(f"{self.name} differs from group to group, {values}: use {one}")
         return values[0]
 
     def __set__(self, optimizer: Any, value: Any) -> None:
