@@ -62,3 +62,10 @@ def test_no_piece_is_larger_than_asked(rng, monkeypatch):
     assert [part.shape for part in seen] == [(2, 6)] * 5
     with pytest.raises(ValueError, match=r"layout takes \(10, 6\) blocks .*, got \(6, 10\)"):
         absent_norms(x, dy, np.eye(6, 10), block_size=4)
+
+
+def test_a_block_size_of_8_bits_reaches_as_far(rng):
+    x, dy = rng.standard_normal((2, 3, 600), dtype=np.float32)
+    own = np.eye(75, dtype=bool)
+    found = absent_norms(x, dy, own, block_size=np.uint8(8), piece=75)
+    np.testing.assert_array_equal(found, absent_norms(x, dy, own, block_size=8, piece=75))

@@ -80,7 +80,11 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "clip_grad_norm": (utils.clip_grad_norm, {"parameters": P, "max_norm": 1.0}, {
         "max_norm": (*NUMBER, 0)}),
     "prune": (utils.prune, {"model": linear(), "density": 1.0}, {
-        "remap": (None, 3, "a"), "model": (*BAD, P[0], 3)}),
+        "remap": (None, 3, "a"), "model": (*BAD, P[0], 3), "scope": BAD}),
+    "threshold": (utils.prune, {"model": linear(), "threshold": 0.0}, {"scope": BAD}),
+    "requires_grad_": (linear().requires_grad_, {"requires_grad": True}, {"requires_grad": FLAG}),
+    "persistent": (lambda persistent: linear().register_buffer("a", X, persistent),
+        {"persistent": True}, {"persistent": FLAG}),
     "BlockSparse": (ns.BlockSparse, {"data": np.ones((1, 4, 4)), "layout": [[1]]}, {
         "shape": (*PAIR, "ab", (4, None))}),
     "from_arrays": (
@@ -127,7 +131,14 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
         "features": SIZE[1:], "groups": SIZE, "eps": NUMBER, "precision": BAD[1:]}),
     "check_grads": (lambda inputs: ns.testing.check_grads(F.tanh, inputs), {"inputs": np.ones(2)}, {
         "inputs": (*BAD, X, ns.Tensor(np.ones(2)))}),
-    "repeated_product": (F.repeated_product, {"w": W}, {"w": NO_MATRIX}),
+    "repeated_product": (F.repeated_product, {"w": W}, {"w": NO_MATRIX, "calls": SIZE}),
+    "repeated_norm": (F.repeated_norm, {"gain": ONES, "bias": ONES}, {
+        "gain": WORDS, "bias": WORDS, "calls": SIZE}),
+    "repeated_cell": (F.repeated_cell, {}, {"calls": SIZE}),
+    "cell": (lambda z, c: F.repeated_cell()(z, c), {"z": np.ones((1, 4, 8)), "c": np.ones((1, 8))},
+        {"z": WORDS, "c": WORDS}),
+    "out_features": (ns.conv_transpose, {"x": X[None], "w": W, "kernel_size": 1}, {
+        "out_features": (*BAD[1:], *SIZE[1:])}),
     "absent_norms": (nn.utils.absent_norms,
         {"x": X, "dy": X, "layout": W.layout, "block_size": 4},
         {"x": (X[0], 3.0), "dy": (X[0], 3.0), "block_size": SIZE, "by": BAD}),

@@ -166,6 +166,35 @@ def test_average_within_a_graph_counts_each_replay():
     np.testing.assert_allclose(averages[0].state_dict()["0"], expected, rtol=1e-6)
 
 
+@pytest.mark.simulator
+def test_averages_follow_their_parameters_to_another_place(rng):
+    """As what optimizers keep does."""
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    layer, stayed = (nn.Linear(8, 6, layout=LAYOUT, block_size=4, seed=0) for _ in range(2))
+    ours, theirs = (optim.ExponentialMovingAverage(m.parameters(), 0.5) for m in (layer, stayed))
+    for place in ("cpu", "cuda", "cuda", "cpu"):
+        layer.to(place)
+        for mine, other in zip(layer.parameters(), stayed.parameters(), strict=True):
+            values = rng.standard_normal(other.values.shape, dtype=np.float32)
+            ops.copy_into(other.values, values)
+            ops.copy_into(mine.values, ns.to_device(values) if place == "cuda" else values)
+        before = layer.bias.data
+        if place == "cuda":  # lent before a step there, too
+            with ours.applied():
+                assert layer.bias.place == place
+        assert layer.bias.data is before
+        ours.step()
+        theirs.step()
+        with ours.applied(), theirs.applied():
+            for mine, other in zip(layer.parameters(), stayed.parameters(), strict=True):
+                assert mine.place == place
+                few = 8 * np.finfo(np.float32).eps * 4  # roundings, of values up to 4
+                np.testing.assert_allclose(host(mine.values), other.values, rtol=0, atol=few)
+    nn.utils.prune(layer, density=0.25, remap=ours)
+    ours.step()
+
+
 P = nn.Parameter(np.ones(3))
 OTHER = {"steps": 1, "0": np.ones(4)}
 REFUSED = {

@@ -353,3 +353,10 @@ def test_a_lasso_says_when_a_weight_has_no_block_left():
         lasso.step()
     assert not model[2].weight.data.values.any()
     lasso.step()  # is not said again
+
+
+def test_a_lasso_takes_weights_without_blocks():
+    layer = nn.Linear(8, 8, layout=np.zeros((2, 2)), block_size=4)
+    lasso = GroupLasso(layer, 0.5)
+    lasso.step()
+    assert lasso.strength == 0

@@ -114,6 +114,11 @@ def objects(*values):
     return array
 
 
+def beside(holder, module):
+    holder.head = module
+    return holder
+
+
 HOLDERS = {  # of two things, and their names
     "lists": (lambda a, b: [[a], (b,)], ["0.0", "1.0"]),
     "UserList": (lambda a, b: UserList([a, b]), ["0", "1"]),
@@ -128,6 +133,8 @@ OF_MODULES = {
     "ModuleList": (lambda a, b: nn.ModuleList([a, b]), ["0", "1"]),
     "ModuleDict": (lambda a, b: nn.ModuleDict({"a": a, "b": b}), ["a", "b"]),
     "Sequential": (lambda a, b: nn.Sequential({"a": a, "b": b}), ["a", "b"]),
+    "beside a list": (lambda a, b: beside(nn.ModuleList([a]), b), ["0", "head"]),
+    "beside a dict": (lambda a, b: beside(nn.ModuleDict({"a": a}), b), ["a", "head"]),
     "both": (lambda a, b: [nn.ModuleDict({"a": nn.ModuleList([a])}), {"c": b}], ["0.a.0", "1.c"]),
 }
 
@@ -359,6 +366,10 @@ def test_a_buffer_wants_a_name_of_its_own(name):
     model = Counting()
     model.register_buffer("mean", np.ones(3))  # again
     assert model.mean.shape == (3,)
+    model.mean = nn.Parameter(np.zeros(3))  # a Parameter from now on
+    assert [name for name, _ in model.named_buffers()] == ["count", "mask"]
+    assert list(model.state_dict()) == ["mean", "weight", "count"]
+    model.load_state_dict(model.state_dict())
 
 
 @pytest.mark.parametrize("order", ["Fortran", "every other row"])

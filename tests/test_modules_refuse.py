@@ -1,5 +1,8 @@
 """What Modules, Parameters and layers refuse to take."""
 
+import contextlib
+import operator
+
 import numpy as np
 import pytest
 from conftest import host
@@ -25,6 +28,16 @@ def test_a_set_is_refused(make):
         model.state_dict()
     model.layers = make([1, 2])
     assert model.parameters() == []
+
+
+def test_equal_names_of_what_is_saved_are_refused():
+    dropout = nn.Dropout(seed=1)
+    model = nn.ModuleDict({"a.b": dropout, "a": nn.ModuleDict({"b": nn.Dropout(seed=2)})})
+    state = {"a.b.seed": 3, "a.b.calls": 0}
+    for refused in (model.state_dict, lambda: model.load_state_dict(state)):
+        with pytest.raises(ValueError, match=r"this module saves are named 'a\.b\.seed'"):
+            refused()
+    assert dropout.seed == 1
 
 
 def test_equal_names_are_refused():
@@ -75,7 +88,9 @@ def test_a_bias_of_another_shape_does_not_broadcast(layer, shape):
         layer(ns.Tensor(np.ones((3, 4, 5), np.float32)))
 
 
-@pytest.mark.parametrize("value", [1.0, np.zeros(8, np.float32), "weight"], ids=str)
+@pytest.mark.parametrize(
+    "value", [1.0, np.zeros(8, np.float32), "weight", ns.Tensor(np.zeros(8, np.float32))], ids=str
+)
 def test_values_in_the_place_of_a_parameter_are_refused(value):
     layer = nn.Linear(8, 8, block_size=4)
     before = layer.parameters()
@@ -85,6 +100,32 @@ def test_values_in_the_place_of_a_parameter_are_refused(value):
     assert all(one is other for one, other in zip(layer.parameters(), before, strict=True))
     layer.bias = None
     assert layer.parameters() == before[:1]
+
+
+def test_values_in_the_place_of_a_parameter_of_the_class_are_refused():
+    class Scale(nn.Module):
+        factor = nn.Parameter(np.ones(1))
+
+    layer = Scale()
+    with pytest.raises(TypeError, match="factor takes a Parameter, got"):
+        layer.factor = np.zeros(1)
+    layer.factor = own = nn.Parameter(np.zeros(1))
+    assert layer.parameters() == [own]
+
+
+@pytest.mark.parametrize("records", [True, False], ids=["recorded", "no_grad"])
+@pytest.mark.parametrize("sign", ["iadd", "isub", "imul", "itruediv", "ipow", "imatmul"])
+def test_a_parameter_is_not_replaced_by_the_way(sign, records):
+    """In `for p in parameters: p -= rate * p.grad` nothing would be trained."""
+    layer = linear()
+    before = layer.parameters()
+    with contextlib.nullcontext() if records else ns.no_grad():
+        for p in before:
+            with pytest.raises(TypeError, match=r"p\.data = \(p - x\)\.data changes"):
+                getattr(operator, sign)(p, 2.0)
+        layer.bias.data = (layer.bias - layer.bias).data
+    assert all(one is other for one, other in zip(layer.parameters(), before, strict=True))
+    assert not layer.bias.data.any()
 
 
 @pytest.mark.parametrize("size", [1, 2, 12, 48, 256])

@@ -174,6 +174,46 @@ def test_dropout(rng, put):
     assert dropout.eval()(x) is x
 
 
+@pytest.mark.parametrize("integer", [np.uint8, np.int16, np.int64, np.uint64])
+def test_numbers_of_numpy_are_seeds_and_counts(integer):
+    x = np.ones((4, 5), np.float32)
+    first, second = nn.Dropout(seed=3), nn.Dropout(seed=integer(3))
+    np.testing.assert_array_equal(second(x).numpy(), first(x).numpy())
+    second.load_state_dict({"seed": integer(3), "calls": integer(1)})
+    np.testing.assert_array_equal(second(x).numpy(), first(x).numpy())
+    assert all(type(value) is int for value in second.state_dict().values())
+
+
+@pytest.mark.parametrize("integer", [np.uint8, np.int8, np.uint64])
+@pytest.mark.parametrize("make", [
+    nn.Linear, lambda n, m: nn.Conv1d(n, m, 1), lambda n, m: nn.ConvTranspose1d(n, m, 1), nn.LSTM,
+    nn.MultiplicativeLSTM,
+], ids=["Linear", "Conv1d", "ConvTranspose1d", "LSTM", "MultiplicativeLSTM"])  # fmt: skip
+def test_numbers_of_numpy_are_sizes(integer, make, rng):
+    """Such as labels.max() + 1: 8 bits that do not hold what is computed of them."""
+    for n, m in rng.integers(33, 128, (3, 2)).tolist():
+        layer, right = make(integer(n), integer(m)), make(n, m)
+        shapes = [p.shape for p in right.parameters()]
+        assert [p.shape for p in layer.parameters()] == shapes, (n, m)
+        y, shape = layer(np.ones((2, 3, n), np.float32)), (2, 3, m)
+        assert (y[0] if isinstance(y, tuple) else y).shape == shape
+        assert layer.n_parameters() == right.n_parameters()
+
+
+def test_loops_take_arrays(rng):
+    x, z, gain = rng.standard_normal((2, 8)), rng.standard_normal((2, 4, 8)), rng.standard_normal(8)
+    w = nn.init.uniform([[1]], 8, dtype="float64", seed=0)
+
+    def results(of):
+        norm = F.repeated_norm(of(gain), of(gain))
+        yield F.repeated_product(of(w))(of(x))
+        yield norm(of(x), "times", of(x))
+        yield from F.repeated_cell()(of(z), of(x))
+
+    for y, right in zip(results(lambda a: a), results(ns.Tensor), strict=True):
+        np.testing.assert_array_equal(y.numpy(), right.numpy())
+
+
 def test_layer_norm_and_embedding(rng, put, place):
     norm, table = nn.LayerNorm(6).to(place), nn.Embedding(5, 6, seed=0).to(place)
     codes = put(np.array([[0, 4], [2, 2]], np.int32))

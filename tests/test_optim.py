@@ -128,6 +128,11 @@ def test_schedules():
     assert optim.cosine(5, 10) == pytest.approx(0.5)
     assert optim.cosine(10, 10, floor=0.1) == pytest.approx(0.1)
     assert optim.cosine(99, 10, floor=0.1) == pytest.approx(0.1)
+    for steps in (0.01, 0.5, 1, 2.5, 10):  # of epochs, say
+        assert optim.cosine(steps / 2, steps, 0.1) == pytest.approx(0.55)
+        assert optim.cosine(steps, steps, 0.1) == pytest.approx(0.1)
+        assert optim.warmup_cosine(0.75 * steps, steps, steps / 2) == pytest.approx(0.5)
+    assert [optim.cosine(step, 0, 0.1) for step in (0, 1)] == [1, 0.1]
     factors = [optim.warmup_cosine(s, 100, 10, 0.05) for s in range(100)]
     assert factors[9] == factors[10] == 1
     assert (np.diff(factors[:10]) > 0).all()

@@ -78,6 +78,19 @@ def test_a_group_steps_as_an_optimizer_of_its_own(rng, put, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_another_dict_in_the_place_of_a_group_is_followed(rng, name):
+    ours, theirs = (tensors(np.random.default_rng(3), lambda a: a) for _ in range(2))
+    replaced, changed = grouped(name, ours), grouped(name, theirs)
+    for seed in range(3):
+        step([replaced], flat(ours), seed)
+        step([changed], flat(theirs), seed)
+        same(flat(ours), flat(theirs))
+        i, lr = rng.integers(3), rng.uniform()
+        replaced.param_groups[i] = {**replaced.param_groups[i], "lr": lr}
+        changed.param_groups[i]["lr"] = lr
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_groups_go_on_from_a_file(rng, put, tmp_path, name):
     groups, others = (tensors(np.random.default_rng(3), put) for _ in range(2))
     made = grouped(name, groups)

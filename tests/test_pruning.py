@@ -167,6 +167,25 @@ def test_other_layers_are_pruned_too(make):
         assert p.grad.data.layout == p.data.layout
 
 
+@pytest.mark.parametrize("is_module", [False, True], ids=["parameter", "module"])
+def test_a_gate_is_of_one_weight(is_module):
+    """The gate cannot follow both where other blocks of each are the largest."""
+    first, second = (nn.Linear(16, 16, block_size=4, gate=not is_module, seed=i) for i in range(2))
+    model = nn.Sequential(first, nn.ReLU(), second)
+    if is_module:
+        nn.utils.HardConcrete(model, 0.5)
+    second.gate, data = first.gate, first.weight.data
+    changes = (
+        lambda: nn.utils.prune(model, density=0.5),
+        lambda: nn.utils.compact(model),
+        lambda: nn.utils.Rewiring(model, grow="random"),
+    )
+    for change in changes:
+        with pytest.raises(ValueError, match="0 and 2 share a gate but not a weight"):
+            change()
+    assert first.weight.data is data
+
+
 @draws(20, "gates of weights with a norm")
 @given(st.integers(0, 2**20))
 def test_gates_follow_a_weight_that_is_normalised(seed):

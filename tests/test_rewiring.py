@@ -245,6 +245,24 @@ def test_the_last_step_changes_what_is_left():
     assert layer.weight.data.density == 0.5
 
 
+@pytest.mark.parametrize("grow", ["gradient", "random"])
+def test_a_density_is_reached_in_few_steps(grow, rng):
+    """More than double of the blocks come at once."""
+    for _ in range(20):
+        rows, columns = (int(n) for n in rng.integers(2, 8, 2))
+        n, most = rows * columns, rng.integers(2, 9)
+        stop, every = int(rng.integers(2, most + 1)), int(rng.integers(1, most + 1))
+        layout = ns.patterns.random(rows, columns, rng.uniform(1, n) / n, seed=rng)
+        layer = nn.Linear(4 * rows, 4 * columns, layout=layout, block_size=4, seed=rng)
+        model = nn.Sequential(layer)
+        wanted = rng.uniform(1, n) / n
+        rewiring = Rewiring(model, grow=grow, every=every, stop=stop, density=wanted, seed=0)
+        for step in range(stop):
+            descend(model, step)
+            rewiring.step()
+        assert layer.weight.data.n_blocks == round(wanted * n), (layout, wanted, stop, every)
+
+
 @pytest.mark.parametrize("density", [None, 1.0])
 def test_no_more_come_than_there_are_candidates(density):
     stop = None if density is None else 9
@@ -314,5 +332,7 @@ def test_from_dense_what_was_there_keeps_its_values():
         np.testing.assert_array_equal(weight.data.data, kept.data)
     with pytest.raises(ValueError, match="stop takes an integer of at least 2, got 1"):
         PruneAndGrow(model, 0.1, stop=1)
+    with pytest.raises(ValueError, match="stop takes an integer of at least 2, got 1"):
+        Rewiring(model, stop=1)  # the first step has no gradient of candidates
     with pytest.raises(ValueError, match=r"density 0\.001 leaves 0\.weight none of its 120 blocks"):
         PruneAndGrow(model, 0.001, stop=9)

@@ -77,7 +77,6 @@ class ShardedOptimizer(Optimizer):
             for own, group in zip(inner.param_groups, self.param_groups, strict=True)
         ]
         inner._groups.groups[:] = linked
-        inner._groups.members[:] = [(nth, linked[nth]) for nth, _ in inner._groups.members]
         return inner
 
     def add_param_group(self, group: dict[str, Any]) -> None:

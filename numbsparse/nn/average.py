@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, tensors_of
-from numbsparse.device import forget_captures, live, outside_capture
+from numbsparse.device import forget_captures, live, moved, outside_capture
 from numbsparse.nn import kept
 from numbsparse.patterns.checks import integer, number
 
@@ -66,8 +66,10 @@ class ExponentialMovingAverage:
         if len(devices := {p.device for p in self.parameters}) > 1:
             raise ValueError(f"parameters takes Tensors of one device, got {sorted(devices)}")
         self._check_forms()
+        pairs = zip(self._averages, self.parameters, strict=bool(self._averages))
         with outside_capture():
-            averages = self._averages or [kept.like(p.values) for p in self.parameters]
+            averages = [kept.in_place_of(average, p.device) for average, p in pairs]
+            averages = averages or [kept.like(p.values) for p in self.parameters]
         forms = self._forms or [kept.form_of(p.data) for p in self.parameters]
         for i, (average, p) in enumerate(zip(averages, self.parameters, strict=True)):
             with kept.naming(f"parameters[{i}]"):
@@ -85,16 +87,16 @@ class ExponentialMovingAverage:
         Averages of blocks that both layouts have go on; those of new blocks begin with the
         parameter as it is. Raises ValueError for another block size; nothing is changed then.
         """
-        moved = dict(enumerate(self._averages))
-        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=bool(moved))):
-            new, average = kept.form_of(p.data), moved.get(i)
+        carried = dict(enumerate(self._averages))
+        for i, (p, old) in enumerate(zip(self.parameters, self._forms, strict=bool(carried))):
+            new, average = kept.form_of(p.data), carried.get(i)
             if average is not None and new != old:
                 kept.check_can_remap(f"parameters[{i}]", old, new)
                 fresh = ops.zeros(p.values.shape, average.dtype, p.device)
                 ops.copy_into(fresh, p.values)
-                moved[i] = kept.remapped(average, old, new, fresh)
-        self._averages = list(moved.values())
-        self._forms = [kept.form_of(p.data) for p in self.parameters] if moved else []
+                carried[i] = kept.remapped(average, old, new, fresh)
+        self._averages = list(carried.values())
+        self._forms = [kept.form_of(p.data) for p in self.parameters] if carried else []
         forget_captures()
 
     def _check_forms(self) -> None:
@@ -138,7 +140,7 @@ class ExponentialMovingAverage:
     def _write(self, arrays: list[Any]) -> None:
         """Into the parameters."""
         for p, array in zip(self.parameters, arrays, strict=True):
-            ops.copy_into(p.values, array)
+            ops.copy_into(p.values, moved(array, p.device))
             edits.note(p.values, "ExponentialMovingAverage.applied")
 
     def state_dict(self) -> dict[str, Any]:

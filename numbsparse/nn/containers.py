@@ -89,7 +89,7 @@ class ModuleList(Module, MutableSequence[Module]):
         self._list = [_checked(module) for module in _each(modules)]
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        return ((str(i), module) for i, module in enumerate(self._list))
+        return ((name.removeprefix("_list."), m) for name, m in super().named_children())
 
     def insert(self, index: int, module: Module) -> None:
         self._list.insert(index, _checked(module))
@@ -129,7 +129,7 @@ class ModuleDict(Module, MutableMapping[str, Module]):
             self[name] = module
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        return iter(self._dict.items())
+        return ((name.removeprefix("_dict."), m) for name, m in super().named_children())
 
     def __getitem__(self, name: str) -> Any:
         return self._dict[name]

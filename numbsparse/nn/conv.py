@@ -52,7 +52,7 @@ class _Conv(Module):
         self.padding, self.precision = padding, ops.own_precision(precision)
         rng, dtype = any_generator(seed), float_dtype(dtype)
         joined = self._layout(layout, taps, block_size)
-        height, width = in_channels, out_channels
+        height, width = self.in_channels, self.out_channels
         if self.transposed:
             height, width = width, height
             inputs = init.column_fan_in(joined.T, block_size, width)  # of each tap

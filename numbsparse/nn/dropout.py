@@ -47,8 +47,9 @@ class Dropout(Draws):
     def __init__(self, p: float = 0.5, *, seed: int | None = None):
         super().__init__()
         self.p = number("p", p, below=1)
-        self.seed = int(np.random.default_rng().integers(2**31)) if seed is None else seed
-        self.check_saved("seed", self.seed, "seed")
+        drawn = np.random.default_rng().integers(2**31) if seed is None else seed
+        self.check_saved("seed", drawn, "seed")
+        self.seed = int(drawn)  # NumPy's do not reach 2**64
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x)

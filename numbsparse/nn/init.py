@@ -170,8 +170,6 @@ def column_fan_in(layout: Layout, block_size: int, in_features: int) -> np.ndarr
     """
     row_of_tap = np.arange(layout.shape[0]) % -(-in_features // block_size)
     heights = np.minimum(block_size, in_features - row_of_tap * block_size)
-    return np.bincount(
-        layout.index.block_columns,
-        weights=heights[layout.index.block_rows],
-        minlength=layout.shape[1],
-    ).astype(np.int64)
+    index, columns = layout.index, layout.shape[1]
+    inputs = np.bincount(index.block_columns, heights[index.block_rows], columns)
+    return inputs.astype(np.int64)

@@ -103,24 +103,24 @@ def layout_for(
     in_features: int, out_features: int, layout: Any, block_size: int, argument: str = "layout"
 ) -> Layout:
     """The given layout, checked against the features; the dense one for None."""
-    integer("in_features", in_features)
-    integer("out_features", out_features)
-    check_block_size(block_size)
-    grid = (-(-in_features // block_size), -(-out_features // block_size))
+    sizes = integer("in_features", in_features), integer("out_features", out_features)
+    size = check_block_size(block_size)
+    rows, columns = grid = tuple(-(-n // size) for n in sizes)
     kept = np.ones(grid, dtype=bool) if layout is None else layout
     layout = as_layout(kept, argument).to_host()
     if layout.shape != grid:
         raise ValueError(
-            f"{argument} takes {grid[0]} x {grid[1]} blocks for {in_features} x {out_features} "
+            f"{argument} takes {rows} x {columns} blocks for {in_features} x {out_features} "
             f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
         )
     return layout
 
 
-def check_block_size(block_size: int) -> None:
+def check_block_size(block_size: Any) -> int:
     """Refuse blocks that no kernel serves when a layer is made, not when it is used."""
-    if integer("block_size", block_size) not in BLOCK_SIZES:
+    if (size := integer("block_size", block_size)) not in BLOCK_SIZES:
         raise ValueError(f"block_size takes one of {BLOCK_SIZES}, got {block_size}")
+    return size
 
 
 def is_list_of_layouts(layout: Any) -> bool:

@@ -16,13 +16,14 @@ from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
 from numbsparse.ops.elementwise import gapless
-from numbsparse.patterns.checks import BOOL, INTEGER, REAL
+from numbsparse.patterns.checks import BOOL, INTEGER, REAL, flag
 
 
 class Parameter(Tensor):
     """A Tensor that requires a gradient and that its Module finds by itself.
 
     It shares memory with `data`, but for an array that is not C-contiguous, which is copied.
+    `p -= x`, which would make another Tensor, raises TypeError: write p.data = (p - x).data.
 
     >>> import numpy as np, numbsparse as ns
     >>> class Scale(ns.nn.Module):
@@ -58,6 +59,14 @@ class Parameter(Tensor):
         if data.shape != own.shape:
             raise ValueError(f"data takes the shape {own.shape} here, got {data.shape}")
         self._set_data(data)
+
+    def _refused(self, other: Any) -> Any:
+        raise TypeError(
+            "p -= x takes no Parameter, as it would make another Tensor, which is not trained: "
+            "p.data = (p - x).data changes the Parameter, y = p - x leaves it as it is"
+        )
+
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = __ipow__ = __imatmul__ = _refused
 
 
 def _in_order(data: Any) -> Any:
@@ -130,8 +139,9 @@ class Module:
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None and name in vars(self).get("_buffer_names", ()):
             value = as_tensor(value, name)  # an array was assigned
-        taken = value is None or isinstance(value, Tensor | Module)
-        if not taken and isinstance(vars(self).get(name), Parameter):
+        trained = isinstance(value, Tensor) and value.requires_grad
+        taken = value is None or trained or isinstance(value, Parameter | Module)
+        if not taken and isinstance(vars(self).get(name, self._of_class.get(name)), Parameter):
             says = f"{name} takes a Parameter, got {type_name(value)}, which would not be trained"
             raise TypeError(f"{says}: give the one that is there other values, .{name}.data = ...")
         super().__setattr__(name, value)
@@ -268,7 +278,7 @@ class Module:
         if name not in names and hasattr(self, name):
             raise ValueError(f"name takes an attribute that is not taken, got {name!r}")
         value = None if value is None else as_tensor(value, "value")
-        names[name] = persistent
+        names[name] = flag("persistent", persistent)
         setattr(self, name, value)
 
     def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -285,14 +295,14 @@ class Module:
         for prefix, module in self._paths():
             for name, persistent in vars(module).get("_buffer_names", {}).items():
                 value = getattr(module, name, None)
-                if value is not None and id(value) not in seen:
+                if not (value is None or isinstance(value, Parameter) or id(value) in seen):
                     seen.add(id(value))
                     yield prefix + name, value, persistent
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:
         """Freeze all parameters, with False, or thaw them; returns this module."""
         for parameter in self.parameters():
-            parameter.requires_grad = requires_grad
+            parameter.requires_grad = flag("requires_grad", requires_grad)
         return self
 
     def n_parameters(self) -> int:
@@ -352,18 +362,23 @@ class Module:
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers and saved numbers by name, on the CPU, in memory of their own."""
         state: dict[str, Any] = {}
-        for name, tensor in self._saved_tensors().items():
+        tensors, numbers = self._saved()
+        for name, tensor in tensors.items():
             own: Any = tensor.data
             host = moved(own, "cpu")
             state[name] = host.copy() if host is own else host
-        for prefix, module in self._paths():
-            for name in module.saved:
-                state[prefix + name] = getattr(module, name)
-        return state
+        return state | {name: getattr(*place) for name, place in numbers.items()}
 
-    def _saved_tensors(self) -> dict[str, Tensor]:
-        buffers = {name: buffer for name, buffer, persistent in self._buffers() if persistent}
-        return {**dict(self.named_parameters()), **buffers}
+    def _saved(self) -> tuple[dict[str, Tensor], dict[str, tuple[Module, str]]]:
+        """By the names that a state dict has: tensors; modules that have a number, and its name."""
+        buffers = ((name, buffer) for name, buffer, persistent in self._buffers() if persistent)
+        tensors: list[Any] = [*self.named_parameters(), *buffers]
+        numbers = [(path + name, (at, name)) for path, at in self._paths() for name in at.saved]
+        names = [name for name, _ in (*tensors, *numbers)]
+        if len(set(names)) < len(names):
+            twice = max(names, key=names.count)
+            raise ValueError(f"two things that this module saves are named {twice!r}")
+        return dict(tensors), dict(numbers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values of `state_dict()`; where they do not fit, nothing is changed.
@@ -372,12 +387,7 @@ class Module:
         dtype or layout, and a saved number of another kind.
         """
         kept.check_state(state)
-        tensors = self._saved_tensors()
-        numbers = {
-            prefix + name: (module, name)
-            for prefix, module in self._paths()
-            for name in module.saved
-        }
+        tensors, numbers = self._saved()
         missing = [name for name in (*tensors, *numbers) if name not in state]
         unknown = [name for name in state if name not in tensors and name not in numbers]
         if missing or unknown:
@@ -389,8 +399,8 @@ class Module:
             tensor.data = own[name]
             tensor.grad = None
         for name, (module, attribute) in numbers.items():
-            kind = float if isinstance(getattr(module, attribute), float) else lambda value: value
-            setattr(module, attribute, kind(state[name]))
+            kind, value = type(getattr(module, attribute)), state[name]
+            setattr(module, attribute, kind(value) if issubclass(kind, int | float) else value)
         forget_captures()
 
     def check_saved(self, name: str, value: Any, argument: str) -> None:

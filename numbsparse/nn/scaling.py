@@ -73,8 +73,9 @@ class LossScaler:
     def step(self, *optimizers: "Optimizer") -> None:
         """A step of each optimizer, or of none if a gradient is not finite; then the next scale.
 
-        Raises ValueError where no parameter has a gradient, or they are not all in one place, and
-        what `Optimizer.step` raises; nothing is changed then.
+        Those whose gradients bear one scale step in one call, as the scale may change in it. Raises
+        ValueError where no parameter has a gradient, or they are not all in one place, and what
+        `Optimizer.step` raises; nothing is changed then.
         """
         for optimizer in optimizers:
             if not hasattr(optimizer, "step_checked"):

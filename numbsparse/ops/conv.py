@@ -65,7 +65,7 @@ def conv_transpose(
     """See `numbsparse.conv_transpose`: of an array of ours, in the window of its convolution."""
     check_weight(w)
     how = window, kernel, checked_precision(precision)
-    case, call = _known("input_grad", x, w.values, w, *how, type(out_features), out_features)
+    case, call = _known("input_grad", x, w.values, w, *how, type(out_features), str(out_features))
     if call is None:
         if is_away(x, w):
             x = to_device(x)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, differentiable_grads, record, unchanged
+from numbsparse.autograd import Tensor, as_tensor, differentiable_grads, record, unchanged
 from numbsparse.nn.functional.activations import sigmoid, tanh
 from numbsparse.nn.functional.arithmetic import add, cast, data_of, multiply
 from numbsparse.nn.functional.joint import jointly, results_of
@@ -54,7 +54,8 @@ def repeated_cell(*, calls: int = 1) -> Callable[..., tuple[Tensor, Tensor]]:
     """
     of_h, of_dz = Places(calls), Places(calls)
 
-    def cell(z: Tensor, c: Tensor, kept: Any = None) -> tuple[Tensor, Tensor]:
+    def cell(z: Any, c: Any, kept: Any = None) -> tuple[Tensor, Tensor]:
+        z, c = as_tensor(z, "z"), as_tensor(c, "c")
         factor, at = data_of(kept), of_dz.next()
         h, after = ops.cell(z.data, c.data, factor, of_h.next())
         read = [Tensor(after), *([] if factor is None else [Tensor(factor)])]

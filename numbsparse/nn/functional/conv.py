@@ -74,17 +74,11 @@ def conv(
 
     Follows S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
     """
-    how, sizes = (
-        (kernel, ops.checked_precision(precision)),
-        (kernel_size, stride, padding, dilation),
-    )
-
-    def window(x: Any) -> Any:
-        return ops.known_window(ops.conv_window, _space(x), *sizes)
-
+    how = kernel, ops.checked_precision(precision)
+    sizes = ops.conv_window, kernel_size, stride, padding, dilation
     if isinstance(x, Tensor) or isinstance(w, Tensor):
-        return _conv(x := _dense(x, "x"), w, window(x), how)
-    return _in_order(x, lambda x: ops.conv(x, w, window(x), *how))
+        return _conv(x := _dense(x, "x"), w, _window(x, *sizes), how)
+    return _in_order(x, lambda x: ops.conv(x, w, _window(x, *sizes), *how))
 
 
 def conv_transpose(
@@ -137,15 +131,11 @@ def conv_transpose(
     (1, 6, 6, 8)
     """
     how = kernel, ops.checked_precision(precision)
-    sizes = kernel_size, stride, padding, output_padding, dilation
-
-    def window(x: Any) -> Any:
-        return ops.known_window(ops.transpose_window, _space(x), *sizes)
-
+    sizes = ops.transpose_window, kernel_size, stride, padding, output_padding, dilation
     if isinstance(x, Tensor) or isinstance(w, Tensor):
-        return _transpose(x := _dense(x, "x"), w, window(x), out_features, how)
+        return _transpose(x := _dense(x, "x"), w, _window(x, *sizes), out_features, how)
     of = out_features, *how
-    return _in_order(x, lambda x: ops.conv_transpose(x, w, window(x), x.ndim - 2, *of))
+    return _in_order(x, lambda x: ops.conv_transpose(x, w, _window(x, *sizes), x.ndim - 2, *of))
 
 
 def conv_weight_grad(
@@ -186,19 +176,13 @@ def conv_weight_grad(
     >>> ns.conv_weight_grad(x, dy, w, kernel_size=3).values[0, 0, 0]
     np.float64(5.0)
     """
-    how, sizes = (
-        (kernel, ops.checked_precision(precision)),
-        (kernel_size, stride, padding, dilation),
-    )
-
-    def window(x: Any) -> Any:
-        return ops.known_window(ops.conv_window, _space(x), *sizes)
-
+    how = kernel, ops.checked_precision(precision)
+    sizes = ops.conv_window, kernel_size, stride, padding, dilation
     like = data_of(w)
     if isinstance(x, Tensor) or isinstance(dy, Tensor):
-        return _weight_grad(x := _dense(x, "x"), _dense(dy, "dy"), like, window(x), how)
+        return _weight_grad(x := _dense(x, "x"), _dense(dy, "dy"), like, _window(x, *sizes), how)
     return _in_order(
-        x, lambda x: ops.conv_weight_grad(x, ops.operand(dy, "dy"), like, window(x), *how)
+        x, lambda x: ops.conv_weight_grad(x, ops.operand(dy, "dy"), like, _window(x, *sizes), *how)
     )
 
 
@@ -213,8 +197,8 @@ def _dense(x: Any, argument: str) -> Any:
     return x if isinstance(x, Tensor) else ops.operand(x, argument)
 
 
-def _space(x: Any) -> tuple[int, ...]:
-    return ops.space_of(data_of(x))
+def _window(x: Any, make: Any, *sizes: Any) -> Any:
+    return ops.known_window(make, ops.space_of(data_of(x)), *sizes)
 
 
 def _conv(x: Any, w: Any, window: Any, how: Any) -> Tensor:

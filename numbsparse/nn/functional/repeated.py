@@ -15,6 +15,7 @@ from typing import Any
 from numbsparse import ops
 from numbsparse.autograd import (
     Tensor,
+    as_tensor,
     differentiable_grads,
     is_recording,
     record,
@@ -29,6 +30,7 @@ from numbsparse.nn.functional.layers import inner_product, layer_norm
 from numbsparse.nn.functional.products import matmul, sddmm
 from numbsparse.nn.functional.shape import concatenate, transpose
 from numbsparse.ops.normalize import Place
+from numbsparse.patterns.checks import integer
 
 
 def repeated_product(
@@ -68,8 +70,8 @@ def repeated_product(
     hidden = record(w.data, (w, product_of_all))
     places = Places(calls)
 
-    def times_w(x: Tensor) -> Tensor:
-        out = None
+    def times_w(x: Any) -> Tensor:
+        x, out = as_tensor(x), None
         if w.place == x.place == "cuda":
             with on(w.device):
                 out = places.next()((x.shape[0], w.shape[1]), w.dtype)
@@ -108,11 +110,13 @@ def repeated_norm(
     def sums_again(terms: Any, y: Tensor) -> list[Any]:
         return [None if of[0] is None else reduce(add, of) for of in zip(*terms, strict=True)]
 
+    gain, bias = as_tensor(gain, "gain"), as_tensor(bias, "bias")
     hidden = record(gain.data, *jointly(sums, gain, bias, again=sums_again))
     of_results = [Places(calls) for _ in range(3)]
     of_gradients = [Places(calls) for _ in range(3)]
 
-    def norm(x: Tensor, kind: str = "plain", other: Tensor | None = None) -> Tensor:
+    def norm(x: Any, kind: str = "plain", other: Any = None) -> Tensor:
+        x, other = as_tensor(x), None if other is None else as_tensor(other, "other")
         second = None if other is None else other.data
         affine, results = (gain.data, bias.data), [places.next() for places in of_results]
         at = [places.next() for places in of_gradients]
@@ -158,7 +162,7 @@ class Places:
     """
 
     def __init__(self, calls: int):
-        self.calls = self.given = calls
+        self.calls = self.given = integer("calls", calls)
         self.whole: list[DeviceArray] = []  # one array, once it is known
 
     def next(self) -> Place:

@@ -26,10 +26,8 @@ class Setting:
             return self
         values = [group[self.name] for group in optimizer.param_groups]
         if any(value != values[0] for value in values):
-            raise ValueError(
-                f"{self.name} differs from group to group, {values}: use "
-                f"param_groups[i][{self.name!r}]"
-            )
+            one = f"param_groups[i][{self.name!r}]"
+            raise ValueError(f"{self.name} differs from group to group, {values}: use {one}")
         return values[0]
 
     def __set__(self, optimizer: Any, value: Any) -> None:
@@ -39,7 +37,7 @@ class Setting:
 
 
 class Groups:
-    """The groups of an optimizer: `parameters` are those of all, `members` (group's number, group).
+    """The groups of an optimizer: `parameters` are those of all, `members` their groups' numbers.
 
     `check` refuses settings; `defaults` are for those that a group lacks.
     """
@@ -48,7 +46,7 @@ class Groups:
         self._check, self._defaults = check, dict(defaults)
         self.groups: list[dict[str, Any]] = []
         self.parameters: list[Tensor] = []
-        self.members: list[tuple[int, dict[str, Any]]] = []  # of each parameter
+        self.members: list[int] = []
 
     def add_all(self, parameters: Any) -> None:
         """What an optimizer is made of: Tensors, or groups of them."""
@@ -82,8 +80,12 @@ class Groups:
         self._check_one(len(self.groups), own)
         own["initial_lr"] = own["lr"]
         self.parameters += params
-        self.members += [(len(self.groups), own)] * len(params)
+        self.members += [len(self.groups)] * len(params)
         self.groups.append(own)
+
+    def of(self, i: int) -> dict[str, Any]:
+        """The group of a parameter, as it is now."""
+        return self.groups[self.members[i]]
 
     def check(self) -> None:
         """Refuse settings that were changed to what they cannot be."""

@@ -135,7 +135,7 @@ class Optimizer:
         parameter = self.parameters[i]
         grad: Any = parameter.grad.data if isinstance(parameter.grad, Tensor) else None
         of_grad = None if grad is None else kept.look_of(grad)
-        names = self._slot_names(i, self._groups.members[i][1])
+        names = self._slot_names(i, self._groups.of(i))
         return kept.look_of(parameter.data), of_grad, names
 
     def _checked(self, i: int) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Optimizer:
 
         On a GPU its launches are started again where all is in the memory that it was in before.
         """
-        groups = [self._groups.members[i][1] for i in members]
+        groups = [self._groups.of(i) for i in members]
         parameters: list[Any] = [self.parameters[i] for i in members]
         pairs = [(parameter.values, parameter.grad.values) for parameter in parameters]
         slots = [self._state[i] for i in members]
@@ -200,7 +200,7 @@ class Optimizer:
             self.steps += counts
             for i in members:
                 self._counts[i] += 1
-            rows = ((i, self._groups.members[i][1]) for i in members)
+            rows = ((i, self._groups.of(i)) for i in members)
             return np.array([[*self._settings(group, self._counts[i]), 1 + i] for i, group in rows])
 
         numbers_of, on_gpu = type(self).guarded_numbers, device != "cpu"
@@ -261,13 +261,12 @@ class Optimizer:
     def _slots_of(self, i: int) -> dict[str, Any]:
         """What is kept for a parameter, where it is; zeros at first. Nothing is changed."""
         data, values = self.parameters[i].data, self.parameters[i].values
-        names, slots = self._slot_names(i, self._groups.members[i][1]), self._state.get(i)
+        names, slots = self._slot_names(i, self._groups.of(i)), self._state.get(i)
         with outside_capture():
             if slots is None:
                 return {name: kept.like(values) for name in names}
             self._check_state(i, data, slots)
-            device = values.device
-            return {name: moved(array, device) for name, array in slots.items()}
+            return {name: moved(array, values.device) for name, array in slots.items()}
 
     def _check_state(self, i: int, data: Any, slots: dict[str, Any]) -> None:
         """Refuse state of another layout, or for another dtype."""
@@ -275,7 +274,7 @@ class Optimizer:
             beside, so = "what is kept for it", ": call remap() to carry the state over, or make a "
             so += "new optimizer"
             kept.check_form(f"parameters[{i}]", kept.form_of(data), self._forms[i], beside, so)
-        names = self._slot_names(i, self._groups.members[i][1])
+        names = self._slot_names(i, self._groups.of(i))
         dtype = ops.state_dtype(data.dtype)
         if set(slots) != set(names) or any(a.dtype != dtype for a in slots.values()):
             has = {name: str(a.dtype) for name, a in slots.items()}
@@ -315,7 +314,8 @@ class Optimizer:
         """
         steps, skipped = checked_header(state)
         settings = self._groups.checked_state(state)
-        names = self._names_under(settings)
+        numbers = enumerate(self._groups.members)
+        names = [(*self._slot_names(i, settings[nth]), "steps") for i, nth in numbers]
         found = self._loaded(state, names)
         for i, own in found.items():
             for name in names[i]:
@@ -330,11 +330,6 @@ class Optimizer:
         self._state = dict(sorted(found.items()))
         self._forms = {i: kept.form_of(self.parameters[i].data) for i in self._state}
         forget_captures()
-
-    def _names_under(self, settings: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-        """What a state of these settings has of each parameter."""
-        numbers = [nth for nth, _ in self._groups.members]
-        return [(*self._slot_names(i, settings[nth]), "steps") for i, nth in enumerate(numbers)]
 
     def _loaded(
         self, state: Mapping[str, Any], names: list[tuple[str, ...]]

@@ -30,7 +30,7 @@ def cosine(step: float, steps: float, floor: float = 0.0) -> float:
     [1.0, 0.85, 0.5, 0.15, 0.0]
     """
     step, steps = _checked(step, steps)
-    done = min(1.0, step / max(steps, 1))
+    done = min(1.0, step / (steps or 1))
     floor = number("floor", floor)
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * done))
 

@@ -51,16 +51,15 @@ def absent_norms(
     if x.shape[0] != dy.shape[0] or x.dtype != dy.dtype:
         got = f"{x.shape} of {x.dtype} and {dy.shape} of {dy.dtype}"
         raise ValueError(f"x and dy take one batch and one dtype, got {got}")
-    size = integer("block_size", block_size)
-    check_block_size(size)
+    size = check_block_size(block_size)
     grid = tuple(-(-a.shape[1] // size) for a in (x, dy))
     if grid != layout.shape:
         raise ValueError(f"layout takes {grid} blocks for this x and dy, got {layout.shape}")
     found, absent, height = np.zeros(layout.shape), ~layout.pattern, max(piece // grid[1], 1)
     for first in range(0, grid[0], height):
         part = Layout(absent[first : first + height])
-        columns = slice(first * block_size, (first + part.shape[0]) * block_size)
-        blocks = ops.sddmm(x[:, columns].T, dy, part, block_size=block_size)
+        columns = slice(first * size, (first + part.shape[0]) * size)
+        blocks = ops.sddmm(x[:, columns].T, dy, part, block_size=size)
         norms = on_host(ops.block_norms(blocks, by))
         found[first + part.index.block_rows, part.indices] = norms
     return found

@@ -110,7 +110,8 @@ class GroupLasso(Changing):
 
 def _weak(rms: list[np.ndarray]) -> float:
     """A strength to begin with."""
-    return float(np.concatenate(rms).mean()) / 1000
+    together = np.concatenate(rms)
+    return float(together.mean()) / 1000 if together.size else 0.0
 
 
 def _emptied(name: str) -> str:

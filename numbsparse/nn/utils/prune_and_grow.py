@@ -11,7 +11,6 @@ from numbsparse.nn.module import Module
 from numbsparse.nn.utils.pruning import cubic
 from numbsparse.nn.utils.rewiring import Rewiring
 from numbsparse.nn.utils.weights import Weight, largest
-from numbsparse.patterns.checks import integer
 
 
 class PruneAndGrow(Rewiring):
@@ -72,7 +71,6 @@ class PruneAndGrow(Rewiring):
         remap: Any = (),
         seed: int | None = None,
     ):
-        stop = integer("stop", stop, least=2)  # the first step has no gradient of candidates
         how: dict[str, Any] = {"stop": stop, "every": every, "candidates": candidates}
         super().__init__(model, density=density, by=by, remap=remap, seed=seed, **how)
 

@@ -75,10 +75,10 @@ def prune(
     if (density is None) == (threshold is None):
         got = "neither" if density is None else "both"
         raise ValueError(f"exactly one of density and threshold must be given, got {got}")
-    weights, followers = weights_of(model), followers_of(remap)
+    weights, followers, scope = weights_of(model), followers_of(remap), word("scope", scope, SCOPES)
     if density is not None:
         density = number("density", density, most=1)
-        kept = largest_of_all(weights, norms_of(weights, by), density, word("scope", scope, SCOPES))
+        kept = largest_of_all(weights, norms_of(weights, by), density, scope)
     else:
         least = number("threshold", threshold)
         kept = [norms >= least for norms in norms_of(weights, by)]
@@ -172,9 +172,8 @@ class GradualPruning(Changing):
         if scope == "layer":
             check_density(weights, self.density)
         layouts = [weight.data.layout for weight in weights]
-        self.first = sum(a.n_blocks for a in layouts) / sum(
-            a.shape[0] * a.shape[1] for a in layouts
-        )
+        blocks = sum(a.shape[0] * a.shape[1] for a in layouts)
+        self.first = sum(a.n_blocks for a in layouts) / blocks
 
     def density_at(self, step: int) -> float:
         """The density that is aimed at after so many steps."""

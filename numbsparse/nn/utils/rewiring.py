@@ -68,7 +68,8 @@ class Rewiring(Changing):
     candidates : int, optional
         For "gradient": so many blocks that are not there, drawn at random in each weight, are held
         there as zeros for the step before a change, so that its `backward` gives their gradient.
-        Default: as many as the weight has. No dense gradient is made.
+        No more than these come. Default: as many as the weight has, or as `density` asks for. No
+        dense gradient is made.
     seed : int, optional
         What is drawn depends on it and on the number of the step.
 
@@ -121,7 +122,8 @@ class Rewiring(Changing):
         self.model = as_model(model)
         self.fraction, self.every = number("fraction", fraction, most=1), integer("every", every)
         self.grow, self.by = word("grow", grow, RULES), ops.checked_norm(by)
-        self.stop = None if stop is None else integer("stop", stop)
+        least = 2 if grow == "gradient" else 1  # the first step has no gradient of candidates
+        self.stop = None if stop is None else integer("stop", stop, least)
         self.density = None if density is None else number("density", density, most=1)
         self.candidates = None if candidates is None else integer("candidates", candidates)
         drawn = np.random.default_rng().integers(2**31) if seed is None else seed
@@ -177,7 +179,8 @@ class Rewiring(Changing):
         wider = []
         for nth, weight in enumerate(weights):
             layout = kept[weight.name]
-            more = layout.n_blocks if self.candidates is None else self.candidates
+            fewest = self._count_at(weight, step + 1) - layout.n_blocks
+            more = self.candidates or max(layout.n_blocks, fewest)
             drawn = absent_blocks(layout, more, self._generator(step, nth))
             wider.append(changed(layout, np.ones(layout.n_blocks, bool), drawn))
         set_layouts(weights, self.remap, wider)

@@ -122,18 +122,20 @@ def own_weight(module: Module) -> Any:
 
 
 def _check_gates(model: Module) -> None:
-    """Refuse a weight that layers share, one of them with a gate: what it drops another needs."""
+    """Refuse layers that share a weight or a gate alone: one drops what another needs."""
     owners: dict[int, tuple[str, Any]] = {}
     for name, module in model.named_modules():
         weight, gate = own_weight(module), vars(module).get("gate")
         if not isinstance(weight, Tensor) or not isinstance(weight.data, BlockSparse):
             continue
-        other, its = owners.setdefault(id(weight), (name, gate))
-        if gate is not its:
-            raise ValueError(
-                f"{other} and {name} share a weight but not a gate, which decides on its blocks: "
-                "put one layer in both places"
-            )
+        pairs = (weight, gate, "a weight but not a gate"), (gate, weight, "a gate but not a weight")
+        for shared, own, words in pairs if gate is not None else pairs[:1]:
+            other, its = owners.setdefault(id(shared), (name, own))
+            if own is not its:
+                raise ValueError(
+                    f"{other} and {name} share {words}, and of both the gate decides which blocks "
+                    "stay: put one layer in both places"
+                )
 
 
 def _is_gate(weight: Weight) -> bool:
