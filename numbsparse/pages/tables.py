@@ -1,8 +1,8 @@
 """Tables and a figure of BENCHMARKS.md, made from the results in `numbsparse/bench/results/`.
 
 `python -m numbsparse bench --place cuda --json numbsparse/bench/results/cuda.json` makes results,
-`python -m numbsparse tables BENCHMARKS.md` writes the tables between a file's markers, and draws the
-picture that it shows.
+`python -m numbsparse tables BENCHMARKS.md` writes the tables between a file's markers, and draws
+the picture that it shows.
 """
 
 import re
