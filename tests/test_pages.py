@@ -1,11 +1,13 @@
 """What pages say: the commands that they name are taken, and figures of the maps are the maps'."""
 
+import json
 import re
 import shlex
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 
 import pytest
+from examples_helpers import EXAMPLES, imported
 
 from numbsparse import __main__ as command_line
 from numbsparse.bench.peers import CUBLAS, NUMPY, SCIPY, TRITON
@@ -214,3 +216,44 @@ def test_the_goals_of_gates_are_those_of_the_table():
     met = of_many(lambda x: x <= 0.6, known_half)
     assert f"0.6 times | {met} where the host knows them, none where it does not |" in benchmarks
     assert min(half_zero) > 0.6
+
+
+@pytest.mark.parametrize(
+    ("mark", "file", "program", "table"),
+    [
+        ("text", "scaling", "scaling_report", "report"),
+        ("images", "pixel_scaling", "pixel_scaling_report", "table"),
+        ("features", "sentiment", "sentiment", "table"),
+    ],
+)
+def test_the_report_is_of_the_committed_runs(monkeypatch, mark, file, program, table):
+    results = json.loads((EXAMPLES / "results" / f"{file}.json").read_text(encoding="utf-8"))
+    runs = results["runs"] if isinstance(results, dict) else results
+    lines = "\n".join(getattr(imported(monkeypatch, program), table)(runs))
+    report = (EXAMPLES / "results" / "README.md").read_text(encoding="utf-8")
+    assert f"<!-- {mark} -->\n{lines}\n<!-- /{mark} -->" in report
+
+
+def bits_of(runs, kind, step):
+    """Mean and spread over the seeds, as tables say it."""
+    curves = [dict(map(tuple, (mark[:2] for mark in run["curve"]))) for run in runs[kind]]
+    bits = [curve[step] for curve in curves]
+    return f"{mean(bits):.3f} ± {stdev(bits):.3f}"
+
+
+@pytest.mark.parametrize("file", ["prune", "prune_gpu", "grow", "grow_gpu"])
+def test_layouts_that_change_are_told_as_they_ran(file):
+    results = json.loads((EXAMPLES / "results" / f"{file}.json").read_text(encoding="utf-8"))
+    runs = {}
+    for run in results["runs"]:
+        runs.setdefault(run["kind"], []).append(run)
+    page = words_of("examples/README.md")
+    for kind, of in runs.items():
+        ends = [mark[0] for mark in of[0]["curve"]][-1:]
+        if file.startswith("prune"):
+            ends = [240, 360, 480, 600, 720] if file == "prune" else [533, 799, 1066, 1333, 1600]
+        for step in ends:
+            assert bits_of(runs, kind, step) in page, (kind, step)
+    for kept in (0.5, 0.2, 0.1, 0.05) if "pruned 0.5" in results["times"] else ():
+        share = f"{results['times'][f'pruned {kept}'] / results['times']['dense']:.0%}"
+        assert f"| {share.replace('%', ' %')} |" in page
