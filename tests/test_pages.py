@@ -1,6 +1,7 @@
 """What pages say: the commands that they name are taken, and figures of the maps are the maps'."""
 
 import json
+import pkgutil
 import re
 import shlex
 from pathlib import Path
@@ -9,7 +10,9 @@ from statistics import mean, median, stdev
 import pytest
 from examples_helpers import EXAMPLES, imported
 
+import numbsparse as ns
 from numbsparse import __main__ as command_line
+from numbsparse import distributed
 from numbsparse.bench.peers import CUBLAS, NUMPY, SCIPY, TRITON
 from numbsparse.bench.plane import known, point_of
 from numbsparse.pages import mapped
@@ -257,3 +260,44 @@ def test_layouts_that_change_are_told_as_they_ran(file):
     for kept in (0.5, 0.2, 0.1, 0.05) if "pruned 0.5" in results["times"] else ():
         share = f"{results['times'][f'pruned {kept}'] / results['times']['dense']:.0%}"
         assert f"| {share.replace('%', ' %')} |" in page
+
+
+def headings(page):
+    """As GitHub makes anchors of them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return {
+        re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+        for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in FILES if page.suffix == ".md"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_links_to_headings_lead_to_one(page):
+    links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    lost = [
+        (file, anchor)
+        for file, anchor in links
+        if anchor not in headings((page.parent / file) if file else page)
+    ]
+    assert not lost
+
+
+def test_names_on_pages_exist():
+    """`ns.matmul`, `nn.utils.prune` and the like; of CHANGELOG, which tells what was, too."""
+    roots = {"ns": ns, "numbsparse": ns, "nn": ns.nn, "dist": distributed}
+    unknown = []
+    for file in FILES:
+        text = file.read_text(encoding="utf-8")
+        for name in set(re.findall(r"`((?:ns|numbsparse|nn|dist)(?:\.[A-Za-z_]\w*)+)\b", text)):
+            first, *path = name.split(".")
+            if not (path[-1] in ("json", "py") or path[0] in ("torch", "jax")):
+                try:
+                    pkgutil.resolve_name(".".join([roots[first].__name__, *path]))
+                except (ImportError, AttributeError):
+                    unknown.append((file.relative_to(ROOT).as_posix(), name))
+    former = {("CHANGELOG.md", f"numbsparse.bench.{place}") for place in ("cpu", "gpu")}
+    assert set(unknown) <= former
