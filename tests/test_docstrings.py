@@ -4,6 +4,7 @@ import ast
 import builtins
 import doctest
 import inspect
+from importlib import import_module, util
 
 import pytest
 
@@ -15,6 +16,9 @@ from numbsparse.kernels.matmul import add_rung
 MODULES = [
     *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing),
     *(blocksparse, distributed),
+]
+MODULES += [
+    import_module(f"numbsparse.{name}") for name in ("torch", "jax") if util.find_spec(name)
 ]
 # Those that need no example of their own, and why.
 SHOWN_ELSEWHERE = {
