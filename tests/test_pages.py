@@ -12,7 +12,7 @@ from examples_helpers import EXAMPLES, imported
 
 import numbsparse as ns
 from numbsparse import __main__ as command_line
-from numbsparse import distributed
+from numbsparse import device, distributed
 from numbsparse.bench.peers import CUBLAS, NUMPY, SCIPY, TRITON
 from numbsparse.bench.plane import known, point_of
 from numbsparse.pages import mapped
@@ -286,6 +286,7 @@ def test_links_to_headings_lead_to_one(page):
     assert not lost
 
 
+@pytest.mark.skipif(not device.is_available(), reason="some names are of GPU kernels")
 def test_names_on_pages_exist():
     """`ns.matmul`, `nn.utils.prune` and the like; of CHANGELOG, which tells what was, too."""
     roots = {"ns": ns, "numbsparse": ns, "nn": ns.nn, "dist": distributed}
