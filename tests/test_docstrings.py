@@ -17,9 +17,6 @@ MODULES = [
     *(ns, ns.nn, ns.nn.functional, ns.nn.init, ns.nn.optim, ns.nn.utils, ns.patterns, ns.testing),
     *(blocksparse, distributed),
 ]
-MODULES += [
-    import_module(f"numbsparse.{name}") for name in ("torch", "jax") if util.find_spec(name)
-]
 # Those that need no example of their own, and why.
 SHOWN_ELSEWHERE = {
     "numbsparse.distributed.RankLost": "what the methods of a `Group` raise",
@@ -41,21 +38,29 @@ def public():
     yield "numbsparse.device.device", ns.device.device  # which `ns.device(...)` calls
 
 
+def for_other_libraries():
+    """The same of those that are installed."""
+    for library in filter(util.find_spec, ("torch", "jax")):
+        module = import_module(f"numbsparse.{library}")
+        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__)
+
+
 NAMES = dict(public())
+ALL = NAMES | dict(for_other_libraries())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_shows_an_example(name):
-    said = NAMES[name].__doc__ or ""
+    said = ALL[name].__doc__ or ""
     assert said.strip(), "no docstring"
     shown = ">>> " in said
     assert shown != (name in SHOWN_ELSEWHERE), "an example, or a reason for none, but not both"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL)
 def test_examples_can_be_pasted(name):
     """Each name in them is imported or made there: doctest alone finds those of the module, too."""
-    shown = doctest.DocTestParser().get_examples(NAMES[name].__doc__ or "")
+    shown = doctest.DocTestParser().get_examples(ALL[name].__doc__ or "")
     used, known = set(), set(dir(builtins))
     for node in ast.walk(ast.parse("".join(example.source for example in shown))):
         if isinstance(node, ast.Name):
