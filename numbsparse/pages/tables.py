@@ -205,7 +205,7 @@ def cpu() -> str:
 
 
 def _of_figure() -> list[Row]:
-    """What was measured in float16, and in float32 at full accuracy, which README shows."""
+    """What was measured in float16, and in float32 at full accuracy, which BENCHMARKS.md shows."""
     results = on_gpu()
     return [
         row
