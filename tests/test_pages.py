@@ -148,6 +148,11 @@ def test_the_goals_on_the_gpu_are_those_of_the_map(on_gpu):
     counts = f"{n_float16 + n_float32:,} products of some 48,000, {n_float16:,} in float16, which "
     assert f"{counts}bfloat16 is as fast as, and {n_float32:,} in float32" in benchmarks
     assert f"in {cells[0][0].partition(';')[0]} products;" in words_of("README.md")
+    worst = [
+        min(of.values()) for beside in by_dtype.values() for p, of in beside.items() if in_range(p)
+    ]
+    slower, much = (sum(ratio < least for ratio in worst) for least in (1, 0.8))
+    assert f"Of the {slower} that are slower {much} take more than 1.25 times as long" in benchmarks
 
 
 def test_how_far_rooflines_are_is_what_the_map_says(on_gpu):
