@@ -8,7 +8,7 @@ written to NAME.json in --out as soon as it is done, curve and all, and a second
 that are missing; NAME.png shows the curves, mean and spread over the seeds.
 
 scaling.py asks the same at scale: each model with a learning rate of its own, in pieces that any
-process or sitting adds to.
+process, on any machine, adds to.
 
 The question of S. Gray, A. Radford, D. P. Kingma, "GPU Kernels for Block-Sparse Weights", 2017,
 section 4.1.

@@ -1,7 +1,7 @@
-"""Independent runs of a plan, shared by any number of processes and of sittings.
+"""Independent runs of a plan, shared by any number of processes and machines.
 
 A run leaves one JSON file in a folder. One that was interrupted goes on from its checkpoint. All
-results together are one file, which another sitting, on another machine, goes on from.
+results together are one file, which a later process, on any machine, goes on from.
 """
 
 import argparse

@@ -3,8 +3,8 @@
 A group compares some models at one size. Each model first gets its learning rate, by short runs
 that are judged by what is held out for validation, and then its long runs, one a seed. Short runs
 favour larger rates than long ones, so a group may try long runs at halves, too. What the next runs
-are follows from the plan and from the results that are there, so any number of sittings
-and of processes can share the work.
+are follows from the plan and from the results that are there, so any number of processes,
+on any machines, can share the work.
 """
 
 import hashlib

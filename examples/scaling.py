@@ -7,7 +7,7 @@
 The work is hundreds of runs of seconds to minutes, in an order of their own. A call does the next
 ones, each leaves one JSON file in --runs, and a run that was interrupted goes on from its
 checkpoint. Processes with one --runs share the work: start one a GPU, each with its own
-CUDA_VISIBLE_DEVICES. Runs that the file of --results has are not done again, so a sitting on
+CUDA_VISIBLE_DEVICES. Runs that the file of --results has are not done again, so
 another machine goes on where the last one was, if it finds the same text.
 --collect also writes the table of the README beside its file, examples/results/README.md, which
 has the protocol and what came of it.

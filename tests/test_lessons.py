@@ -255,6 +255,15 @@ def test_every_rung_on_a_gpu_is_profiled():
     assert read == {*lessons.BEFORE, *NAMES}
 
 
+def test_the_lessons_name_all_that_steps_import():
+    said, known = set(re.findall(r"`(\w+)`", read_lessons())), {"launch", "plan"}
+    for name in NAMES:
+        text = (LESSONS.parent / "ladder" / f"{name}.py").read_text(encoding="utf-8")
+        imports = re.findall(r"^from numbsparse\S* import (\([^)]*\)|.*)$", text, re.MULTILINE)
+        missing = set(re.findall(r"\w+", " ".join(imports))) - said - known
+        assert not missing, f"{name}: {missing}"
+
+
 def test_links_of_the_lessons_lead_somewhere():
     text = read_lessons()
     targets = set(re.findall(r"\]\(([^)#:\s]+)\)", text))

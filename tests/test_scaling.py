@@ -1,4 +1,4 @@
-"""examples/scaling.py: a plan that any sitting adds to, and the table of its results."""
+"""examples/scaling.py: a plan that any process adds to, and the table of its results."""
 
 from dataclasses import replace
 
@@ -189,7 +189,7 @@ def test_times_are_estimated_from_the_longest_run_alike(plans):
     assert plans.seconds_for(replace(runs[0], size=32, amount=0), plan, results) == 10
 
 
-def test_names_are_those_of_earlier_sittings(plans):
+def test_names_are_those_of_earlier_results(plans):
     """Results count by name: what changes one has every run done again."""
     run = plans.Run("final", 832, plans.WATTS, 100_000_000, 4e-3, 2)
     name = "final-832-watts_strogatz-10_-1e+08-lr-0.004-seed-2-9c10332e37"

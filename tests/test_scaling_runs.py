@@ -1,4 +1,4 @@
-"""examples/scaling.py: its runs, each done once by any number of sittings, resumed, or refused."""
+"""examples/scaling.py: its runs, each done once by any number of processes, resumed, or refused."""
 
 import json
 from dataclasses import replace
@@ -36,7 +36,7 @@ def results_in(tmp_path):
     return {f.name: json.loads(f.read_text()) for f in (tmp_path / "runs").glob("run-*.json")}
 
 
-def test_runs_are_done_once_by_any_number_of_sittings(scaling, small, tmp_path, capsys):
+def test_runs_are_done_once_by_any_number_of_processes(scaling, small, tmp_path, capsys):
     scaling.main([*small, "--list"])
     assert "0 of 8 runs are done" in capsys.readouterr().out
     scaling.main(small)

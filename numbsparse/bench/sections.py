@@ -24,7 +24,7 @@ from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 
-DTYPES = ("float32", "float16")  # of README's figures
+DTYPES = ("float32", "float16")  # of the headline's figure
 DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
 # Of convolutions: taps along each axis, dtype and precision, and the block sizes.
 KINDS = (

@@ -1,7 +1,7 @@
 """Results as text: a line a row while they are measured, and tables of Markdown."""
 
 from numbsparse.bench.contestants import FEATURE_MAJOR
-from numbsparse.bench.peers import CUBLAS, CUDNN
+from numbsparse.bench.peers import CUBLAS, CUDNN, NUMPY
 from numbsparse.bench.results import Row, first
 
 SAME: tuple[str, ...] = ("product", "dtype", "precision", "features", "batch")
@@ -48,8 +48,10 @@ def _label(row: Row) -> str:
 
 
 def speed_up(row: Row, name: str, rows: list[Row]) -> float | None:
-    """How many times as fast as the dense product of that shape and dtype: cuBLAS's, cuDNN's."""
+    """How many times as fast as the dense product of that shape: NumPy's, cuBLAS's, cuDNN's."""
     dense, same = (CUDNN, (*SAME, *IMAGES)) if "side" in row else (CUBLAS, SAME)
+    if NUMPY in row["seconds"]:  # beside us in every row
+        dense, rows = NUMPY, [row]
     timed = [other for other in rows if dense in other["seconds"]]
     other = first(timed, **{key: row[key] for key in same}) if timed else None
     return other["seconds"][dense] / row["seconds"][name] if other else None

@@ -50,8 +50,8 @@ def compile_ahead(
 
     Raises
     ------
-    TypeError, if step or an argument cannot be pickled, as tensors of another library on a GPU, or
-    step is no function; ValueError, if jobs or seconds is no number above 0.
+    TypeError, if step is no function, or it or an argument cannot be pickled, as tensors of another
+    library on a GPU; ValueError, if jobs or seconds is not above 0; RuntimeError without a GPU.
 
     Examples
     --------

@@ -330,8 +330,8 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
 def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU in use, or another: "cuda:1".
 
-    Of another byte order than the GPU's, as files have, the values arrive in the GPU's.
-    Raises ValueError where there is no such GPU, TypeError for Python's objects.
+    Values of another byte order, as files have, arrive in the GPU's. Raises ValueError where there
+    is no such GPU, RuntimeError where there is none, TypeError for Python's objects.
 
     >>> import numbsparse as ns
     >>> ns.to_device([1.0, 2.0]).numpy()

@@ -144,7 +144,7 @@ def matmul(
 
     y[n, k] = sum over c of x[n, c] * w[c, k], in time proportional to the kept blocks. A primitive
     of JAX, under jit too: differentiable any number of times, forward and reverse; vmap over x
-    makes one product of all rows, vmap over w one after the other. Rows of x that lie on several
+    makes one product of all rows, vmap over w one after the other. Rows of x that are on several
     devices stay there under jit.
 
     Parameters

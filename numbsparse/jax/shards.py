@@ -1,4 +1,4 @@
-"""Products of arrays that lie on several devices, under jit: each device computes its own rows."""
+"""Products of arrays that are on several devices, under jit: each device computes its own rows."""
 
 from collections.abc import Callable
 from typing import Any

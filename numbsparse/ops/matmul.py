@@ -73,25 +73,16 @@ def matmul(
     gate : array, (n_blocks,), or BlockSparse of 1 x 1 blocks in the layout of w, optional
         A number for each block, in the order of `w.data`, for `y = x @ (gate[:, None, None] * w)`,
         on w's device: float32, or float64 where w is. The gated weight is rounded to the dtype of
-        w, at the cost of a pass over w unless all gates are one or the kernel takes them:
-        `k8_small_batch` and `k7_small_blocks` do, and of 16-bit floats `k6_hopper` takes zeros and
-        ones. A block whose gate is zero is skipped, in both
-        gradients too: neither it nor its gate gets one. For each new set of such blocks a layout is
-        made and planned; the last 16 are remembered. Gates are copied from a GPU to the host once
-        after each change that this library makes to them; another library's arrays, and those lent
-        to one, are copied at every product. NaN and infinity as gates are multiplied like any
-        number, but a rung that takes them may leave zeros of w where features end inside a block.
-        Within a step that `ns.graph` captures nothing is copied. Gates that the step keeps and does
-        not write, such as a mask, it takes as its first call saw them, and is captured anew once
-        they change. Of others, such as trained ones and arguments, zeros are skipped as a kernel
-        finds them: by those two and `k6_hopper` (in 16-bit floats trained ones of few rows are
-        multiplied before, all of them), in the weight-gradient by `k6_hopper` (from 2,048 rows on,
-        in blocks of 128 1,024, of float32 in blocks of 64 and 128 512), `k7_small_blocks` (from 512
-        rows on, in float32 256), `k5_tensor_core`, and `k8_small_batch` (of many blocks for its
-        rows); other kernels take as long as with all gates one, and so does `k7_small_blocks` of
-        few rows in blocks of 8, which only does not read them. Results are the same, unless x or
-        gates have infinity or NaN.
-        In a layout that `Layout.on_device` made the host looks at no gate either, and they are in
+        w. A block whose gate is zero is skipped, in both gradients too: neither it nor its gate
+        gets one. NaN and infinity as gates are multiplied like any number, but may leave zeros of
+        w where features end inside a block.
+        For each new set of zeros the host makes a layout and a plan; the last 16 are remembered.
+        It reads gates on a GPU once after each change that this library makes to them; another
+        library's arrays, and those lent to one, at every product. Within a step that `ns.graph`
+        captures it reads only those that the step keeps and does not write: see there. Zeros of
+        others, such as trained ones, are skipped by the kernels that BENCHMARKS.md names, under
+        "Layouts that change". Results are the same, unless x or gates have infinity or NaN.
+        In a layout that `Layout.on_device` made the host reads no gate either, and they are in
         the order of `w.values`, for `w.T` too.
     out : array, (..., out_features), or (in_features, batch) in `w @ x`, optional
         C-contiguous, of the same dtype, in memory that no operand has; written whole and returned.

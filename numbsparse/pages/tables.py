@@ -1,8 +1,8 @@
-"""README's tables and figure, made from the results in `numbsparse/bench/results/`.
+"""Tables and a figure of BENCHMARKS.md, made from the results in `numbsparse/bench/results/`.
 
 `python -m numbsparse bench --place cuda --json numbsparse/bench/results/cuda.json` makes results,
-`python -m numbsparse tables README.md` writes the tables between a file's markers, and draws the
-picture that it shows.
+`python -m numbsparse tables BENCHMARKS.md` writes the tables between a file's markers, and draws
+the picture that it shows.
 """
 
 import re
@@ -205,7 +205,7 @@ def cpu() -> str:
 
 
 def _of_figure() -> list[Row]:
-    """What was measured in float16, and in float32 at full accuracy, which README shows."""
+    """What was measured in float16, and in float32 at full accuracy, which BENCHMARKS.md shows."""
     results = on_gpu()
     return [
         row

@@ -1,7 +1,7 @@
 """Block-sparse weights at home in torch: operators, layers, and a model made sparse in one call.
 
 Everything here takes and gives torch's tensors, on the CPU and on a GPU, is differentiated by
-torch's own tape and traced by torch.compile. torch is loaded with this room, never with numbsparse.
+torch's own tape and traced by torch.compile. torch is loaded with this, never with numbsparse.
 """
 
 try:

@@ -175,7 +175,7 @@ class Conv2d(_Conv):
     """torch.nn.Conv2d with a layout: y = conv(x) + bias, x (batch, in_channels, height, width).
 
     Images are computed channels last: those in `torch.channels_last` are not copied, and results
-    lie so.
+    are channels last.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ DENSE = "dense"  # in place of the layout: a weight of torch.nn.Linear, (out_fea
 def to_nn_state_dict(model: torch.nn.Module, *, block_size: int = 32) -> dict[str, Any]:
     """The state dict of a model of torch, as the same model of `numbsparse.nn` takes it.
 
-    Weights of this room's layers become matrices, with their layouts, on the CPU; so do those of
+    Weights of sparse layers become matrices, with their layouts, on the CPU; so do those of
     torch.nn.Linear, with all blocks; all else becomes arrays. Names are torch's, but an LSTM's
     "weight_hh_l0" is called "layers.0.weight_hh". What is shared comes once, under its first name.
     Nothing shares memory with the model.

@@ -19,8 +19,8 @@ def column_norms(w: Tensor, eps: float = 0.0, *, tap_features: int | None = None
     `tap_features`; default: w is a matrix.
 
     >>> import numpy as np, numbsparse as ns
-    >>> w = ns.Tensor(ns.BlockSparse(np.full((2, 2, 2), 3.0), [[1, 0], [1, 1]][1:]))
-    >>> column_norms(w)
+    >>> w = ns.Tensor(ns.BlockSparse(np.full((2, 2, 2), 3.0), [[1, 1]]))
+    >>> ns.nn.functional.column_norms(w)
     Tensor([4.24264069, 4.24264069, 4.24264069, 4.24264069])
     """
     (w, _), eps = _with_columns(w), number("eps", eps)
@@ -71,7 +71,7 @@ def normalise_columns(
 
     >>> import numpy as np, numbsparse as ns
     >>> v = ns.Tensor(ns.BlockSparse(np.full((1, 2, 2), 3.0), [[1]]))
-    >>> normalise_columns(v, ns.Tensor([1.0, 2.0])).numpy()
+    >>> ns.nn.functional.normalise_columns(v, ns.Tensor([1.0, 2.0])).numpy()
     array([[0.70710678, 1.41421356],
            [0.70710678, 1.41421356]])
     """

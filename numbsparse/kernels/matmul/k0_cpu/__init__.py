@@ -18,7 +18,7 @@ rounded.
 
     lines         forward and input_grad
     weight_grad   the weight-gradient
-    few_rows      forward and input_grad where packing x costs more than it brings
+    few_rows      forward and input_grad where packing x costs more than it gains
 
 Reads per output, from cache: (1/R + 1/C) * steps; steps is the batch for a weight, and else
 B * (blocks in the line). With R = 8 and C = 32 they hide behind the arithmetic, and the limit is

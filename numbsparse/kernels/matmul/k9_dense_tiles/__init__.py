@@ -1,15 +1,15 @@
 """Rung 9: where many small blocks are kept, w is multiplied as if it were dense.
 
 The rung before picks what each kept block needs, out of shared memory, block by block: so its time
-grows with the blocks. From a fifth of those of 8 x 8 on, or a third of those of 16 x 16, it takes
-less time to pick nothing. Tiles of w are filled with the kept blocks of 64 or 128 features and as
-many columns of y, zeros between them, and `wgmma` multiplies them whole, straight from shared
-memory.
+grows with the blocks. From an eighth of those of 8 x 8 on, or a quarter to half of those of 16 x
+16, it takes less time to pick nothing. Tiles of w are filled with the kept blocks of 64 or 128
+features and as many columns of y, zeros between them, and `wgmma` multiplies them whole, straight
+from shared memory.
 
 - `plan` lists, once per layout, the tiles that keep any block, and what is where in each. It says
   from which part of the blocks on that is worth it, and how large the tiles of y are.
 - `tiles` is the kernel. Some warps copy the kept blocks into a tile of w, each lane 16 bytes at a
-  time, and the copy engine brings x; the other warps multiply. So w is read as it is stored, each
+  time, and the copy engine loads x; the other warps multiply. So w is read as it is stored, each
   block once for a tile of rows, and zeros cost no reads.
 
 Where tiles of y are too few for the GPU, two or four blocks of threads of a cluster share a sum.
