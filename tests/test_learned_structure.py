@@ -1,5 +1,7 @@
 """Structure that is learned: hard-concrete gates and group lasso, steered, compacted, resumed."""
 
+import warnings
+
 import numpy as np
 import pytest
 from conftest import host
@@ -353,6 +355,21 @@ def test_a_lasso_says_when_a_weight_has_no_block_left():
         lasso.step()
     assert not model[2].weight.data.values.any()
     lasso.step()  # is not said again
+
+
+def test_a_warning_that_is_an_error_leaves_a_whole_step():
+    both = []
+    for kind, how in (("error", pytest.raises), ("always", pytest.warns)):
+        sizes = (10, 24), (24, 20)
+        model = nn.Sequential(*(nn.Linear(*of, block_size=4, seed=0) for of in sizes))
+        model[0].weight.data.values[:] *= 1e-3
+        lasso = GroupLasso(model, 0.5, strength=0.001, scope="model")
+        with warnings.catch_warnings(), how(RuntimeWarning, match=r"0\.weight has no block left"):
+            warnings.simplefilter(kind)
+            lasso.step()
+        both.append((*(p.values for p in model.parameters()), lasso.strength))
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_lasso_takes_weights_without_blocks():

@@ -92,14 +92,18 @@ class GroupLasso(Changing):
         weights = weights_of(self.model)
         rms, kept = self._measured(weights)
         others = [float(of[~mask].max(initial=0)) for of, mask in zip(rms, kept, strict=True)]
+        emptied = []
         for weight, of, largest in zip(weights, rms, others, strict=True):
             largest = largest if self.scope == "layer" else max(others)
             if (threshold := min(self.strength, largest)) > 0:
                 _scale(weight.data, np.maximum(0, 1 - threshold / np.maximum(of, threshold)))
-                if of.any() and threshold >= of.max():
-                    warnings.warn(_emptied(weight.name), RuntimeWarning, stacklevel=2)
+                emptied += [weight.name] if of.any() and threshold >= of.max() else []
         if self.strength < max(others) and self.growth > 1:
             self.strength = self.strength * self.growth or _weak(rms)
+        for name in emptied:  # after the step: who makes it an error has a whole one
+            says = f'{name} has no block left that is not zero: use scope="layer", a larger density'
+            says += ", or leave it out, with a list of the other parameters in place of the model"
+            warnings.warn(says, RuntimeWarning, stacklevel=2)
 
     def _measured(self, weights: list[Any]) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """The rms of the blocks of each weight, and which are among the largest."""
@@ -112,13 +116,6 @@ def _weak(rms: list[np.ndarray]) -> float:
     """A strength to begin with."""
     together = np.concatenate(rms)
     return float(together.mean()) / 1000 if together.size else 0.0
-
-
-def _emptied(name: str) -> str:
-    return (
-        f'{name} has no block left that is not zero: use scope="layer", a larger density, or leave '
-        "this weight out, with a list of the other parameters in place of the model"
-    )
 
 
 def _scale(w: Any, by: np.ndarray) -> None:
