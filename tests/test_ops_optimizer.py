@@ -110,6 +110,20 @@ def test_norm_of_many_values(home, rng):
     np.testing.assert_allclose(got, expected, rtol=700 * home.sum_eps)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_norm_whose_square_is_too_large(dtype, rng):
+    """Gradients that explode are clipped, too."""
+    most = np.finfo(dtype).max if dtype == "float32" else 1e150
+    for size in (most / 50, most**0.75, most**0.5):
+        arrays = [(size * rng.uniform(-1, 1, shape)).astype(dtype) for shape in ((3, 5), (4,))]
+        right = np.linalg.norm(np.concatenate([a.reshape(-1).astype(float) for a in arrays]))
+        norm, scaled = ops.scale_to_norm(arrays, 1.0)
+        np.testing.assert_allclose(norm, right, rtol=1e-6)
+        np.testing.assert_allclose(ops.global_norm(scaled), 1, rtol=1e-6)
+    beyond = ops.global_norm([np.full(4, np.finfo(dtype).max, dtype)])
+    assert (beyond, beyond.dtype) == (np.inf, dtype)
+
+
 @in_all_homes
 @in_all_forms
 @pytest.mark.parametrize("share", [0.5, 2.0], ids=["above", "below"])

@@ -140,8 +140,12 @@ def global_norm(arrays: Sequence[Any]) -> Any:
     """
     arrays = [inside(a) if isinstance(a, BlockSparse) else a for a in arrays]
     if not _check_list(arrays):
-        squares = (np.vdot(flat, flat) for flat in (a.reshape(-1) for a in arrays))
-        return np.asarray(np.sqrt(sum(squares), dtype=arrays[0].dtype))
+        flats = [a.reshape(-1) for a in arrays]
+        with np.errstate(over="ignore"):
+            total = sum(np.vdot(a, a) for a in flats)
+            if np.isinf(total):  # the squares of float32 end at 3e38, where the norm is 2e19
+                total = sum(np.vdot(a, a) for a in (a.astype(np.float64) for a in flats))
+            return np.asarray(np.sqrt(total), arrays[0].dtype)
     norm = empty((), np.float32)
     kernels.optimizer.global_norm(arrays, norm)
     return norm
