@@ -8,6 +8,7 @@ gradient, made of other operators; and a rule for torch.autocast.
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from numbsparse.block_sparse import BlockSparse, unchecked
 from numbsparse.blocks import check_values
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
-from numbsparse.torch.dispatch import batched, operator
+from numbsparse.torch.dispatch import batched, counted, operator
 from numbsparse.torch.handles import layout_of
 
+ROWS_AND_BLOCKS = (2, 1), (0, 1), (1, 2)  # of f, t, s of a family: which of a, b, result has them
 CODES: dict[torch.dtype, Any] = {  # NumPy's dtypes; bfloat16, which it lacks, goes by its bits
     torch.float16: np.dtype("f2"),
     torch.bfloat16: np.dtype("u2"),
@@ -116,9 +118,17 @@ def family(
             "jvp": partial(tangent, len(made)),
         } | also
         fake = partial(_fake, shape)
+        rows_and_blocks = ROWS_AND_BLOCKS[len(made)]
         made.append(operator(schema, kernel, fake, **how))
+        counted(name, partial(_operations, *rows_and_blocks))
         batched(name, fake, None if shape is of_blocks else joined)
     return made[0], made[1], made[2]
+
+
+def _operations(rows: int, blocks: int, a: Any, b: Any, *how: Any, out_shape: Any) -> int:
+    """What FlopCounterMode counts: two for each row and number of a kept block."""
+    shapes = a, b, out_shape
+    return 2 * prod(shapes[rows][:-1]) * prod(shapes[blocks])
 
 
 def _fake(shape: Callable[..., Any], a: Any, *of: Any) -> Any:
