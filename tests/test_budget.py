@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_457,
-    "numbsparse/torch": 2_009,
+    "numbsparse/torch": 2_013,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

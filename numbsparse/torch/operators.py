@@ -16,7 +16,7 @@ import torch
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse, unchecked
-from numbsparse.blocks import check_values
+from numbsparse.blocks import check_values, checked_shape
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
 from numbsparse.torch.dispatch import batched, counted, operator
@@ -65,10 +65,14 @@ def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_checked_shape = lru_cache(maxsize=1024)(checked_shape)
+
+
 def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockSparse:
     """The matrix that values and the word for their layout say."""
     kept = layout_of(layout)
     check_values(values, kept.n_blocks)
+    _checked_shape("w.shape", (rows, columns), kept.shape, values.shape[1])
     return unchecked(ops.operand(lent(values.contiguous()), "values"), kept, (rows, columns))
 
 
