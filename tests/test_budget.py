@@ -13,7 +13,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/compat": 396,
     "numbsparse/device": 4_151,
     "numbsparse/distributed": 2_050,
-    "numbsparse/jax": 731,
+    "numbsparse/jax": 735,
     "numbsparse/kernels": 3_421,
     "numbsparse/kernels/conv": 3_751,
     "numbsparse/kernels/ladder": 1_940,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_457,
-    "numbsparse/torch": 1_978,
+    "numbsparse/torch": 2_015,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

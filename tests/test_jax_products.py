@@ -291,6 +291,15 @@ with jax.default_device(CPU):
         (lambda: X[:, :8] @ W, ValueError, r"x takes the shape \(\.\.\., 12\) with this w"),
         (lambda: X.astype(np.float16) @ W, TypeError, "x and w take one dtype, got float16"),
         (lambda: W @ X.T[:, :, None], ValueError, "w @ x takes an x of one or two axes, got 3"),
+        *(
+            (lambda change=change: X @ jax.tree.map(change, W), error, says)
+            for change, error, says in (
+                (lambda v: v[1:], ValueError, r"values takes the shape \(5, B, B\)"),
+                (lambda v: jnp.stack([v, v]), ValueError, r"values takes the shape \(5, B, B\)"),
+                (lambda v: v[:, 1:, 1:], ValueError, r"w\.shape takes at most \(9, 12\)"),
+                (lambda v: v.tolist(), TypeError, "w.values takes an array of JAX or NumPy"),
+            )
+        ),
         (lambda: nsj.matmul(X, X), TypeError, "w takes a BlockSparse of numbsparse.jax"),
         (lambda: nsj.matmul(W, W), TypeError, "w takes an array of JAX or NumPy"),
         (lambda: nsj.matmul(X, W, precision="low"), ValueError, "precision takes one of"),

@@ -1,10 +1,12 @@
 """Layers of numbsparse.torch against torch's own, dense ones: values and gradients."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 from conftest import needs_bfloat16
+from torch.utils import flop_counter
 from torch_helpers import (
     dense_conv,
     dense_linear,
@@ -160,6 +162,54 @@ def test_gradients_of_an_lstm_that_is_computed_again_or_kept_elsewhere():
     torch.testing.assert_close(grads(kept, lstm.parameters()), usual)
 
 
+@pytest.mark.parametrize("frozen", ["", "weight_hh bias", "weight_hh bias weight_ih", "weight_ih"])
+def test_no_part_of_a_second_derivative_of_an_lstm_is_taken_for_all_of_it(frozen):
+    lstm, x = nst.LSTM(10, 14, layout=layout(4, 4), **DOUBLE), drawn(3, 2, 10)
+    for name, p in lstm.named_parameters():
+        p.requires_grad_(name.removesuffix("_l0") not in frozen.split())
+    for inputs in (x, lstm.parameters()):
+        watched = [p for p in ([inputs] if inputs is x else inputs) if p.requires_grad]
+        if not watched:
+            continue
+        first = torch.autograd.grad(lstm(x)[0].sum(), watched, create_graph=True)
+        with pytest.raises(RuntimeError, match="of an LSTM is not differentiable again"):
+            sum((g**2).sum() for g in first).backward()
+
+
+def test_hooks_of_a_convolution_run_once_for_an_image_alone():
+    conv, images, calls = nst.Conv2d(8, 8, 3, block_size=4), torch.ones(2, 8, 5, 5), []
+    conv.register_forward_pre_hook(lambda module, of: (2 * of[0],))
+    conv.register_forward_hook(lambda module, of, y: calls.append(y.shape))
+    torch.testing.assert_close(conv(images[0]), conv(images)[0])
+    assert calls == [(8, 3, 3), (2, 8, 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "dense", "shape"),
+    [
+        (nst.Linear(8, 16, block_size=4), torch.nn.Linear(8, 16), (2, 3, 8)),
+        (nst.Conv2d(8, 16, 3, 2, 1, block_size=4), torch.nn.Conv2d(8, 16, 3, 2, 1), (2, 8, 6, 7)),
+    ],
+    ids=["Linear", "Conv2d"],
+)
+def test_operations_are_counted_as_those_of_dense_layers(ours, dense, shape):
+    def counted(layer, x):
+        with flop_counter.FlopCounterMode(display=False) as counter:
+            layer(x).sum().backward()
+        return counter.get_total_flops()
+
+    x = drawn(*shape, dtype=torch.float32)
+    assert counted(ours, x) == counted(dense, x) > 0
+
+
+def test_operations_of_an_lstm_are_counted():
+    lstm, x = nst.LSTM(8, 16, block_size=4), drawn(5, 3, 8, dtype=torch.float32)
+    with flop_counter.FlopCounterMode(display=False) as counter:
+        lstm(x)[0].sum().backward()
+    numbers = lstm.weight_ih_l0.numel() + lstm.weight_hh_l0.numel()
+    assert counter.get_total_flops() == 3 * 2 * 5 * 3 * numbers
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor"
@@ -229,6 +279,13 @@ def test_first_values_count_only_kept_blocks():
         assert 0.99 * bound < blocks.abs().max() <= bound
         biases = layer.bias[32 * column :][:32].abs()
         assert 0.7 * bound < biases.max() <= bound
+
+
+def test_layers_are_drawn_where_they_are_said_to_be():
+    with torch.device("meta"):
+        for make in (nst.Linear, nst.LSTM, partial(nst.Conv1d, kernel_size=3)):
+            layer = make(8, 8, block_size=4, device="cpu")
+            assert all(p.isfinite().all() for p in layer.parameters())
 
 
 def test_an_lstm_forgets_nothing_at_first():

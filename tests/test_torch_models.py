@@ -114,6 +114,23 @@ def test_a_state_dict_without_a_layout():
         nst.adopt_layouts_(layer, {"weight_pattern": torch.ones(2, 2, dtype=torch.bool)})
 
 
+@pytest.mark.parametrize(
+    "compute",
+    [lambda layer: prune.identity(layer, "weight"), torch.nn.utils.parametrizations.weight_norm],
+    ids=["prune", "weight_norm"],
+)
+def test_what_is_computed_takes_no_other_layout(compute):
+    """Half of it would be taken over: the layout, and not what the weight is computed of."""
+    layers = nn.Sequential(linear(), linear())
+    compute(layers[1])
+    before = [layer.layout for layer in layers]
+    patterns = {f"{i}.weight_pattern": torch.ones(3, 4, dtype=torch.bool) for i in (0, 1)}
+    with pytest.raises(ValueError, match=r"1\.weight_pattern takes the layout that 1 has as long"):
+        nst.adopt_layouts_(layers, patterns)
+    assert [layer.layout for layer in layers] == before
+    nst.adopt_layouts_(layers, layers.state_dict())
+
+
 def mlp():
     torch.manual_seed(0)
     tied = nn.Linear(32, 32)

@@ -219,6 +219,13 @@ def test_equal_layouts_keep_the_one_that_is_known():
 X, W = drawn(2, 12), matrix()
 
 
+def with_values(values):
+    """A product of a matrix whose values others took the place of."""
+    w = matrix()
+    w.values = values.to(X.dtype)
+    return X @ w
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -228,6 +235,14 @@ X, W = drawn(2, 12), matrix()
         (lambda: matrix((8, 16)), ValueError, r"shape takes at most \(12, 16\) and less than a bl"),
         (lambda: X[:, :8] @ W, ValueError, r"x takes the shape \(\.\.\., 12\) with this w"),
         (lambda: X.float() @ W, TypeError, "x and w take one dtype, got torch.float32"),
+        *(
+            (
+                lambda size=size: with_values(torch.ones(5, size, size)),
+                ValueError,
+                r"w\.shape takes",
+            )
+            for size in (2, 8)  # of which the kernel would read other features than w has
+        ),
         (lambda: nst.matmul(X, X), TypeError, "w takes a BlockSparse of numbsparse.torch"),
         (lambda: nst.matmul(W, W), TypeError, "w takes a tensor of torch"),
         (lambda: nst.matmul(5, W), TypeError, "x takes a tensor of torch"),

@@ -190,11 +190,14 @@ def matmul(
     features, outputs = w.shape
     if x.ndim == 0 or x.shape[-1] != features:
         raise ValueError(f"x takes the shape (..., {features}) with this w, got {x.shape}")
-    check_pair("x", x, "w", w)
+    values = _array("w.values", w.values)
+    check_pair("x", x, "w", values)
+    check_values(values, w.stored_layout.n_blocks)  # which jax.tree.map may have changed
+    checked_shape("w.shape", w.stored_shape, w.stored_layout.shape, values.shape[1])
     product = products.transposed if w.is_transposed else products.matmul
     rows = x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), features)
     how = _static(w.stored_layout, w.stored_shape, w.block_size, precision)
-    y: jax.Array = product.bind(rows, _array("w", w.values), **how)
+    y: jax.Array = product.bind(rows, values, **how)
     return y if x.ndim == 2 else y.reshape(*x.shape[:-1], outputs)
 
 

@@ -15,6 +15,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import Function, forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.compiler import is_compiling
+from torch.utils.flop_counter import register_flop_formula
 
 from numbsparse.device import current_stream
 from numbsparse.device.streams import of_torch
@@ -167,6 +168,11 @@ def batched(name: str, fake: Callable[..., Any], joined: Callable[..., Any] | No
         return torch.stack([fake(*of, *rest) for of in parts])[:0], 0
 
     torch.library.register_vmap(f"numbsparse::{name}", rule, lib=_library)
+
+
+def counted(name: str, operations: Callable[..., int]) -> None:
+    """Let `torch.utils.flop_counter` know of an operator's operations, of the shapes of all."""
+    register_flop_formula(getattr(torch.ops.numbsparse, name))(operations)
 
 
 def is_odd() -> bool:

@@ -158,6 +158,11 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
             if layout.shape != own.shape:
                 raise ValueError(f"{key} takes {own.shape} blocks, got {layout.shape}")
             if layout != own:
+                if module._parameters.get(name) is None:
+                    takes = f"{key} takes the layout that {prefix or 'the model'} has"
+                    raise ValueError(
+                        f"{takes} as long as a hook or parametrization computes {name}: remove it"
+                    )
                 adopted.append((module, name, layout))
     for module, name, layout in adopted:
         weight = getattr(module, name)

@@ -1,5 +1,6 @@
 """LSTM: torch.nn.LSTM with layouts, and the operators that it is made of."""
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numbsparse.nn.linear import layout_for
 from numbsparse.nn.recurrent import layout_of_each
 from numbsparse.patterns.checks import flag, integer, number
 from numbsparse.torch import operators
-from numbsparse.torch.dispatch import is_odd, is_plain, operator
+from numbsparse.torch.dispatch import counted, is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, beside_sharded, draw_
 from numbsparse.torch.operators import check_dense, given_back, lent, matrix
@@ -66,7 +67,7 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     layout_ih, layout_hh, precision = ctx.words
     dy = torch.zeros_like(hs[1:]) if dy is None else dy
     dc = torch.zeros_like(cs[0]) if dc is None else dc
-    of = gates, hs, cs, weight_hh, bias, dy, dc
+    of = gates, hs, cs, weight_hh, bias, dy, dc, x, weight_ih
     dgates, dc0, dbias = lstm_grad(of, (layout_hh, precision))
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
@@ -105,9 +106,9 @@ def _later(ctx: Any, w: torch.Tensor, compute: Any) -> torch.Tensor:
 
 
 def _grad(
-    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dy: Any, dc: Any, *words: str
+    gates: Any, hs: Any, cs: Any, weight_hh: Any, bias: Any, dy: Any, dc: Any, *others: Any
 ) -> tuple[torch.Tensor, ...]:
-    layout_hh, precision = words
+    _, _, layout_hh, precision = others  # torch's tape alone asks for what gates are made of
     w = matrix(weight_hh, layout_hh, hs.shape[2], bias.shape[0])
     *trace, bias, dy, dc = (
         ops.operand(lent(a), "x") for a in (gates, hs, cs, bias, dy.contiguous(), dc)
@@ -136,15 +137,24 @@ lstm = operator(
 )
 lstm_grad = operator(
     "lstm_grad(Tensor gates, Tensor hs, Tensor cs, Tensor weight_hh, Tensor bias, Tensor dy, "
-    "Tensor dc, str layout_hh, str precision) -> (Tensor, Tensor, Tensor)",
+    "Tensor dc, Tensor x, Tensor weight_ih, str layout_hh, str precision) -> "
+    "(Tensor, Tensor, Tensor)",
     _grad,
-    lambda gates, hs, cs, w, bias, dy, dc, *words: tuple(map(torch.empty_like, (gates, dc, bias))),
+    lambda gates, hs, cs, w, bias, dy, dc, *_: tuple(map(torch.empty_like, (gates, dc, bias))),
     save=lambda ctx, *of: None,
     backward=_grad_backward,
-    tensors=7,
+    tensors=9,
     wide=(2, 6),
     half_on_cpu=False,
 )
+
+
+def _operations(rows: tuple[int, ...], *weights: tuple[int, ...]) -> int:
+    return 2 * prod(rows[:2]) * sum(map(prod, weights))
+
+
+counted("lstm", lambda x, ih, hh, *of, out_shape: _operations(x, ih, hh))
+counted("lstm_grad", lambda gates, hs, cs, hh, *of, out_shape: _operations(gates, hh))
 
 
 class LSTM(SparseModule):
@@ -249,7 +259,8 @@ class LSTM(SparseModule):
                 draw_(getattr(self, of), None, layout, (features, 0))
             bias = getattr(self, f"bias_l{i}")
             with torch.no_grad(), beside_sharded(bias):
-                bias.copy_(torch.arange(bias.shape[0]) // self.block_size % ops.GATES == 1)
+                places = torch.arange(bias.shape[0], device=bias.device)
+                bias.copy_(places // self.block_size % ops.GATES == 1)
 
     def forward(self, x: torch.Tensor, state: State | None = None) -> tuple[torch.Tensor, State]:
         """x (time, batch, input_size), or (batch, time, input_size) with batch_first, and state

@@ -8,6 +8,7 @@ gradient, made of other operators; and a rule for torch.autocast.
 import ctypes
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ import torch
 
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse, unchecked
-from numbsparse.blocks import check_values
+from numbsparse.blocks import check_values, checked_shape
 from numbsparse.device import in_library_of
 from numbsparse.dtypes import bfloat16, type_name
-from numbsparse.torch.dispatch import batched, operator
+from numbsparse.torch.dispatch import batched, counted, operator
 from numbsparse.torch.handles import layout_of
 
+ROWS_AND_BLOCKS = (2, 1), (0, 1), (1, 2)  # of f, t, s of a family: which of a, b, result has them
 CODES: dict[torch.dtype, Any] = {  # NumPy's dtypes; bfloat16, which it lacks, goes by its bits
     torch.float16: np.dtype("f2"),
     torch.bfloat16: np.dtype("u2"),
@@ -63,10 +65,14 @@ def given_back(result: Any, like: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_checked_shape = lru_cache(maxsize=1024)(checked_shape)
+
+
 def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockSparse:
     """The matrix that values and the word for their layout say."""
     kept = layout_of(layout)
     check_values(values, kept.n_blocks)
+    _checked_shape("w.shape", (rows, columns), kept.shape, values.shape[1])
     return unchecked(ops.operand(lent(values.contiguous()), "values"), kept, (rows, columns))
 
 
@@ -116,9 +122,17 @@ def family(
             "jvp": partial(tangent, len(made)),
         } | also
         fake = partial(_fake, shape)
+        rows_and_blocks = ROWS_AND_BLOCKS[len(made)]
         made.append(operator(schema, kernel, fake, **how))
+        counted(name, partial(_operations, *rows_and_blocks))
         batched(name, fake, None if shape is of_blocks else joined)
     return made[0], made[1], made[2]
+
+
+def _operations(rows: int, blocks: int, a: Any, b: Any, *how: Any, out_shape: Any) -> int:
+    """What FlopCounterMode counts: two for each row and number of a kept block."""
+    shapes = a, b, out_shape
+    return 2 * prod(shapes[rows][:-1]) * prod(shapes[blocks])
 
 
 def _fake(shape: Callable[..., Any], a: Any, *of: Any) -> Any:
