@@ -119,7 +119,7 @@ def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, m
     monkeypatch.setattr(weight_grad_plan, "FEWER", 0)  # x and dy are not exchanged
     monkeypatch.setitem(weight_grad.GATED_FROM[4], 32, 0)
     layout = ns.Layout(np.repeat(rng.random((4, 3)) < 0.8, 2, axis=1))
-    assert weight_grad_plan.way_of(layout.index, 32)[1].N == 64
+    assert weight_grad_plan.way_of(layout.index, 32)[0].N == 64
     gates = np.float32(rng.random(layout.n_blocks) < 0.3)
     x, dy = (rng.standard_normal((40, 32 * n), np.float32) for n in layout.shape)
     here = (np.ascontiguousarray(a.T) if feature_major else a for a in (x, dy))

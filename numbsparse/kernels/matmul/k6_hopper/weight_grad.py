@@ -28,7 +28,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
+from numbsparse.kernels.matmul.k6_hopper.gated import Gates, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
     OPERANDS,
@@ -114,41 +114,33 @@ def weight_grad(
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     B, batch = dvalues.shape[1], x.shape[0]
     gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
-    kind, swapped = KINDS.get(str(dvalues.dtype)), False
-    stays, processors = gates is None and batch < LONG, multiprocessors()
-    if kind is None:
-        swapped, tile = planned(index, plans.way_of, B)
-        of = tile, swapped, -(-batch // tile.DEPTH), processors
-        (tile,) = planned(index, plans.smaller, *of)
-        tile = tile._replace(STAYS=stays and index.made is None)
-        x, dy = (dy, x) if swapped else (x, dy)
+    is_float32, by_gates = dvalues.itemsize == 4, gates is not None
+    kind, processors = KINDS.get(str(dvalues.dtype), precision), multiprocessors()
     (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
-    if kind is not None:
-        tile = tile_of(B, (x_transposed, dy_transposed), index, batch, gates is not None)
-    plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    steps = -(-batch // tile.DEPTH)
-    *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
-    box = tile.DEPTH, tile.PANEL
-    maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
+    transposed = x_transposed, dy_transposed
+    if is_float32:
+        tile = plans.tile_for(index, B, batch, processors)
+        tile = tile._replace(STAYS=not by_gates and batch < LONG and index.made is None)
+    else:
+        tile = tile_of(B, transposed, index, batch, by_gates)
+    if tile.SWAPPED:
+        (x, dy), transposed = (dy, x), transposed[::-1]
+    steps, plan = -(-batch // tile.DEPTH), plans.plan if is_float32 else shares.plan
+    *tables, cut, numbers, n_sums = planned(index, plan, tile, steps, processors)
+    boxes = (box_of(tile.DEPTH, tile.PANEL, across) for across in transposed)
+    maps = tensor_maps(*zip((x, dy), boxes, strict=True))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
-    orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
     # Launches of many blocks that overlap get blocks of threads apart: see LONG.
-    alone = blocks <= places and (kind is None or shares.is_deep(tile))
+    alone = blocks <= places and (is_float32 or shares.is_deep(tile))
     stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
-    exact = kind is None and precision == "highest"
-    dense = factors_of(x, dy, orders[1:], index) if kind is None else ()
-    if kind is None:
-        kernel = kernel_of_float32(tile, exact, orders, by_gates)
-    else:
-        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
-    short = kind is None or tile.STAYS or batch < LONG or alone
+    dense = factors_of(x, dy, transposed, index) if is_float32 else ()
+    short = is_float32 or tile.STAYS or batch < LONG or alone
     launch(
-        kernel,
+        kernel_of(tile, kind, transposed, by_gates),
         min(blocks, places) if tile.STAYS else blocks,
         tile.THREADS,
         *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense, more),
@@ -158,9 +150,11 @@ def weight_grad(
     )
     if n_sums:
         made, soon = index.made is not None, x.nbytes + dy.nbytes < pieces.SOON
-        added = Added(B, tile.PART, kind, exact, by_gates, made)
-        many, whole = (cut.size, SOME if made else n_sums // cut.size), tuple(map(int, orders))
-        add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
+        exact, of = kind == "highest", None if is_float32 else kind
+        added = Added(B, tile.PART, of, exact, by_gates, made)
+        many = cut.size, SOME if made else n_sums // cut.size
+        orders = tuple(map(int, (tile.SWAPPED, *transposed)))
+        add_pieces(added, many, sums, cut, numbers, out, soon, dense, orders, more)
 
 
 def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, gated: bool) -> Tile:
@@ -196,41 +190,12 @@ def most_blocks(B: int, index: Index, batch: int) -> int:
 
 
 @cache
-def kernel_of_16_bit(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
-    return kernel_of(
-        tile,
-        tile.SUMS,
-        of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
-        of_16_bit.storer(tile, kind),
-        of_16_bit.leaver(tile),
-        gated,
-    )
-
-
-@cache
-def kernel_of_float32(
-    tile: Tile, exact: bool, orders: tuple[bool, bool, bool], gated: bool = False
-) -> Any:
-    _, x_transposed, dy_transposed = orders
-    return kernel_of(
-        tile,
-        (tile.UNITS, tile.N // 8, 4),
-        of_float32.supplier(tile, exact, x_transposed, dy_transposed, gated),
-        of_float32.multiplier(tile, exact, x_transposed, gated),
-        of_float32.storer(tile, tile.B, orders, exact),
-        of_float32.storer(tile, tile.PART, orders),
-        gated,
-    )
-
-
-def kernel_of(
-    tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any, gated: bool
-) -> Any:
-    """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
+def kernel_of(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool = False) -> Any:
+    """A kernel of these roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
     `Gates`, if it is `gated`.
+
+    kind : "f16", "bf16", or the precision of float32
+    transposed : whether x and dy are feature-major
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
@@ -239,6 +204,11 @@ def kernel_of(
     tile STAYS, blocks of threads go from item to item, and the copies for the next one run while
     sums are stored.
     """
+    roles, SUMS = of_float32 if tile.ITEM == 4 else of_16_bit, tile.SUMS
+    supply, multiply = (
+        role(tile, kind, transposed, gated) for role in (roles.supplier, roles.multiplier)
+    )
+    store, leave = roles.storer(tile, kind, transposed), roles.leaver(tile)
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)

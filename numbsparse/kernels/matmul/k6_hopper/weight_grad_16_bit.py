@@ -9,7 +9,7 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32, uint64
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping, numbers_of
+from numbsparse.kernels.matmul.k6_hopper.gated import keeping, numbers_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import FEATURES, ROWS, Sums
@@ -35,16 +35,17 @@ from numbsparse.kernels.ptx import (
 
 
 @cache
-def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
+def loader(tile: Tile, transposed: tuple[bool, bool]) -> Any:
     """Loads a panel, of DEPTH rows of the batch, to all blocks of threads in ranks."""
     PANEL, SLOT, CLUSTER = tile.PANEL, tile.PANEL_BYTES, tile.CLUSTER
+    x_transposed, dy_transposed = transposed
 
     @cuda.jit(device=True)
     def load(maps, panel, row, which, shared, start, bars, i):
         at, feature = start + (which & uint32(0xFF)) * SLOT, int32(panel * PANEL)
         operand, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
-        transposed = dy_transposed if operand else x_transposed
-        column, line = (row, feature) if transposed else (feature, row)
+        across = dy_transposed if operand else x_transposed
+        column, line = (row, feature) if across else (feature, row)
         if CLUSTER > 1 and ranks & (ranks - 1):
             tma_load_2d_multicast(shared, at, maps[operand], column, line, bars, i, ranks)
         else:
@@ -54,7 +55,7 @@ def loader(tile: Tile, x_transposed: bool, dy_transposed: bool) -> Any:
 
 
 @cache
-def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = False) -> Any:
+def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool) -> Any:
     """supply(own, maps, tables, item, gates, shared, base, bars): a warp requests copies.
 
     Where a tile stays, two warps at most do: each has copies of every item, of x or of dy.
@@ -62,7 +63,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
     STAGES, EMPTY, PANEL_BYTES, STAYS = tile.STAGES, tile.STAGES, tile.PANEL_BYTES, tile.STAYS
     DEPTH, STAGE = tile.DEPTH, tile.SLOTS * PANEL_BYTES
     LOADERS, AHEAD = min(tile.LOADERS, 2) if STAYS else tile.LOADERS, tile.AHEAD
-    load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
+    load, keep = loader(tile, transposed), keeping(tile)
 
     @cuda.jit(device=True)
     def supply(own, maps, tables, item, gates, shared, base, bars):
@@ -100,9 +101,7 @@ def supplier(tile: Tile, x_transposed: bool, dy_transposed: bool, gated: bool = 
 
 
 @cache
-def multiplier(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
+def multiplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool) -> Any:
     """multiply(warp, head, places, line, ..., ring_at, sums): sums = an item's products.
 
     head : as `numbers_of` takes it; line : of the warp in `places`, and `outs` of `storer`
@@ -110,13 +109,10 @@ def multiplier(
     B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
     GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
     STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
-    x, dy = (
-        Operand(2 * DEPTH if transposed else 2 * PANEL, SLOT, not transposed)
-        for transposed in (x_transposed, dy_transposed)
-    )
+    x, dy = (Operand(2 * DEPTH if across else 2 * PANEL, SLOT, not across) for across in transposed)
     operands, joined = (dy, x) if B == 32 else (x, dy), B == 128 or tile.JOINED
     add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, joined)
-    if B == 32 and dy_transposed and not joined:
+    if B == 32 and transposed[1] and not joined:
         add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
     start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
     number_of = numbers_of(tile, gated)
@@ -171,7 +167,7 @@ def leaver(tile: Tile) -> Any:
 
 
 @cache
-def storer(tile: Tile, kind: str) -> Any:
+def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
     """store(sums, warp, places, outs, item, out, dense): to kept blocks, 16 bytes at once.
 
     By rows of a block, where four lanes exchange what they have, so that no sector of 32 bytes is

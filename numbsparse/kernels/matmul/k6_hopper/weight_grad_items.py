@@ -59,13 +59,13 @@ def width_of(tile: Tile) -> int:
     return tile.SLOTS if tile.ITEM == 2 else tile.X_PANELS + tile.N // tile.PANEL
 
 
-def finishing(tile: Tile, swapped: bool = False) -> Any:
+def finishing(tile: Tile) -> Any:
     """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
     if tile.ITEM == 4:
-        return finishing_strips(tile, swapped)
+        return finishing_strips(tile)
     return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
 
 
@@ -149,13 +149,10 @@ def finishing_regions(tile: Tile) -> Any:
 
 
 @cache
-def finishing_strips(tile: Tile, swapped: bool) -> Any:
-    """Of float32: two panels of x for each product, then the panels of the strip.
-
-    swapped : whether x and dy are exchanged, and lines are block rows
-    """
+def finishing_strips(tile: Tile) -> Any:
+    """Of float32: two panels of x for each product, then the panels of the strip."""
     PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
-    GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
+    GROUPS, UNITS, EACH, SWAPPED = tile.GROUPS, tile.UNITS, tile.OUTS, tile.SWAPPED
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
@@ -178,7 +175,7 @@ def finishing_strips(tile: Tile, swapped: bool) -> Any:
                 for c in range(ACROSS):
                     to = at * ACROSS + c
                     row, column = p, across * ACROSS + c
-                    if swapped:
+                    if SWAPPED:
                         row, column = column, row
                     outs[item, to // EACH, to % EACH] = (block * PARTS + row) * PARTS + column
         if lane < ACROSS:

@@ -14,7 +14,6 @@ them, empty where no item is. With items cut, an H200 took 5 to 9 % more time of
 from __future__ import annotations
 
 from functools import cache
-from math import ceil, exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,52 +46,15 @@ A_STEP = 0.25  # microseconds of a step of 16 bits
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
-@on_gpu_of(plans.way_of)
-def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
-    tile = plans.tile_of_columns(B, min(B, 64))
-    items = [about(index, tile, swapped) for swapped in (False, True)]
-    return items[1] <= plans.FEWER * items[0], tile
-
-
-@on_gpu_of(plans.smaller)
-def smaller_on_gpu(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
-) -> tuple[Tile]:
-    one = plans.single(tile)
-    if Cut.of(one).MOST == 0:  # which has no room for a block
-        return (tile,)
-    items = [(about(index, each, swapped), each) for each in (tile, one)]
-    return (plans.sooner(items, steps, processors),)
-
-
-def about(index: Index, tile: Tile, swapped: bool) -> int:
-    """How many items of float32 there are, were blocks where chance puts them."""
-    how, lines = Cut.of(tile), (index.rows if swapped else index.columns).indptr.size - 1
-    each = index.block_rows.size / max(lines, 1)  # blocks of a line
-    there = 1 - exp(-each)  # of the lines those that have any
-    return ceil(lines * how.ACROSS * max(there, each / how.MOST + there / 2))
-
-
 @on_gpu_of(shares.plan)
-def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    worth = shares.is_deep(tile) and steps * A_STEP > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
-
-
 @on_gpu_of(plans.plan)
-def plan_of_float32(
-    index: Index, tile: Tile, swapped: bool, steps: int, places: int
-) -> tuple[Any, ...]:
-    worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places * tile.RESIDENT, worth, swapped)
-
-
-def tables_of(
-    index: Index, tile: Tile, steps: int, places: int, worth: bool, swapped: bool = False
-) -> tuple[Any, ...]:
+def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
-    how, is_float32 = Cut.of(tile), tile.ITEM == 4
-    by_columns = is_float32 and not swapped
+    how, is_float32, places = Cut.of(tile), tile.ITEM == 4, processors // tile.CLUSTER
+    places *= tile.RESIDENT
+    time = plans.STEP_IN_US if is_float32 else A_STEP if shares.is_deep(tile) else 0.0
+    worth = steps * time > WORTH * plans.TO_ADD_FEW
+    by_columns = is_float32 and not tile.SWAPPED
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
@@ -105,7 +67,7 @@ def tables_of(
     table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
     if how.LINES == 1:
         pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
-        launch(pieces_kernel(tile, swapped), (groups, pieces), 32, *table)
+        launch(pieces_kernel(tile), (groups, pieces), 32, *table)
     else:
         window = WINDOW if is_near else bits[0].shape[1]
         launch(items_kernel(tile), groups, 32, window, *table)
@@ -147,9 +109,9 @@ class Drafts(NamedTuple):
 
 
 @cache
-def pieces_kernel(tile: Tile, swapped: bool) -> Any:
+def pieces_kernel(tile: Tile) -> Any:
     """The items of a line: even pieces of it, a warp for each."""
-    how, finish = Cut.of(tile), finishing(tile, swapped)
+    how, finish = Cut.of(tile), finishing(tile)
     ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
 
     @cuda.jit
