@@ -175,6 +175,27 @@ def numbers_of(tile: gradient.Tile, gated: bool) -> Any:
 
 
 @cache
+def asking(tile: gradient.Tile) -> Any:
+    """ask(heads, places, outs, item, group): a lane's words of an item, of a warpgroup.
+
+    They are there when its turn comes: asked for while the item before is multiplied, or, for the
+    first one, earlier kernels end, which write no plans of the host. Of 64 to 512 rows, 4,096 and
+    8,192 features, density 0.1, an H200 took 0.78 to 0.96 of the time in 16 bits, of float32 0.86
+    to 0.98. Where blocks of threads do not stay it gains nothing, and of a layout made on a GPU
+    float32 took 1.15 times.
+    """
+    UNITS, LAST = tile.UNITS, tile.OUTS - 1
+
+    @cuda.jit(device=True)
+    def ask(heads, places, outs, item, group):
+        lane = int32(cuda.threadIdx.x % 32)
+        head, out = heads[item, min(lane, heads.shape[1] - 1)], outs[item, group, min(lane, LAST)]
+        return head, places[item, group, min(lane, 2 * UNITS)], out
+
+    return ask
+
+
+@cache
 def taking(tile: gradient.Tile, gated: bool) -> Any:
     """take(warp, words, gates, own_places, own_outs): what a warp's group does of an item.
 

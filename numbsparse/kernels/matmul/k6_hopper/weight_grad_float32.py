@@ -17,7 +17,6 @@ from typing import Any
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.kernels.matmul.k6_hopper.gated import keeping, numbers_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
@@ -44,13 +43,13 @@ LINE = 32  # values of a line of a panel
 
 
 @cache
-def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool) -> Any:
+def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, gated: bool) -> Any:
     """`supplier`: warps that make images of dy; the last one requests copies, one lane a panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
     STAYS, AHEAD, transpose = tile.STAYS, tile.AHEAD, transposer(tile, kind, transposed[1])
-    load, keep = loader(tile, transposed), keeping(tile)
+    keep = keeping(tile)
 
     @cuda.jit(device=True)
     def supply(own, maps, tables, item, gates, shared, base, bars):

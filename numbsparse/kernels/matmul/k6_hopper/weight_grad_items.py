@@ -22,6 +22,16 @@ ROWS = 8  # block rows of B = 32 whose blocks are computed together, at most
 put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
 
+class Bits(NamedTuple):
+    """Which inputs lines keep, as `layout.Made` has them, and the same as a `Walk`."""
+
+    words: Any
+    before: Any
+    indptr: Any
+    blocks: Any
+    inputs: Any
+
+
 class Cut(NamedTuple):
     """How many blocks an item has."""
 
@@ -77,13 +87,15 @@ def finishing_rows(tile: Tile) -> Any:
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
         words, before, indptr, _, inputs = bits
+        counts, loads, places, outs = tables
         lane = int32(cuda.threadIdx.x)
         first, share = (
             entry_of(words, before, indptr, line, shfl_idx(own, 0)),
             item * CLUSTER + lane,
         )
         if lane < CLUSTER:
-            share_row(first, count, line, inputs, lane, CLUSTER, PANELS, STEP, share, *tables)
+            of = lane, CLUSTER, PANELS, STEP, share
+            share_row(first, count, line, inputs, *of, counts, loads, places, outs)
 
     return finish
 

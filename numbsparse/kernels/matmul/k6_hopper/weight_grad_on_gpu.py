@@ -24,7 +24,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Bits, Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
@@ -64,7 +64,7 @@ def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[An
     many = index.block_rows.size > 2 * how.PRODUCTS * FEW_ROUNDS * places
     drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and max(sides) > MOST and many
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
-    table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
+    table = Bits(bits[0], bits[1], walk.indptr, walk.blocks, walk.indices), drafts, starts, numbers
     if how.LINES == 1:
         pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
         launch(pieces_kernel(tile), (groups, pieces), 32, *table)
@@ -84,7 +84,7 @@ def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[An
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
     heads = empty((threads, 9 if is_float32 else 5), np.int32)
     kept = empty((some if pieces > 1 else 1,), np.int32)
-    launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
+    launch(tables_kernel(tile), threads, 32, drafts, order, cut, steps, heads, *final[1:], kept)
     return heads, *final[1:], kept, cut, places * how.OUTS if pieces > 1 else 0
 
 
@@ -115,9 +115,8 @@ def pieces_kernel(tile: Tile) -> Any:
     ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
 
     @cuda.jit
-    def kernel(
-        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
-    ):  # fmt: skip
+    def kernel(bits, drafts, starts, numbers):
+        indptr = bits.indptr
         group, piece, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
         line, across = group // ACROSS, group % ACROSS
         here = indptr[line + 1] - indptr[line]
@@ -126,9 +125,8 @@ def pieces_kernel(tile: Tile) -> Any:
         most = (here + pieces - 1) // max(pieces, 1)
         if piece < pieces:
             count = min(most, here - piece * most)
-            own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
-            bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
-            finish(first + piece, count, line, across, own, uint32(1), bits, tables)
+            own = bits.inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
+            finish(first + piece, count, line, across, own, uint32(1), bits, drafts)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
 
@@ -148,14 +146,11 @@ def items_kernel(tile: Tile) -> Any:
     N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit
-    def kernel(
-        window,
-        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
-    ):  # fmt: skip
+    def kernel(window, bits, drafts, starts, numbers):
+        words = bits.words
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
-        first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
+        first = bits.indptr[line] // LEAST + group
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for step in range(N * ((words.shape[1] + window - 1) // max(window, 1))):
             last, begin = step % N, step // N * window
@@ -167,13 +162,13 @@ def items_kernel(tile: Tile) -> Any:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
                     if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
-                        finish(item, count, line, across, own, kept, bits, tables)
+                        finish(item, count, line, across, own, kept, bits, drafts)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
                         own, kept = int32(at * 32 + bit), lines
                     count += 1
         if count:
-            finish(item, count, line, across, own, kept, bits, tables)
+            finish(item, count, line, across, own, kept, bits, drafts)
             item += 1
         if lane == 0:
             starts[group], numbers[group + 1] = first, item - first
@@ -238,10 +233,7 @@ def tables_kernel(tile: Tile) -> Any:
     STRIPS, STAGES, BUFFER, STAGE = Cut.of(tile).HEAD if tile.ITEM == 4 else (0, 0, 0, 0)
 
     @cuda.jit
-    def kernel(
-        counts, drawn_loads, drawn_places, drawn_outs, order, cut, all_steps,
-        heads, loads, places, outs, kept
-    ):  # fmt: skip
+    def kernel(drafts, order, cut, all_steps, heads, loads, places, outs, kept):
         share, lane = cuda.blockIdx.x, cuda.threadIdx.x
         item, rank = share // CLUSTER, share % CLUSTER
         pieces, rest, whole, items = cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS]
@@ -254,22 +246,22 @@ def tables_kernel(tile: Tile) -> Any:
         source = order[item] * CLUSTER + rank if there else 0
         if lane == 0:
             heads[share, 0], heads[share, 1] = first, steps if there else 0
-            heads[share, 2] = counts[source, 0] if there else 0
-            heads[share, 3] = counts[source, 1] if there else 0
+            heads[share, 2] = drafts.counts[source, 0] if there else 0
+            heads[share, 3] = drafts.counts[source, 1] if there else 0
             heads[share, 4] = 1 if there and piece >= 0 else 0
             if STAGES:
                 heads[share, 5], heads[share, 6] = STRIPS, STAGES
                 heads[share, 7], heads[share, 8] = BUFFER, STAGE
         for i in range(lane, WIDTH, 32):
-            if there and i < counts[source, 0]:
-                loads[share, i, 0] = drawn_loads[source, i, 0]
-                loads[share, i, 1] = drawn_loads[source, i, 1]
+            if there and i < drafts.counts[source, 0]:
+                loads[share, i, 0] = drafts.loads[source, i, 0]
+                loads[share, i, 1] = drafts.loads[source, i, 1]
         for i in range(lane, GROUPS * places.shape[2], 32):
             group, at = i // places.shape[2], i % places.shape[2]
-            places[share, group, at] = drawn_places[source, group, at] if there else 0
+            places[share, group, at] = drafts.places[source, group, at] if there else 0
         for i in range(lane, ALL, 32):
             group, at = i // OUTS, i % OUTS
-            block = drawn_outs[source, group, at] if there else -1
+            block = drafts.outs[source, group, at] if there else -1
             if piece >= 0 and there:
                 slot = nth * EACH + i % EACH
                 if piece == 0:

@@ -16,7 +16,7 @@ import numpy as np
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
-from numbsparse.kernels.parts.plans import on_gpu_of, planned
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.layout import Index, Walk
 
 NO_ROOM = 1 << 31  # more items than there are
@@ -312,13 +312,6 @@ def smaller(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Tile
 
 on_gpu_of(way_of)(way_of)
 on_gpu_of(smaller)(smaller)
-
-
-def tile_for(index: Index, B: int, batch: int, processors: int) -> Tile:
-    """Of float32."""
-    (tile,) = planned(index, way_of, B)
-    (tile,) = planned(index, smaller, tile, -(-batch // tile.DEPTH), processors)
-    return tile  # type: ignore[no-any-return]
 
 
 def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:
