@@ -1,6 +1,5 @@
 """What is dealt on the GPU to the units of a real card: tiles, items of weight-gradients, warps."""
 
-from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -24,7 +23,6 @@ from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes kernels")
-weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
 STAIRS = np.tril(np.ones((12, 12), bool))
 
 
@@ -128,21 +126,21 @@ def test_every_block_of_a_weight_gradient_is_made_once(
     monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
     monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
-    for module in (weight_grad, plans):
+    for module in (weight_grad_shares, plans):
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts, more = weight_grad_on_gpu.way_on_gpu(made, size)[1], size // 32, (swapped,)
+        tile, parts = plans.way_of(made, size)[0]._replace(SWAPPED=swapped), size // 32
     else:
         blocks = 1000 if dtype.endswith("few") else -1
-        monkeypatch.setattr(weight_grad, "most_blocks", lambda *of: blocks)
+        monkeypatch.setattr(weight_grad_shares, "most_blocks", lambda *of: blocks)
         batch, dy = 1 if dtype.endswith("short") else 1000, dtype.endswith("dy")
-        tile, more = weight_grad.tile_of(size, (False, dy), made, batch, False), ()
+        tile = weight_grad_shares.tile_of(size, (False, dy), made, batch, False)
         parts = size // tile.PANEL
     make = plans.plan if dtype == "float32" else weight_grad_shares.plan
     panels = [n * parts for n in (lines[::-1] if swapped else lines)]
     for steps, places in ((8, 4), (500, 6), (500, 300)):
-        *tables, cut, numbers, sums = planned(made, make, tile, *more, steps, places)
+        *tables, cut, numbers, sums = planned(made, make, tile, steps, places)
         heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
         together = numbers[pieces_of_blocks.STEP]
         assert together * numbers[pieces_of_blocks.PIECES] <= sums

@@ -113,7 +113,8 @@ def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
     """What their steps leave is added; a step is as long here as many."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    monkeypatch.setattr(weight_grad, "multiprocessors", lambda: 30)
+    for module in (weight_grad, on_gpu.shares):
+        monkeypatch.setattr(module, "multiprocessors", lambda: 30)
     monkeypatch.setattr(on_gpu, "A_STEP", 100.0)
     monkeypatch.setattr(on_gpu.shares, "DEEP", 0)
     pattern = rng.random((3, 4)) < 0.6

@@ -37,7 +37,7 @@ def lines(index):
 
 def split(index):
     tile = Tile(32, 3, 2, 32, 32, 5, 0, 1, 4, ITEM=4, STRIPS=4)
-    float32.plan(index, tile, False, 128, 132)
+    float32.plan(index, tile, 128, 132)
 
 
 def strips(index):

@@ -39,8 +39,8 @@ PATTERNS = {
 def test_every_part_of_a_block_is_in_one_product(name, B, N, groups, units, swapped):
     layout = Layout(PATTERNS[name])
     index, shape = layout.index, [n * B // PANEL for n in layout.shape[:: -1 if swapped else 1]]
-    tile = Tile(B, groups, units, N, 32, 4, 0, 1, ITEM=4, STRIPS=units)
-    heads, loads, places, outs, *_ = plan(index, tile, swapped, 3, 8)  # too few steps to cut
+    tile = Tile(B, groups, units, N, 32, 4, 0, 1, ITEM=4, STRIPS=units, SWAPPED=swapped)
+    heads, loads, places, outs, *_ = plan(index, tile, 3, 8)  # too few steps to cut
     found = []
     for item, (_, steps, n_loads, arriving, left, strips, stages, _, _) in enumerate(heads):
         assert (steps, arriving, left) == (3, n_loads, 0)
@@ -80,8 +80,8 @@ def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
 @pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
 def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
     monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
-    swapped, _ = way_of(Layout(np.ones(shape, bool)).index, 32)
-    assert swapped == (shape[0] == 2)
+    (tile,) = way_of(Layout(np.ones(shape, bool)).index, 32)
+    assert (shape[0] == 2) == tile.SWAPPED
 
 
 @pytest.mark.filterwarnings("ignore:(invalid value|overflow) encountered:RuntimeWarning")
@@ -153,9 +153,9 @@ def test_few_items_are_of_single_products(shape, steps, units, monkeypatch):
     """They end first where they leave no more places free, on 132 multiprocessors."""
     monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
     index = Layout(np.ones(shape, bool)).index
-    (tile,) = smaller(index, tile_of(index, 64), False, steps, 132)
+    (tile,) = smaller(index, tile_of(index, 64), steps, 132)
     assert units == tile.UNITS
-    heads, _, places, *_ = plan(index, tile, False, steps, 132)
+    heads, _, places, *_ = plan(index, tile, steps, 132)
     assert places[..., 0].max() == units
     assert units == 2 or len(heads) <= 132 * tile.RESIDENT
 
@@ -164,6 +164,6 @@ def test_items_that_leave_places_free_are_cut():
     """50 items of 16 steps on 132 multiprocessors: halves end first, though they are added."""
     index = Layout(np.ones((8, 25), bool)).index
     tile = Tile(64, 2, 2, 64, 32, 5, 0, 1, ITEM=4, STRIPS=3)
-    heads, *_, cut, (pieces, _), sums = plan(index, tile, False, 16, 132)
+    heads, *_, cut, (pieces, _), sums = plan(index, tile, 16, 132)
     assert (len(heads), cut.size, pieces) == (2 * 50, 4 * index.block_rows.size, 2)
     assert sums == 2 * cut.size

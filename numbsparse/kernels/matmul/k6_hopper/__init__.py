@@ -43,9 +43,8 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, resident
 from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu, weight_grad_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
-from numbsparse.kernels.matmul.k6_hopper.consume import consumer
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.produce import W, X, producer, w_box, x_box
+from numbsparse.kernels.matmul.k6_hopper.warps import W, X, consumer, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any_blocks
 from numbsparse.kernels.parts.calls import unannounced

@@ -12,6 +12,10 @@ they are K / N of x, where N is 32 or 64 columns, and K / 384 or K / 256 of dy, 
 products of 64 rows share. Columns that keep the same rows are taken by pairs, so that N is 64 at
 B = 32 too. What limits float32 is shared memory, from which wgmma reads 64 bytes of an image each
 cycle, besides what is copied in and what is split.
+
+A block of threads has roles: warps that supply panels, and warpgroups that multiply and store. Here
+are those of 16 bits, whose panels go from the copy engine straight to wgmma, which takes them in
+either order; those of float32 are in `weight_grad_float32`.
 """
 
 from functools import cache
@@ -24,11 +28,10 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_16_bit as of_16_bit
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import Gates, numbers_of, taking
+from numbsparse.kernels.matmul.k6_hopper.gated import Gates, asking, keeping, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
     BUFFERS,
     OPERANDS,
@@ -40,66 +43,45 @@ from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
-from numbsparse.kernels.parts.ring import begin_ring, show_own_barriers
-from numbsparse.kernels.parts.store import KINDS
+from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
+from numbsparse.kernels.parts.store import FEATURES, KINDS, ROWS, Sums
+from numbsparse.kernels.parts.store import storer as store_blocks
 from numbsparse.kernels.parts.swizzle import box_of
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
+    Operand,
+    as_uint32,
     cluster_sync,
     fence_tensor_map,
     fewer_registers,
     first_multiple,
     let_next_kernel_start,
+    mbarrier_arrive_at,
+    mbarrier_expect,
+    mbarrier_wait,
     more_registers,
+    redux_or,
     shfl_idx,
+    store_2xu32,
+    sync_warp,
+    tma_load_2d,
+    tma_load_2d_multicast,
+    to_local,
     wait_for_earlier_kernels,
+    wgmma_pairs,
+    wgmma_units,
+    words,
+    zeros,
 )
 from numbsparse.layout import Index
 
-TILES = {
-    32: Tile(32, 4, 4, 32, 32, 3, 37, 1, REGISTERS=(24, 112)),
-    64: Tile(64, 2, 6, 64, 64, 3, 9, 1, REGISTERS=(40, 232)),
-    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
-}
-OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
-# Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
-# threads run ahead of others, which then find what they share no longer in the L2 cache.
-OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
-# Of rectangles of 256 x 128 features that keep nearly all blocks of 32: a warpgroup multiplies
-# eight rows by two columns at once, which reads less of shared memory. JOINED_FROM rows and more of
-# so many blocks took 0.71 to 0.91 of the time, feature-major ones 0.61 to 0.80; with three quarters
-# of the blocks 0.92 and 0.80, with 0.7 0.98; 512 rows 0.99 to 1.12 (H200). In blocks of 64 full
-# matrices took 0.91 to 0.97, and with a tenth of the blocks away 1.06.
-RECTANGLES = Tile(32, 2, 8, 32, 64, 4, 12, 1, LOADERS=1, JOINED=True)
-FILLED, JOINED_FROM, WORTH_JOINING = 0.75, 1024, 16_000_000  # rows; rows times blocks
-# Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98, 200 0.77
-# and 0.92 (4,096 and 8,192 features; H200); 512 take 1.02.
-SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 224
-# Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
-# take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
-OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
-# Of few blocks: more stages of smaller items, which hide how long a copy is on its way. 4,096 rows
-# of 512 features take 5 to 8 us in place of 9 to 18, 512 rows 0.64 to 0.94 of the time, 1,024 rows
-# of 4,096 features, three or six blocks for each multiprocessor, 0.8 to 0.9 (H200).
-OF_FEW_BLOCKS = {
-    32: Tile(32, 2, 2, 32, 64, 6, 8, 1, LOADERS=1),
-    64: Tile(64, 2, 2, 64, 64, 6, 4, 1, LOADERS=1),
-    128: Tile(128, 2, 1, 128, 64, 6, 4, 1, LOADERS=1),
-}
-# Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
-# which blocks of threads that get apart read again: 8,192 rows and features, density 0.01 and 0.024
-# in blocks of 32 and 64, took 1.32 and 1.19 times as long as few.
-BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
 SOME = 8  # pieces, where the GPU alone knows how many
-# Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
-# B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
-LONG = 2048
 # Rows from which on blocks are left out by gates. Of 64 to 256 rows looking at them took 1.2 to 1.4
 # times as long with all gates one and 1.1 to 1.2 with half of them zero, of 512 and 1,024 rows 1.1
 # to 1.3 and 0.89 to 0.99, as blocks of threads do not stay then; of blocks of 128 1.07 and 0.67, of
 # float32 in blocks of 64 1.05 and 0.85, of 128 1.01 to 1.03 and 0.78 to 1.02. By
 # bytes of a value and block size.
-GATED_FROM = {2: {32: LONG, 64: LONG, 128: 1024}, 4: {32: LONG, 64: 512, 128: 512}}
+GATED_FROM = {2: {32: 2048, 64: 2048, 128: 1024}, 4: {32: 2048, 64: 512, 128: 512}}
 
 
 @of_any_rows
@@ -114,41 +96,34 @@ def weight_grad(
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b], anything where gates[b] is 0."""
     B, batch = dvalues.shape[1], x.shape[0]
     gates = gates if index.made is None and batch >= GATED_FROM[dvalues.itemsize][B] else None
-    kind, swapped = KINDS.get(str(dvalues.dtype)), False
-    stays, processors = gates is None and batch < LONG, multiprocessors()
-    if kind is None:
-        swapped, tile = planned(index, plans.way_of, B)
-        of = tile, swapped, -(-batch // tile.DEPTH), processors
-        (tile,) = planned(index, plans.smaller, *of)
-        tile = tile._replace(STAYS=stays and index.made is None)
-        x, dy = (dy, x) if swapped else (x, dy)
+    is_float32, by_gates = dvalues.itemsize == 4, gates is not None
+    kind, processors = KINDS.get(str(dvalues.dtype), precision), multiprocessors()
     (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
-    if kind is not None:
-        tile = tile_of(B, (x_transposed, dy_transposed), index, batch, gates is not None)
-    plan, way = (plans.plan, (swapped,)) if kind is None else (shares.plan, ())
-    steps = -(-batch // tile.DEPTH)
-    *tables, cut, numbers, n_sums = planned(index, plan, tile, *way, steps, processors)
-    box = tile.DEPTH, tile.PANEL
-    maps = tensor_maps((x, box_of(*box, x_transposed)), (dy, box_of(*box, dy_transposed)))
+    transposed = x_transposed, dy_transposed
+    if is_float32:
+        (tile,) = planned(index, plans.way_of, B)
+        (tile,) = planned(index, plans.smaller, tile, -(-batch // tile.DEPTH), processors)
+        tile = tile._replace(STAYS=not by_gates and batch < shares.LONG and index.made is None)
+    else:
+        tile = shares.tile_of(B, transposed, index, batch, by_gates)
+    if tile.SWAPPED:
+        (x, dy), transposed = (dy, x), transposed[::-1]
+    steps, plan = -(-batch // tile.DEPTH), plans.plan if is_float32 else shares.plan
+    *tables, cut, numbers, n_sums = planned(index, plan, tile, steps, processors)
+    boxes = (box_of(tile.DEPTH, tile.PANEL, across) for across in transposed)
+    maps = tensor_maps(*zip((x, dy), boxes, strict=True))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
-    orders = swapped, x_transposed, dy_transposed
-    by_gates = gates is not None
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
     # Launches of many blocks that overlap get blocks of threads apart: see LONG.
-    alone = blocks <= places and (kind is None or shares.is_deep(tile))
+    alone = blocks <= places and (is_float32 or shares.is_deep(tile))
     stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
-    exact = kind is None and precision == "highest"
-    dense = factors_of(x, dy, orders[1:], index) if kind is None else ()
-    if kind is None:
-        kernel = kernel_of_float32(tile, exact, orders, by_gates)
-    else:
-        kernel = kernel_of_16_bit(tile, kind, *orders[1:], by_gates)
-    short = kind is None or tile.STAYS or batch < LONG or alone
+    dense = factors_of(x, dy, transposed, index) if is_float32 else ()
+    short = is_float32 or tile.STAYS or batch < shares.LONG or alone
     launch(
-        kernel,
+        kernel_of(tile, kind, transposed, by_gates),
         min(blocks, places) if tile.STAYS else blocks,
         tile.THREADS,
         *(maps, unannounced(maps) if short else 1, *tables, out, sums, dense, more),
@@ -158,79 +133,20 @@ def weight_grad(
     )
     if n_sums:
         made, soon = index.made is not None, x.nbytes + dy.nbytes < pieces.SOON
-        added = Added(B, tile.PART, kind, exact, by_gates, made)
-        many, whole = (cut.size, SOME if made else n_sums // cut.size), tuple(map(int, orders))
-        add_pieces(added, many, sums, cut, numbers, out, soon, dense, whole, more)
-
-
-def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, gated: bool) -> Tile:
-    """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
-    made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
-    tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
-    if B == 128 and batch <= FEW and not any(transposed) and not (made and few):
-        tile = OF_FEW
-    elif few:
-        tile = OF_FEW_BLOCKS[B]
-    elif B == 32 and not (made or gated) and are_filled(index, batch):
-        tile = RECTANGLES
-    if B == 64 and batch <= BRIEF:
-        tile = SHORT
-    if SIMULATED:
-        tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
-    dealt = made and (few or B == 32)  # whoever is free takes an item, as nobody knows how many
-    stays = B == 128 or not (gated or batch >= LONG)
-    return tile._replace(STAYS=stays and not dealt)
-
-
-def are_filled(index: Index, batch: int) -> bool:
-    worth = batch >= JOINED_FROM and batch * index.block_rows.size >= WORTH_JOINING
-    return worth and planned(index, shares.filled, RECTANGLES)[0] >= FILLED
-
-
-def most_blocks(B: int, index: Index, batch: int) -> int:
-    """Blocks that are few."""
-    features = B * (index.rows.indptr.size + index.columns.indptr.size - 2)
-    large = 2 * batch * features > LARGE and index.made is None
-    each = LARGE_BLOCKS if large else BLOCKS
-    return each[B] * multiprocessors()
+        exact, of = kind == "highest", None if is_float32 else kind
+        added = Added(B, tile.PART, of, exact, by_gates, made)
+        many = cut.size, SOME if made else n_sums // cut.size
+        orders = tuple(map(int, (tile.SWAPPED, *transposed)))
+        add_pieces(added, many, sums, cut, numbers, out, soon, dense, orders, more)
 
 
 @cache
-def kernel_of_16_bit(
-    tile: Tile, kind: str, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
-    return kernel_of(
-        tile,
-        tile.SUMS,
-        of_16_bit.supplier(tile, x_transposed, dy_transposed, gated),
-        of_16_bit.multiplier(tile, kind, x_transposed, dy_transposed, gated),
-        of_16_bit.storer(tile, kind),
-        of_16_bit.leaver(tile),
-        gated,
-    )
-
-
-@cache
-def kernel_of_float32(
-    tile: Tile, exact: bool, orders: tuple[bool, bool, bool], gated: bool = False
-) -> Any:
-    _, x_transposed, dy_transposed = orders
-    return kernel_of(
-        tile,
-        (tile.UNITS, tile.N // 8, 4),
-        of_float32.supplier(tile, exact, x_transposed, dy_transposed, gated),
-        of_float32.multiplier(tile, exact, x_transposed, gated),
-        of_float32.storer(tile, tile.B, orders, exact),
-        of_float32.storer(tile, tile.PART, orders),
-        gated,
-    )
-
-
-def kernel_of(
-    tile: Tile, SUMS: Any, supply: Any, multiply: Any, store: Any, leave: Any, gated: bool
-) -> Any:
-    """A kernel of such roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
+def kernel_of(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool = False) -> Any:
+    """A kernel of these roles, whose argument `dense` is `repair.Factors`, of float32; `gates` are
     `Gates`, if it is `gated`.
+
+    kind : "f16", "bf16", or the precision of float32
+    transposed : whether x and dy are feature-major
 
     GROUPS warpgroups multiply and LOADERS warps supply them. Every step loads DEPTH rows of the
     batch of all panels of the item to one of STAGES places in shared memory; panels that several
@@ -239,6 +155,12 @@ def kernel_of(
     tile STAYS, blocks of threads go from item to item, and the copies for the next one run while
     sums are stored.
     """
+    of: Any = supplier, multiplier, storer, leaver
+    if tile.ITEM == 4:
+        of = of_float32.supplier, of_float32.multiplier, of_float32.storer, of_float32.leaver
+    supply = of[0](tile, kind, transposed, loader(tile, transposed), gated)
+    multiply, SUMS = of[1](tile, kind, transposed, gated), tile.SUMS
+    store, leave = of[2](tile, kind, transposed), of[3](tile)
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
@@ -309,21 +231,156 @@ def kernel_of(
 
 
 @cache
-def asking(tile: Tile) -> Any:
-    """ask(heads, places, outs, item, group): a lane's words of an item, of a warpgroup.
-
-    They are there when its turn comes: asked for while the item before is multiplied, or, for the
-    first one, earlier kernels end, which write no plans of the host. Of 64 to 512 rows, 4,096 and
-    8,192 features, density 0.1, an H200 took 0.78 to 0.96 of the time in 16 bits, of float32 0.86
-    to 0.98. Where blocks of threads do not stay it gains nothing, and of a layout made on a GPU
-    float32 took 1.15 times.
-    """
-    UNITS, LAST = tile.UNITS, tile.OUTS - 1
+def loader(tile: Tile, transposed: tuple[bool, bool]) -> Any:
+    """Loads a panel, of DEPTH rows of the batch, to all blocks of threads in ranks."""
+    PANEL, SLOT, CLUSTER = tile.PANEL, tile.PANEL_BYTES, tile.CLUSTER
+    x_transposed, dy_transposed = transposed
 
     @cuda.jit(device=True)
-    def ask(heads, places, outs, item, group):
-        lane = int32(cuda.threadIdx.x % 32)
-        head, out = heads[item, min(lane, heads.shape[1] - 1)], outs[item, group, min(lane, LAST)]
-        return head, places[item, group, min(lane, 2 * UNITS)], out
+    def load(maps, panel, row, which, shared, start, bars, i):
+        at, feature = start + (which & uint32(0xFF)) * SLOT, int32(panel * PANEL)
+        operand, ranks = which >> uint32(8) & uint32(0xFF), which >> uint32(16)
+        across = dy_transposed if operand else x_transposed
+        column, line = (row, feature) if across else (feature, row)
+        if CLUSTER > 1 and ranks & (ranks - 1):
+            tma_load_2d_multicast(shared, at, maps[operand], column, line, bars, i, ranks)
+        else:
+            tma_load_2d(shared, at, maps[operand], column, line, bars, i)
 
-    return ask
+    return load
+
+
+@cache
+def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, gated: bool) -> Any:
+    """supply(own, maps, tables, item, gates, shared, base, bars): a warp requests copies.
+
+    Where a tile stays, two warps at most do: each has copies of every item, of x or of dy.
+    """
+    STAGES, EMPTY, PANEL_BYTES, STAYS = tile.STAGES, tile.STAGES, tile.PANEL_BYTES, tile.STAYS
+    DEPTH, STAGE = tile.DEPTH, tile.SLOTS * PANEL_BYTES
+    LOADERS, AHEAD = min(tile.LOADERS, 2) if STAYS else tile.LOADERS, tile.AHEAD
+    keep = keeping(tile)
+
+    @cuda.jit(device=True)
+    def supply(own, maps, tables, item, gates, shared, base, bars):
+        heads, loads, places, outs = tables
+        lane, items = uint32(cuda.threadIdx.x) % 32, heads.shape[0] if own < LOADERS else 0
+        stage = phase = uint32(0)
+        while item < items:
+            first, steps = heads[item, 0], heads[item, 1]
+            n_loads, arriving = heads[item, 2], heads[item, 3]
+            panel, code = int32(0), uint32(0)
+            mine = own + lane * LOADERS < n_loads
+            if mine:
+                panel = loads[item, own + lane * LOADERS, 0]
+                code = uint32(loads[item, own + lane * LOADERS, 1])
+            # A warp that is not waited for could fall two phases behind, and wait forever: those
+            # without copies end at once, and lanes without any stay with the others.
+            awaited = own == 0 or own < n_loads
+            if gated:
+                mine, arriving = keep(heads, loads, places, outs, item, gates, code, mine)
+                awaited = own == 0 or redux_or(uint32(1 if mine else 0)) != 0
+            if AHEAD:
+                wait_for_earlier_kernels()
+            for step in range(steps if awaited else 0):
+                mbarrier_wait(bars, EMPTY + stage, phase ^ uint32(1))
+                sync_warp()
+                if lane == 0 and own == 0:
+                    mbarrier_expect(bars, stage, uint32(arriving * PANEL_BYTES))
+                row = int32((first + step) * DEPTH)
+                if mine:
+                    load(maps, panel, row, code, shared, base + stage * STAGE, bars, stage)
+                stage, phase = following(stage, phase, STAGES)
+            item += cuda.gridDim.x if STAYS else items
+
+    return supply
+
+
+@cache
+def multiplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool) -> Any:
+    """multiply(warp, head, places, line, ..., ring_at, sums): sums = an item's products.
+
+    head : as `numbers_of` takes it; line : of the warp in `places`, and `outs` of `storer`
+    """
+    B, UNITS, DEPTH, STAGES, CLUSTER = tile.B, tile.UNITS, tile.DEPTH, tile.STAGES, tile.CLUSTER
+    GROUPS, PANEL, SLOT, EMPTY = tile.GROUPS, tile.PANEL, tile.PANEL_BYTES, tile.STAGES
+    STAGE, PLACES = tile.SLOTS * SLOT, 1 + 2 * UNITS
+    x, dy = (Operand(2 * DEPTH if across else 2 * PANEL, SLOT, not across) for across in transposed)
+    operands, joined = (dy, x) if B == 32 else (x, dy), B == 128 or tile.JOINED
+    add = wgmma_units(kind, UNITS, tile.N, DEPTH // 16, *operands, joined)
+    if B == 32 and transposed[1] and not joined:
+        add = wgmma_pairs(kind, UNITS, tile.N, DEPTH // 16, 2 * DEPTH, x)
+    start_from, read_places = zeros(tile.SUMS), words(2 * UNITS)
+    number_of = numbers_of(tile, gated)
+
+    @cuda.jit(device=True)
+    def multiply(warp, head, places, line, shared, base, bars, ring_at, sums):
+        lane, group = uint32(cuda.threadIdx.x) % 32, warp // 4
+        number = uint32(places[line, group, 0])
+        where = read_places(places, (line * GROUPS + group) * PLACES + 1)
+        acc = start_from()
+        stage, phase = ring_at
+        for _ in range(number_of(head, 1)):
+            mbarrier_wait(bars, stage, phase)
+            acc = add(acc, shared, base + stage * STAGE, where, number)
+            if lane < CLUSTER:
+                mbarrier_arrive_at(bars, EMPTY + stage, lane)
+            stage, phase = following(stage, phase, STAGES)
+        to_local(acc, sums)
+        return stage, phase
+
+    return multiply
+
+
+@cache
+def leaver(tile: Tile) -> Any:
+    """leave(sums, warp, places, outs, item, out, dense): float32 sums of what was cut.
+
+    At B = 32 rows of a product are columns of dy, of two blocks; its columns are those of x.
+    """
+    B, PAIR, PRODUCTS = tile.B, tile.PAIR, tile.OUTS // tile.PAIR
+    PER_PRODUCT = tile.SUMS // PRODUCTS
+    DOWN, ALONG = (1, B) if B == 32 else (B, 1)  # from a product's row to the next, and column
+
+    @cuda.jit(device=True)
+    def leave(sums, warp, places, outs, item, out, dense):
+        t = uint32(cuda.threadIdx.x)
+        group, lane = warp // 4, t % 32
+        m, n = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0), lane % 4 * 2
+        for k in range(PRODUCTS):
+            block = int64(outs[item, group, PAIR * k + (m // 32 if PAIR == 2 else 0)])
+            if block >= 0:
+                first = block * (B * B) + m % B * DOWN + n * ALONG
+                for i in range(0, PER_PRODUCT, 2):
+                    at = uint64(first + i // 2 % 2 * 8 * DOWN + i // 4 * 8 * ALONG)
+                    a, b = sums[k * PER_PRODUCT + i], sums[k * PER_PRODUCT + i + 1]
+                    if ALONG == 1:
+                        store_2xu32(out, at, as_uint32(a), as_uint32(b))
+                    else:
+                        out[at], out[at + uint64(ALONG)] = a, b
+
+    return leave
+
+
+@cache
+def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
+    """store(sums, warp, places, outs, item, out, dense): to kept blocks, 16 bytes at once.
+
+    By rows of a block, where four lanes exchange what they have, so that no sector of 32 bytes is
+    written in parts. At B = 32 products are transposed, and rows are the features of `parts.store`.
+    """
+    B, PAIR, WHOLE = tile.B, tile.PAIR, (0,)
+    PRODUCTS, PER_PRODUCT = tile.OUTS // PAIR, PAIR * tile.SUMS // tile.OUTS
+    store_rows = store_blocks(Sums(kind, B, 1, 1, 64), FEATURES if B == 32 else ROWS)
+
+    @cuda.jit(device=True)
+    def store(sums, warp, places, outs, item, out, dense):
+        group, part = warp // 4, uint32(cuda.threadIdx.x) // 32 % 4
+        row = (16 * part + (64 * group if B == 128 else 0)) % B
+        for k in range(PRODUCTS):
+            block = int64(outs[item, group, PAIR * k + (part // 2 if PAIR == 2 else 0)])
+            if block >= 0:
+                y = out[block * (B * B) :], B, B, B, B
+                store_rows(sums[k * PER_PRODUCT :], WHOLE, row, y)
+
+    return store

@@ -16,8 +16,7 @@ from typing import Any
 
 from numba import cuda, float32, int32, int64, uint32
 
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_16_bit import loader
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_gated import keeping, numbers_of
+from numbsparse.kernels.matmul.k6_hopper.gated import keeping, numbers_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
@@ -44,15 +43,13 @@ LINE = 32  # values of a line of a panel
 
 
 @cache
-def supplier(
-    tile: Tile, exact: bool, x_transposed: bool, dy_transposed: bool, gated: bool = False
-) -> Any:
+def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, gated: bool) -> Any:
     """`supplier`: warps that make images of dy; the last one requests copies, one lane a panel."""
     STAGES, LOADERS, DEPTH = tile.STAGES, tile.LOADERS, tile.DEPTH
     PANEL_BYTES, X_SIZE = tile.PANEL_BYTES, tile.X_PANELS * tile.PANEL_BYTES // 4
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    STAYS, AHEAD, transpose = tile.STAYS, tile.AHEAD, transposer(tile, exact, dy_transposed)
-    load, keep = loader(tile, x_transposed, dy_transposed), keeping(tile)
+    STAYS, AHEAD, transpose = tile.STAYS, tile.AHEAD, transposer(tile, kind, transposed[1])
+    keep = keeping(tile)
 
     @cuda.jit(device=True)
     def supply(own, maps, tables, item, gates, shared, base, bars):
@@ -111,7 +108,7 @@ def supplier(
 
 
 @cache
-def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
+def transposer(tile: Tile, kind: str, dy_transposed: bool) -> Any:
     """transpose(ring, start, warp, count, buffer): images of `count` strips; see `ptx.wgmma_split`.
 
     Column 4 k + e of each 32 is in the e-th matrix of 8 columns, there in line 2 k, or from the
@@ -120,7 +117,7 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
     """
     N, LOADERS, HALF, ACROSS = tile.N, tile.LOADERS, tile.DEPTH * tile.N, tile.N // tile.PANEL
     SIZE, PER_IMAGE, IMAGE = tile.PANEL_BYTES // 4, tile.N // 16, tile.IMAGE // 4
-    RAW = (4, 4)
+    RAW, exact = (4, 4), kind == "highest"
     split = splitting(exact)
 
     @cuda.jit(device=True)
@@ -183,12 +180,12 @@ def transposer(tile: Tile, exact: bool, dy_transposed: bool) -> Any:
 
 
 @cache
-def multiplier(tile: Tile, exact: bool, x_transposed: bool, gated: bool = False) -> Any:
+def multiplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool) -> Any:
     """`multiplier`, with the sums (UNITS, N / 8, 4) in place; if `gated`, of units left."""
     STAGES, IMAGE, UNITS, DEPTH = tile.STAGES, tile.IMAGE // 4, tile.UNITS, tile.DEPTH
     FULL, EMPTY, SHOWN, FREE = 0, STAGES, 2 * STAGES, 2 * STAGES + BUFFERS
-    VALUES = (UNITS, DEPTH // 2)
-    split, read, SIZE = splitting(exact), reader(tile, x_transposed), tile.PANEL_BYTES // 4
+    VALUES, exact = (UNITS, DEPTH // 2), kind == "highest"
+    split, read, SIZE = splitting(exact), reader(tile, transposed[0]), tile.PANEL_BYTES // 4
     PER_PANEL, X_PANELS = IMAGE * tile.PANEL // tile.N, tile.X_PANELS
     add, one = (wgmma_split(tile.N, DEPTH // 8, exact, units) for units in (UNITS, 1))
     number_of = numbers_of(tile, gated)
@@ -268,14 +265,25 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
     return read_columns if x_transposed else read_rows
 
 
-@cache
-def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = False) -> Any:
-    """`storer`, to blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
+def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
+    """`storer`. Where a sum is NaN, the lane that has it repairs it: a split makes NaN of
+    infinities."""
+    return storing(tile, tile.B, transposed if kind == "highest" else None)
 
-    Where a sum is NaN, the lane that has it `repairs` it, in these orders (`repair_block`): a
-    split makes NaN of infinities.
+
+def leaver(tile: Tile) -> Any:
+    """`leaver`, of parts of blocks."""
+    return storing(tile, tile.PART)
+
+
+@cache
+def storing(tile: Tile, B: int, repairs: tuple[bool, bool] | None = None) -> Any:
+    """To blocks of B x B: four neighbours at once; two, where x and dy are exchanged.
+
+    repairs : whether x and dy are feature-major, as `repair_block` takes it; None, there is no need
     """
-    swapped, UNITS = orders[0], tile.UNITS
+    swapped, UNITS = tile.SWAPPED, tile.UNITS
+    orders = (swapped, *(repairs or (False, False)))
     ACROSS, PARTS = tile.N // tile.PANEL, B // 32
     DOWN, ALONG = (1, B) if swapped else (B, 1)  # from a row to the next, and from a column
 
@@ -310,7 +318,7 @@ def storer(tile: Tile, B: int, orders: tuple[bool, bool, bool], repairs: bool = 
                 if start >= 0:
                     for i in range(2):
                         store_part(sums[m], c, i, out, start + 16 * i * ALONG)
-        if repairs and nan_in_sums(sums):
+        if repairs is not None and nan_in_sums(sums):
             for number in range(8 * outs.shape[2]):  # of a constant the loop would be unrolled
                 c, u, e = number // 16, number // 8 % 2, number % 8
                 start = place_of(c // ACROSS, c % ACROSS, warp, outs, item)

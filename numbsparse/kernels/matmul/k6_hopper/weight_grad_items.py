@@ -22,6 +22,16 @@ ROWS = 8  # block rows of B = 32 whose blocks are computed together, at most
 put, share_row = cuda.jit(device=True)(plans.put), sharing_rows(cuda.jit(device=True))
 
 
+class Bits(NamedTuple):
+    """Which inputs lines keep, as `layout.Made` has them, and the same as a `Walk`."""
+
+    words: Any
+    before: Any
+    indptr: Any
+    blocks: Any
+    inputs: Any
+
+
 class Cut(NamedTuple):
     """How many blocks an item has."""
 
@@ -59,13 +69,13 @@ def width_of(tile: Tile) -> int:
     return tile.SLOTS if tile.ITEM == 2 else tile.X_PANELS + tile.N // tile.PANEL
 
 
-def finishing(tile: Tile, swapped: bool = False) -> Any:
+def finishing(tile: Tile) -> Any:
     """finish(item, count, line, across, own, kept, bits, tables).
 
     own : the input of a lane, of `count`; kept : which lines of the item keep it
     """
     if tile.ITEM == 4:
-        return finishing_strips(tile, swapped)
+        return finishing_strips(tile)
     return finishing_regions(tile) if tile.B == 32 else finishing_rows(tile)
 
 
@@ -77,13 +87,15 @@ def finishing_rows(tile: Tile) -> Any:
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
         words, before, indptr, _, inputs = bits
+        counts, loads, places, outs = tables
         lane = int32(cuda.threadIdx.x)
         first, share = (
             entry_of(words, before, indptr, line, shfl_idx(own, 0)),
             item * CLUSTER + lane,
         )
         if lane < CLUSTER:
-            share_row(first, count, line, inputs, lane, CLUSTER, PANELS, STEP, share, *tables)
+            of = lane, CLUSTER, PANELS, STEP, share
+            share_row(first, count, line, inputs, *of, counts, loads, places, outs)
 
     return finish
 
@@ -149,13 +161,10 @@ def finishing_regions(tile: Tile) -> Any:
 
 
 @cache
-def finishing_strips(tile: Tile, swapped: bool) -> Any:
-    """Of float32: two panels of x for each product, then the panels of the strip.
-
-    swapped : whether x and dy are exchanged, and lines are block rows
-    """
+def finishing_strips(tile: Tile) -> Any:
+    """Of float32: two panels of x for each product, then the panels of the strip."""
     PARTS, ACROSS, X_PANELS = tile.B // 32, tile.N // tile.PANEL, tile.X_PANELS
-    GROUPS, UNITS, EACH = tile.GROUPS, tile.UNITS, tile.OUTS
+    GROUPS, UNITS, EACH, SWAPPED = tile.GROUPS, tile.UNITS, tile.OUTS, tile.SWAPPED
 
     @cuda.jit(device=True)
     def finish(item, count, line, across, own, kept, bits, tables):
@@ -178,7 +187,7 @@ def finishing_strips(tile: Tile, swapped: bool) -> Any:
                 for c in range(ACROSS):
                     to = at * ACROSS + c
                     row, column = p, across * ACROSS + c
-                    if swapped:
+                    if SWAPPED:
                         row, column = column, row
                     outs[item, to // EACH, to % EACH] = (block * PARTS + row) * PARTS + column
         if lane < ACROSS:

@@ -14,7 +14,6 @@ them, empty where no item is. With items cut, an H200 took 5 to 9 % more time of
 from __future__ import annotations
 
 from functools import cache
-from math import ceil, exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +24,7 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import LINES, sum_up
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Cut, finishing, width_of
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_items import Bits, Cut, finishing, width_of
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS
 from numbsparse.kernels.parts.deal_on_gpu import ranking
@@ -47,52 +46,15 @@ A_STEP = 0.25  # microseconds of a step of 16 bits
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
-@on_gpu_of(plans.way_of)
-def way_on_gpu(index: Index, B: int) -> tuple[bool, Tile]:
-    tile = plans.tile_of_columns(B, min(B, 64))
-    items = [about(index, tile, swapped) for swapped in (False, True)]
-    return items[1] <= plans.FEWER * items[0], tile
-
-
-@on_gpu_of(plans.smaller)
-def smaller_on_gpu(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
-) -> tuple[Tile]:
-    one = plans.single(tile)
-    if Cut.of(one).MOST == 0:  # which has no room for a block
-        return (tile,)
-    items = [(about(index, each, swapped), each) for each in (tile, one)]
-    return (plans.sooner(items, steps, processors),)
-
-
-def about(index: Index, tile: Tile, swapped: bool) -> int:
-    """How many items of float32 there are, were blocks where chance puts them."""
-    how, lines = Cut.of(tile), (index.rows if swapped else index.columns).indptr.size - 1
-    each = index.block_rows.size / max(lines, 1)  # blocks of a line
-    there = 1 - exp(-each)  # of the lines those that have any
-    return ceil(lines * how.ACROSS * max(there, each / how.MOST + there / 2))
-
-
 @on_gpu_of(shares.plan)
-def plan_on_gpu(index: Index, tile: Tile, steps: int, places: int) -> tuple[Any, ...]:
-    worth = shares.is_deep(tile) and steps * A_STEP > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places // tile.CLUSTER, worth)
-
-
 @on_gpu_of(plans.plan)
-def plan_of_float32(
-    index: Index, tile: Tile, swapped: bool, steps: int, places: int
-) -> tuple[Any, ...]:
-    worth = steps * plans.STEP_IN_US > WORTH * plans.TO_ADD_FEW
-    return tables_of(index, tile, steps, places * tile.RESIDENT, worth, swapped)
-
-
-def tables_of(
-    index: Index, tile: Tile, steps: int, places: int, worth: bool, swapped: bool = False
-) -> tuple[Any, ...]:
+def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
-    how, is_float32 = Cut.of(tile), tile.ITEM == 4
-    by_columns = is_float32 and not swapped
+    how, is_float32, places = Cut.of(tile), tile.ITEM == 4, processors // tile.CLUSTER
+    places *= tile.RESIDENT
+    time = plans.STEP_IN_US if is_float32 else A_STEP if shares.is_deep(tile) else 0.0
+    worth = steps * time > WORTH * plans.TO_ADD_FEW
+    by_columns = is_float32 and not tile.SWAPPED
     walk, bits = (
         (index.columns, index.made.columns) if by_columns else (index.rows, index.made.rows)
     )
@@ -102,10 +64,10 @@ def tables_of(
     many = index.block_rows.size > 2 * how.PRODUCTS * FEW_ROUNDS * places
     drafts, is_near = Drafts.empty(tile, most), how.LINES > 1 and max(sides) > MOST and many
     starts, numbers = empty((groups,), np.int32), empty((groups + 1,), np.int32)
-    table = *bits, walk.indptr, walk.blocks, walk.indices, *drafts, starts, numbers
+    table = Bits(bits[0], bits[1], walk.indptr, walk.blocks, walk.indices), drafts, starts, numbers
     if how.LINES == 1:
         pieces = -(-sides[0 if by_columns else 1] // how.MOST)  # of a line, at most
-        launch(pieces_kernel(tile, swapped), (groups, pieces), 32, *table)
+        launch(pieces_kernel(tile), (groups, pieces), 32, *table)
     else:
         window = WINDOW if is_near else bits[0].shape[1]
         launch(items_kernel(tile), groups, 32, window, *table)
@@ -122,7 +84,7 @@ def tables_of(
     final, threads = Drafts.empty(tile, most), most * tile.CLUSTER
     heads = empty((threads, 9 if is_float32 else 5), np.int32)
     kept = empty((some if pieces > 1 else 1,), np.int32)
-    launch(tables_kernel(tile), threads, 32, *drafts, order, cut, steps, heads, *final[1:], kept)
+    launch(tables_kernel(tile), threads, 32, drafts, order, cut, steps, heads, *final[1:], kept)
     return heads, *final[1:], kept, cut, places * how.OUTS if pieces > 1 else 0
 
 
@@ -147,15 +109,14 @@ class Drafts(NamedTuple):
 
 
 @cache
-def pieces_kernel(tile: Tile, swapped: bool) -> Any:
+def pieces_kernel(tile: Tile) -> Any:
     """The items of a line: even pieces of it, a warp for each."""
-    how, finish = Cut.of(tile), finishing(tile, swapped)
+    how, finish = Cut.of(tile), finishing(tile)
     ACROSS, MOST, LEAST = how.ACROSS, how.MOST, how.LEAST
 
     @cuda.jit
-    def kernel(
-        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
-    ):  # fmt: skip
+    def kernel(bits, drafts, starts, numbers):
+        indptr = bits.indptr
         group, piece, lane = cuda.blockIdx.x, cuda.blockIdx.y, cuda.threadIdx.x
         line, across = group // ACROSS, group % ACROSS
         here = indptr[line + 1] - indptr[line]
@@ -164,9 +125,8 @@ def pieces_kernel(tile: Tile, swapped: bool) -> Any:
         most = (here + pieces - 1) // max(pieces, 1)
         if piece < pieces:
             count = min(most, here - piece * most)
-            own = inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
-            bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
-            finish(first + piece, count, line, across, own, uint32(1), bits, tables)
+            own = bits.inputs[indptr[line] + piece * most + lane] if lane < count else int32(0)
+            finish(first + piece, count, line, across, own, uint32(1), bits, drafts)
         if piece == 0 and lane == 0:
             starts[group], numbers[group + 1] = first, pieces
 
@@ -186,14 +146,11 @@ def items_kernel(tile: Tile) -> Any:
     N, MOST, LEAST, PRODUCTS = how.LINES, how.MOST, how.LEAST, how.PRODUCTS
 
     @cuda.jit
-    def kernel(
-        window,
-        words, before, indptr, blocks, inputs, counts, loads, places, outs, starts, numbers
-    ):  # fmt: skip
+    def kernel(window, bits, drafts, starts, numbers):
+        words = bits.words
         group, lane = cuda.blockIdx.x, cuda.threadIdx.x
         line, across = group * N, 0
-        first = indptr[line] // LEAST + group
-        bits, tables = (words, before, indptr, blocks, inputs), (counts, loads, places, outs)
+        first = bits.indptr[line] // LEAST + group
         item, count, own, kept, total, odd = first, 0, int32(0), uint32(0), 0, uint32(0)
         for step in range(N * ((words.shape[1] + window - 1) // max(window, 1))):
             last, begin = step % N, step // N * window
@@ -205,13 +162,13 @@ def items_kernel(tile: Tile) -> Any:
                     bit, lines, there = next_kept(there, masks)
                     total, odd = total + int32(cuda.popc(lines)), uint32(odd ^ lines)
                     if count == MOST or total + int32(cuda.popc(odd)) > 2 * PRODUCTS:
-                        finish(item, count, line, across, own, kept, bits, tables)
+                        finish(item, count, line, across, own, kept, bits, drafts)
                         item, count, total, odd = item + 1, 0, int32(cuda.popc(lines)), lines
                     if lane == count:
                         own, kept = int32(at * 32 + bit), lines
                     count += 1
         if count:
-            finish(item, count, line, across, own, kept, bits, tables)
+            finish(item, count, line, across, own, kept, bits, drafts)
             item += 1
         if lane == 0:
             starts[group], numbers[group + 1] = first, item - first
@@ -276,10 +233,7 @@ def tables_kernel(tile: Tile) -> Any:
     STRIPS, STAGES, BUFFER, STAGE = Cut.of(tile).HEAD if tile.ITEM == 4 else (0, 0, 0, 0)
 
     @cuda.jit
-    def kernel(
-        counts, drawn_loads, drawn_places, drawn_outs, order, cut, all_steps,
-        heads, loads, places, outs, kept
-    ):  # fmt: skip
+    def kernel(drafts, order, cut, all_steps, heads, loads, places, outs, kept):
         share, lane = cuda.blockIdx.x, cuda.threadIdx.x
         item, rank = share // CLUSTER, share % CLUSTER
         pieces, rest, whole, items = cut[PIECES], cut[REST], cut[WHOLE], cut[ITEMS]
@@ -292,22 +246,22 @@ def tables_kernel(tile: Tile) -> Any:
         source = order[item] * CLUSTER + rank if there else 0
         if lane == 0:
             heads[share, 0], heads[share, 1] = first, steps if there else 0
-            heads[share, 2] = counts[source, 0] if there else 0
-            heads[share, 3] = counts[source, 1] if there else 0
+            heads[share, 2] = drafts.counts[source, 0] if there else 0
+            heads[share, 3] = drafts.counts[source, 1] if there else 0
             heads[share, 4] = 1 if there and piece >= 0 else 0
             if STAGES:
                 heads[share, 5], heads[share, 6] = STRIPS, STAGES
                 heads[share, 7], heads[share, 8] = BUFFER, STAGE
         for i in range(lane, WIDTH, 32):
-            if there and i < counts[source, 0]:
-                loads[share, i, 0] = drawn_loads[source, i, 0]
-                loads[share, i, 1] = drawn_loads[source, i, 1]
+            if there and i < drafts.counts[source, 0]:
+                loads[share, i, 0] = drafts.loads[source, i, 0]
+                loads[share, i, 1] = drafts.loads[source, i, 1]
         for i in range(lane, GROUPS * places.shape[2], 32):
             group, at = i // places.shape[2], i % places.shape[2]
-            places[share, group, at] = drawn_places[source, group, at] if there else 0
+            places[share, group, at] = drafts.places[source, group, at] if there else 0
         for i in range(lane, ALL, 32):
             group, at = i // OUTS, i % OUTS
-            block = drawn_outs[source, group, at] if there else -1
+            block = drafts.outs[source, group, at] if there else -1
             if piece >= 0 and there:
                 slot = nth * EACH + i % EACH
                 if piece == 0:

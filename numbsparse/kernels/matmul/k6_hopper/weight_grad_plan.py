@@ -8,15 +8,18 @@ The GPU runs items as places become free, in the order of the plan: largest firs
 those that do not fill all places once more, split over the batch. Only these leave sums to add.
 """
 
-from typing import NamedTuple
+from math import ceil, exp
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.parts.deal import give
-from numbsparse.layout import Index
+from numbsparse.kernels.parts.plans import on_gpu_of
+from numbsparse.layout import Index, Walk
 
+NO_ROOM = 1 << 31  # more items than there are
 OPERANDS = 2  # each has a tensor map
 ALONE = 1  # the ranks of a copy that only the block of threads which requests it gets
 BUFFERS = 2  # each for the images of one step, of float32
@@ -58,6 +61,7 @@ class Tile(NamedTuple):
     STAYS: bool = False  # whether blocks of threads go from item to item
     AHEAD: bool = False  # whether these ask for items early: see `asking`
     JOINED: bool = False  # an item is a rectangle, and a warpgroup's units are one product
+    SWAPPED: bool = False  # x and dy are exchanged, of float32: few block rows make fewer items so
 
     @property
     def PANEL(self) -> int:
@@ -81,9 +85,9 @@ class Tile(NamedTuple):
         return self.PAIR * self.UNITS * self.N // self.B
 
     @property
-    def SUMS(self) -> int:
-        """Of a thread, of 16 bits."""
-        return self.UNITS * self.N // 2
+    def SUMS(self) -> Any:
+        """Of a thread: how many, or of float32 the shape that `wgmma_split` adds to."""
+        return (self.UNITS, self.N // 8, 4) if self.ITEM == 4 else self.UNITS * self.N // 2
 
     @property
     def X_PANELS(self) -> int:
@@ -227,9 +231,14 @@ def _pack(counts, each, most, first, images):
     return place
 
 
-def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
+def walk_of(index: Index, tile: Tile) -> Walk:
+    """Down the lines of which strips are."""
+    return index.rows if tile.SWAPPED else index.columns
+
+
+def panels_kept(index: Index, tile: Tile) -> np.ndarray:
     """How many panels of x each strip of N columns keeps any of."""
-    walk, n, across = index.rows if swapped else index.columns, B // 32, N // 32
+    walk, n, across = walk_of(index, tile), tile.B // 32, tile.N // 32
     counts = np.diff(walk.indptr).astype(np.int64)
     if across <= n:
         return np.repeat(counts * n, n // across)
@@ -238,21 +247,34 @@ def panels_kept(index: Index, B: int, N: int, swapped: bool) -> np.ndarray:
     return np.count_nonzero(met, axis=1)
 
 
-def way_of(index: Index, B: int) -> tuple[bool, Tile]:
-    """(whether x and dy are exchanged, tile): few block rows then make fewer items."""
-    ways = [(swapped, tile_of(index, B, swapped)) for swapped in (False, True)]
-    items = [items_of(panels_kept(index, B, tile.N, swapped), tile)[0] for swapped, tile in ways]
-    return ways[items[1] <= FEWER * items[0]]
+def number_of_items(index: Index, tile: Tile) -> int:
+    """Of a layout made on a GPU as many as there were, if blocks were where chance puts them, and
+    each item of blocks of one line."""
+    if index.made is None:
+        return items_of(panels_kept(index, tile), tile)[0]
+    most, lines = tile.X_PANELS * 32 // tile.B, walk_of(index, tile).indptr.size - 1
+    if most == 0:
+        return NO_ROOM
+    each = index.block_rows.size / max(lines, 1)  # blocks of a line
+    there = 1 - exp(-each)  # of the lines those that have any
+    return ceil(lines * (tile.B // tile.N) * max(there, each / most + there / 2))
+
+
+def way_of(index: Index, B: int) -> tuple[Tile]:
+    """The tile, or that which has x and dy exchanged."""
+    tile, swapped = tile_of(index, B), tile_of(index, B, True)
+    fewer = number_of_items(index, swapped) <= FEWER * number_of_items(index, tile)
+    return (swapped if fewer else tile,)
 
 
 def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
     """Products of 64 columns where B is as large, or neighbouring columns keep the same rows: in a
     band that took 3 and 14 % less, with all blocks kept 22 to 25 % (H200)."""
-    N = 64
-    if B == 32:
-        wide, narrow = panels_kept(index, B, 64, swapped).sum(), index.block_rows.size
-        N = 64 if PAIRED * wide <= narrow else 32
-    return tile_of_columns(B, N)
+    wide = tile_of_columns(B, 64)._replace(SWAPPED=swapped)
+    in_pairs = index.made is None and B == 32
+    if in_pairs and PAIRED * panels_kept(index, wide).sum() <= index.block_rows.size:
+        return wide
+    return tile_of_columns(B, min(B, 64))._replace(SWAPPED=swapped)
 
 
 def tile_of_columns(B: int, N: int) -> Tile:
@@ -275,24 +297,21 @@ def single(tile: Tile) -> Tile:
     return one._replace(RESIDENT=2)
 
 
-def smaller(index: Index, tile: Tile, swapped: bool, steps: int, processors: int) -> tuple[Tile]:
+def smaller(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Tile]:
     """The tile, or where that ends first one for items of single products.
 
     Few items leave places free, and a step of a single product takes less time: all of an item are
     multiplied, whether they are there or not.
     """
-    counts, one = panels_kept(index, tile.B, tile.N, swapped), single(tile)
-    items = [(items_of(counts, each)[0], each) for each in (tile, one)]
-    return (sooner(items, steps, processors),)
+    ways = [(number_of_items(index, each), each) for each in (tile, single(tile))]
+    if ways[1][0] > processors * ways[1][1].RESIDENT:
+        return (tile,)
+    ends = [cut_of(*way, steps, processors)[0] for way in ways]
+    return (ways[ends[1] < ends[0]][1],)
 
 
-def sooner(items: list[tuple[int, Tile]], steps: int, processors: int) -> Tile:
-    """Of a tile and one of single products, with so many items each: the one that ends first."""
-    (_, tile), (ones, one) = items
-    if ones > processors * one.RESIDENT:
-        return tile
-    ends = [cut_of(*of, steps, processors)[0] for of in items]
-    return one if ends[1] < ends[0] else tile
+on_gpu_of(way_of)(way_of)
+on_gpu_of(smaller)(smaller)
 
 
 def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:
@@ -309,9 +328,7 @@ def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, 
     return min(found)
 
 
-def plan(
-    index: Index, tile: Tile, swapped: bool, steps: int, processors: int
-) -> tuple[np.ndarray | int, ...]:
+def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
     """What `cut_up` makes of the items, longest strips first.
 
     Copies are of x, then of dy; places say where a product's two panels of x are and its strip of
@@ -321,14 +338,14 @@ def plan(
     buffers are first.
     """
     across, blocks, each = tile.N // tile.PANEL, tile.B // 32, tile.GROUPS * tile.UNITS
-    n, *of_strips = items_of(panels_kept(index, tile.B, tile.N, swapped), tile)
+    n, *of_strips = items_of(panels_kept(index, tile), tile)
     loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
     images = np.full((n, each), -1, np.int32)  # which strip of the item a product takes
     outs = np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32)
     strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
-    walk = index.rows if swapped else index.columns
     of_products = images, outs.reshape(-1, 2, across)
-    _fill(*walk, blocks, swapped, *of_strips, strips, n_loads, loads, *of_products)
+    of_items = *of_strips, strips, n_loads, loads, *of_products
+    _fill(*walk_of(index, tile), blocks, tile.SWAPPED, *of_items)
     of_groups = images.reshape(n, tile.GROUPS, tile.UNITS)
     places = np.empty((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
     places[:, :, 0] = (of_groups >= 0).sum(2)

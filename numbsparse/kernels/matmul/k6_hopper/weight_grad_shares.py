@@ -9,19 +9,59 @@ from typing import Any
 
 import numpy as np
 
-from numbsparse.kernels.cores import compiled, inner, threads
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tables, Tile, put_panel
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.regions import Items, parts_of, pieces_of_rows, regions
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
 NOT_FULL = 1.03  # the same, where most regions have all the products they may
-AT_ONCE = 512  # items whose shares one core works out: a task costs as much as 100 of them
 DEEP = 384  # rows on their way, from which on a step waits less
 BAND = 8  # rectangles below each other: as many features of x as of dy are in use at once
 FEW_ROUNDS = 4  # up to here the last, half empty, takes much of the time
 
+
+TILES = {
+    32: Tile(32, 4, 4, 32, 32, 3, 37, 1, REGISTERS=(24, 112)),
+    64: Tile(64, 2, 6, 64, 64, 3, 9, 1, REGISTERS=(40, 232)),
+    128: Tile(128, 2, 2, 128, 64, 4, 6, 2, LOADERS=1),
+}
+OF_ROWS = Tile(64, 2, 4, 64, 64, 3, 9, 1, 2)
+# Of a feature-major dy at B = 32. With a batch-major one, four stages would let some blocks of
+# threads run ahead of others, which then find what they share no longer in the L2 cache.
+OF_LINES = TILES[32]._replace(STAGES=4, SLOTS=27)
+# Of rectangles of 256 x 128 features that keep nearly all blocks of 32: a warpgroup multiplies
+# eight rows by two columns at once, which reads less of shared memory. JOINED_FROM rows and more of
+# so many blocks took 0.71 to 0.91 of the time, feature-major ones 0.61 to 0.80; with three quarters
+# of the blocks 0.92 and 0.80, with 0.7 0.98; 512 rows 0.99 to 1.12 (H200). In blocks of 64 full
+# matrices took 0.91 to 0.97, and with a tenth of the blocks away 1.06.
+RECTANGLES = Tile(32, 2, 8, 32, 64, 4, 12, 1, LOADERS=1, JOINED=True)
+FILLED, JOINED_FROM, WORTH_JOINING = 0.75, 1024, 16_000_000  # rows; rows times blocks
+# Smaller steps and items: 65 and 96 rows take 0.8 of the time, 128 and 192 1.03 and 0.98, 200 0.77
+# and 0.92 (4,096 and 8,192 features; H200); 512 take 1.02.
+SHORT, BRIEF = Tile(64, 2, 4, 64, 32, 6, 8, 1, REGISTERS=(40, 232)), 224
+# Of batch-major operands, without a cluster: 8192 and 4096 features, density 0.25, 65 and 96 rows
+# take 0.79 to 0.83 of the time, 128 to 256 0.89 to 0.92; density 0.1 0.88 to 1.04 (H200).
+OF_FEW, FEW = Tile(128, 2, 2, 128, 32, 8, 6, 1, LOADERS=1), 256
+# Of few blocks: more stages of smaller items, which hide how long a copy is on its way. 4,096 rows
+# of 512 features take 5 to 8 us in place of 9 to 18, 512 rows 0.64 to 0.94 of the time, 1,024 rows
+# of 4,096 features, three or six blocks for each multiprocessor, 0.8 to 0.9 (H200).
+OF_FEW_BLOCKS = {
+    32: Tile(32, 2, 2, 32, 64, 6, 8, 1, LOADERS=1),
+    64: Tile(64, 2, 2, 64, 64, 6, 4, 1, LOADERS=1),
+    128: Tile(128, 2, 1, 128, 64, 6, 4, 1, LOADERS=1),
+}
+# Blocks for each multiprocessor, at most; and where x and dy are larger than the L2 cache, from
+# which blocks of threads that get apart read again: 8,192 rows and features, density 0.01 and 0.024
+# in blocks of 32 and 64, took 1.32 and 1.19 times as long as few.
+BLOCKS, LARGE_BLOCKS, LARGE = {32: 8, 64: 4, 128: 1}, {32: 1, 64: 2, 128: 1}, 50_000_000
+# Rows of the batch from which on a launch waits for the one before, and announces its maps anew: at
+# B = 32 it takes 311 us of an H200, one that overlaps 324. Blocks that stay lose nothing.
+LONG = 2048
 # `part` and `share` are compiled for a GPU too, which plans there.
 
 
@@ -68,6 +108,38 @@ def sharing_rows(compile: Any) -> Any:
 
 
 share_row = sharing_rows(inner())
+
+
+def tile_of(B: int, transposed: tuple[bool, bool], index: Index, batch: int, gated: bool) -> Tile:
+    """Of 16-bit values, x and dy maybe transposed; OF_ROWS is for a layout made on a GPU."""
+    made, few = index.made is not None, index.block_rows.size <= most_blocks(B, index, batch)
+    tile = OF_LINES if B == 32 and transposed[1] else OF_ROWS if made and B == 64 else TILES[B]
+    if B == 128 and batch <= FEW and not any(transposed) and not (made and few):
+        tile = OF_FEW
+    elif few:
+        tile = OF_FEW_BLOCKS[B]
+    elif B == 32 and not (made or gated) and are_filled(index, batch):
+        tile = RECTANGLES
+    if B == 64 and batch <= BRIEF:
+        tile = SHORT
+    if SIMULATED:
+        tile = tile._replace(GROUPS=1 if B == 32 else 2, STAGES=2, LOADERS=1)
+    dealt = made and (few or B == 32)  # whoever is free takes an item, as nobody knows how many
+    stays = B == 128 or not (gated or batch >= LONG)
+    return tile._replace(STAYS=stays and not dealt)
+
+
+def are_filled(index: Index, batch: int) -> bool:
+    worth = batch >= JOINED_FROM and batch * index.block_rows.size >= WORTH_JOINING
+    return worth and planned(index, filled, RECTANGLES)[0] >= FILLED
+
+
+def most_blocks(B: int, index: Index, batch: int) -> int:
+    """Blocks that are few."""
+    features = B * (index.rows.indptr.size + index.columns.indptr.size - 2)
+    large = 2 * batch * features > LARGE and index.made is None
+    each = LARGE_BLOCKS if large else BLOCKS
+    return each[B] * multiprocessors()
 
 
 def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
@@ -127,23 +199,14 @@ def tables_of(index: Index, tile: Tile, items: Items, order: np.ndarray) -> Tabl
         np.zeros((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32),
         np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32),
     )
-    step = tile.STEP
-    n_columns = index.columns.indptr.size - 1
-
-    def share(first: int) -> None:
-        which, lines = order[first : first + AT_ONCE], (index.block_rows, index.block_columns)
-        rows = slice(first * tile.CLUSTER, (first + AT_ONCE) * tile.CLUSTER)
-        own = step, *(a[rows] for a in tables)
-        if tile.B == 128:
-            share_rows(which, items.starts, *lines, tile.B // tile.PANEL, tile.CLUSTER, *own)
-        else:
-            slots = np.full(n_columns, -1)
-            share_regions(which, *items[:2], *lines, tile.PAIR, tile.JOINED, slots, *own)
-
-    others = [threads().submit(share, first) for first in range(AT_ONCE, order.size, AT_ONCE)]
-    share(0)
-    for other in others:
-        other.result()
+    lines = index.block_rows, index.block_columns
+    if tile.B == 128:
+        of_rows = tile.B // tile.PANEL, tile.CLUSTER
+        share_rows(order, items.starts, *lines, *of_rows, tile.STEP, *tables)
+    else:
+        slots = np.full(index.columns.indptr.size - 1, -1)
+        of_regions = tile.PAIR, tile.JOINED, slots
+        share_regions(order, *items[:2], *lines, *of_regions, tile.STEP, *tables)
     return tables
 
 
