@@ -9,10 +9,11 @@ blocks, its longest line and how near each other small blocks are are asked for.
 
 `times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,638 products
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
-of the published tables; `python -m numbsparse times` makes it. At 557 of a seed that had no part in
-it the choice took more than 1.05 times as long as the fastest rung at 5.9 %, and 1.010 times on
-average. What counts is the order of the rungs, not their times: on another card it may differ, and
-`numbsparse.tune` measures it there.
+of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
+fitted apart, to 57 products: 6.7 us of 16 bits, 4 of float32, whatever is copied, but of up to 32
+rows an eighth. At 557 of a seed that had no part in it the choice took more than 1.05 times as long
+as the fastest rung at 5.9 %, and 1.010 times on average. What counts is the order of the rungs, not
+their times: on another card it may differ, and `numbsparse.tune` measures it there.
 """
 
 import json
@@ -354,10 +355,9 @@ def _k8_lines(of: Sizes) -> Counts:
     each, parts = ceil(fair / warps), max(longest / fair, 1) if cut else 1
     chain, joined = each * ceil(tiles * shares / PLACES), min(ceil(longest / each), warps)
     adding = cut, log2(parts), (joined - 1) * rows
-    by_value = of.across and of.rows * of.itemsize % WORD > 0
-    moved = copied * of.reads * of.rows * of.itemsize / 1e6
+    by_value, late = of.across and of.rows * of.itemsize % WORD > 0, 1.0 if of.rows > 32 else 0.125
     read = ceil(tiles * shares / PLACES) * units / shares * (rows + 32) * of.itemsize
-    return chain, chain * rows, read, *adding, of_x, by_value * chain, moved
+    return chain, chain * rows, read, *adding, of_x, by_value * chain, copied * late
 
 
 def _k8_blocks(of: Sizes) -> Counts:

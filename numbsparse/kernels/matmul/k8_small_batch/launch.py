@@ -201,7 +201,6 @@ def along_lines(
     lines = lines._replace(sums=sums, patient=patient, early=not (patient or few))
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
-    w_view = size, block_shift_of(size), rows
     maps = work[0]
     if engine:
         x_box, w_tiles = (WIDTH if x_across else rows, WIDTH), squares_of(values)
@@ -209,7 +208,7 @@ def along_lines(
         if lines.sums.x.skewed:
             x_tiles = boxes_of(x, lines.rows)
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
-    before = x.span, view_of(x), values.reshape(1, -1).span, w_view
+    before = x.span, view_of(x), values.reshape(1, -1).span, (size, block_shift_of(size), rows)
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
     after = (gates, dense, *work, *_output(y, lines.sums))
     start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first, more * lists)
@@ -272,7 +271,8 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     """Rows of a tile: 64 read w half as often as 32, but a warp has half as many units of w.
 
     So they are for much work: many lines of y, or squares of 32 x 32 of w. Fitted to what took less
-    time at 36 layouts and 7 batches (H200); `size` 8 to an H100.
+    time at 36 layouts and 7 batches (H200); `size` 8 to an H100. But 65 to 96 rows are three of 32,
+    which took 0.70 to 0.99 of the time of float32 at B = 8, 0.65 to 1.07 of 16 bits at larger ones.
 
     Float32 in two parts has tiles of SECOND_ROWS where no tile needs more: 33 to 48 and 65 to 72
     rows of 4,096 and 8,192 features, density 0.1 and 0.25, took an H200 0.79 to 0.98 of the time,
@@ -284,15 +284,16 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     alone = form.split and -(-batch // 16) * units <= WARPS * n_shares()
     if not x_across and (batch <= 16 or alone):
         return 16
-    few = form.split and not x_across and even_rows(batch, -(-batch // WIDTH)) <= SECOND_ROWS
+    tiles = -(-batch // WIDTH)
+    few = form.split and not x_across and even_rows(batch, tiles) <= SECOND_ROWS
     if few and (units > LONG_LINES * lines if size > 8 else batch > 2 * WIDTH):
         return SECOND_ROWS
-    if batch <= WIDTH or (not form.is_16_bit and size > 8):  # registers hold the sums of 32 at once
+    three = tiles == 3 and not (form.is_16_bit and size == 8)
+    if batch <= WIDTH or three or (not form.is_16_bit and size > 8):  # registers hold sums of 32
         return WIDTH
-    tiles, longer = -(-batch // WIDTH), -(-batch // (2 * WIDTH))
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
     many = lines * tiles > most * n_shares()
-    much = size > 8 and squares * tiles**2 > 2 * longer * MUCH * WARPS * n_shares()
+    much = size > 8 and squares * tiles**2 > (tiles + tiles % 2) * MUCH * WARPS * n_shares()
     return 2 * WIDTH if many or much else WIDTH
 
 
