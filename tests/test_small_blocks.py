@@ -49,6 +49,8 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
         return strip_plan.warps_for(sizes[2], item), 1, 64
 
     monkeypatch.setattr(strip_plan, "shared_out", widest)
+    monkeypatch.setattr(strip_plan, "PAIRED_FROM", 0)
+    monkeypatch.setattr(strip_plan, "PAIRED_STRIPS", 2)
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
     features = (case.in_features, case.out_features)[:: -1 if transposed else 1]
     sizes = case.batch, *features
@@ -58,6 +60,11 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     gated = strip_plan.strip_of(index, case.block_size, 2, transposed, sizes, "mixed")
     assert (2 if case.block_size == 16 else 1) == gated.CLUSTER
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
+    few = 2 * case.batch * features[0]
+    for fewest, most in ((few + 1, 2), (few, -(-features[1] // 32) + 2)):
+        monkeypatch.setattr(strip_plan, "PAIRED_FROM", fewest)
+        monkeypatch.setattr(strip_plan, "PAIRED_STRIPS", most)
+        assert strip_plan.strip_of(index, case.block_size, 2, transposed, sizes).CLUSTER == 1
 
 
 @pytest.mark.parametrize("density", [0.01, 0.02, 0.05])

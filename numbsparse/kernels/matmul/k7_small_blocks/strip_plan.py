@@ -38,6 +38,10 @@ ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as ma
 # time, one 1.19; of a tenth 0.86 to 1.18, of a twentieth 1.11 to 1.49 (H200).
 HIGH, HIGH_FROM = 128, 0.8
 LOW = (32, *HEIGHTS)  # of few features
+# Two strips of a cluster share their groups where x has so many bytes, and as many strips need it.
+# At 99 drawn products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92
+# of the time apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06 (H200).
+PAIRED_FROM, PAIRED_STRIPS = (0, 2) if SIMULATED else (2**24, 6)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
 # warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
@@ -103,10 +107,11 @@ def strip_of(
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same. Where strips are too few for the
-    GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
+    share their groups in a cluster if they need much the same of a large x. Where strips are
+    too few for the GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
     """
-    columns, widest = sizes[2], warps_for(sizes[2], item)
+    batch, features, columns = sizes
+    widest = warps_for(columns, item)
     warps, split, rows = shared_out(sizes, B, item, index.block_rows.size, multiprocessors(), even)
     width = warps * WARP_COLUMNS
     group, (kept, mean, most) = groups_of(index, B, item, transposed, width, not x_transposed)
@@ -115,10 +120,10 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
-        # Clusters of two: blocks of 16 took 0.88 to 0.97 of the time, of 8 ungated 0.84 (H200).
-        stages, cluster = 4 if B == 16 else 3, 2 if alike and (B == 16 or not gated) else 1
-        packed = packed or alike
-    ragged = gated != "" and sizes[1] % B != 0
+        paired = item * batch * features >= PAIRED_FROM and columns > (PAIRED_STRIPS - 1) * width
+        stages, packed = 4 if B == 16 else 3, packed or (alike and (paired or B == 16))
+        cluster = 2 if alike and paired and (B == 16 or not gated) else 1
+    ragged = gated != "" and features % B != 0
     how = stages, cluster, fetchers, item, split, packed, gated, ragged
     base, alone = Strip(B, rows, warps, group, 0, 0, *how), warps == widest and split == 1
     strip, limit = fitted(base, mean, most, alone and base.BLOCKS_A_STEP == 2)
