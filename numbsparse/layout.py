@@ -373,8 +373,7 @@ def positions_among(rising: np.ndarray, wanted: np.ndarray) -> np.ndarray:
         table[rising] = np.arange(rising.size, dtype=table.dtype)
         return table[np.minimum(wanted.astype(np.uint64), np.uint64(beyond))].astype(np.int64)
     positions = np.minimum(np.searchsorted(rising, wanted), rising.size - 1)
-    positions[rising[positions] != wanted] = -1
-    return positions
+    return np.where(rising[positions] == wanted, positions, -1)
 
 
 def grid_of(shape: tuple[int, ...]) -> tuple[int, int]:

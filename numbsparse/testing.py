@@ -198,7 +198,7 @@ def check_rung(
 
     Parameters
     ----------
-    rung : a module with the four names of `numbsparse.kernels.matmul`
+    rung : a module, or another object, with the four names of `numbsparse.kernels.matmul`
     product : "forward", "input_grad" or "weight_grad"
     case : Case
     dtype : dtype of all operands, "bfloat16" too where ml_dtypes is installed
@@ -210,7 +210,8 @@ def check_rung(
     tile : the number of one of the rung's tiles, where it has several
     contiguous : whether x and dy are C-contiguous, as steps of `kernels.ladder` take them
 
-    Raises AssertionError that says where and by how much they differ.
+    Raises AssertionError that says where and by how much they differ, or that the rung wrote to an
+    operand.
 
     Examples
     --------
@@ -235,11 +236,11 @@ def check_rung(
         operands, out_shape = (x if product == "forward" else dy, values), (case.batch, width)
         terms = int(np.diff(lines.indptr).max()) * case.block_size
 
+    exact = list(map(_exact, operands))
     got = memory.hole(out_shape, dtype)
     run = getattr(rung, product)
     run = run if tile is None else partial(run, tile=tile)
-    _run(run, operands, layout, got, place, precision, feature_major)
-    exact = [np.nan_to_num(operand.astype(np.float64)) for operand in operands]
+    lent = _run(run, operands, layout, got, place, precision, feature_major)
     expected, magnitude = np.full(out_shape, np.nan), np.full(out_shape, np.nan)
     getattr(k0_reference, product)(*exact, layout.index, expected)
     getattr(k0_reference, product)(*(abs(operand) for operand in exact), layout.index, magnitude)
@@ -251,12 +252,15 @@ def check_rung(
         bound += 2.0**-9 * magnitude  # two operands, each within 2^-10 of itself
     bound += float(finfo(dtype).eps) * abs(expected) + float(finfo(dtype).smallest_subnormal)
     wrong = ~(abs(got.astype(np.float64) - expected) <= bound)  # NaN is wrong
+    what = f"{getattr(rung, '__name__', 'rung')} {product} {case}"
     if wrong.any():
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
         raise AssertionError(
-            f"{rung.__name__} {product} {case}: {wrong.sum()} of {wrong.size} outputs are wrong; "
-            f"at {first} {got[first]} where {expected[first]} +- {bound[first]} is right"
+            f"{what}: {wrong.sum()} of {wrong.size} outputs are wrong; at {first} {got[first]} "
+            f"where {expected[first]} +- {bound[first]} is right"
         )
+    if any((_exact(a) != before).any() for a, before in zip(lent, exact, strict=True)):
+        raise AssertionError(f"{what}: it wrote to an operand")
 
 
 def _run(
@@ -267,7 +271,8 @@ def _run(
     place: str,
     precision: str,
     feature_major: bool,
-) -> None:
+) -> Any:
+    """Fill `out`; gives the operands as they are afterwards."""
     send: Any = to_device if place == "cuda" else np.ascontiguousarray
     if feature_major:
         there = send(out.T).T if out.ndim == 2 else send(out)
@@ -278,6 +283,13 @@ def _run(
     index: Index = ops.index_beside(layout, there)
     run(*operands, index, there, precision)
     out[:] = there.numpy() if isinstance(there, DeviceArray) else there
+    return operands
+
+
+def _exact(operand: Any) -> np.ndarray:
+    """The numbers of an operand in float64, zeros for NaN."""
+    on_host = operand.numpy() if isinstance(operand, DeviceArray) else operand
+    return np.nan_to_num(on_host.astype(np.float64))
 
 
 def _inside(layout: Layout, case: Case) -> np.ndarray:

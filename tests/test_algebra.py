@@ -267,6 +267,14 @@ def test_matrices_are_compared_as_scipy_does(case, pair):
             assert function is operator.eq or got.nnz == np.count_nonzero(host(a) != dense)
 
 
+@pytest.mark.filterwarnings("ignore::scipy.sparse.SparseEfficiencyWarning")
+@pytest.mark.parametrize("dtype", [*HALVES, "float32", "float64"])
+def test_a_number_of_python_is_compared_in_the_dtype_and_one_of_numpy_is_not(dtype):
+    w = ns.BlockSparse(np.full((1, 4, 4), 0.1).astype(as_dtype(dtype)), [[1, 0]])
+    assert ((w == 0.1).nnz, (w != 0.1).nnz) == (16, 16)
+    assert (w == np.float64(0.1)).nnz == 16 * (dtype == "float64")
+
+
 def test_the_sum_of_several_and_what_it_shares(put):
     w = put(ns.BlockSparse(np.ones((2, 4, 4), np.float32), [[1, 0], [0, 1]]))
     total = sum([w, w, w])

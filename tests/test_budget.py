@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_187,
+    "numbsparse": 3_200,
     "numbsparse/autograd": 795,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 396,
@@ -23,7 +23,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_880,
-    "numbsparse/ops": 5_675,
+    "numbsparse/ops": 5_680,
     "numbsparse/pages": 1_853,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,

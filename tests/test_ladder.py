@@ -199,20 +199,26 @@ def test_unsupported_says_why(name, size, dtype, place, reason):
 
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("product", PRODUCTS)
-@pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written"])
+@pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written", "cleared", "marked"])
 def test_check_rung_finds_a_fault(product, fault, dtype):
+    """The last two write to an operand: to both before they begin, or to the first at the end."""
     eps = float(finfo(dtype).eps)
 
     def broken(*operands):
         *operands, out, _ = operands
-        if fault != "nothing written":
+        if fault in ("cleared", "marked"):
+            for operand in operands[:2] if fault == "cleared" else ():
+                operand[:] = 0
+            getattr(k0_reference, product)(*operands, out)
+            operands[0][:1] = 3
+        elif fault != "nothing written":
             getattr(k0_reference, product)(*operands, out)
             wrong = float(out.flat[0]) * (1 + 4 * eps) + 1e-3
             out.flat[0] = np.nan if fault == "one hole" else wrong
 
-    rung = SimpleNamespace(__name__="broken", **{product: broken})
+    rung = SimpleNamespace(**{product: broken})
     case = Case(batch=3, in_features=16, out_features=24, block_size=8, density=1)
-    with pytest.raises(AssertionError, match=re.escape(f"broken {product} {case}")):
+    with pytest.raises(AssertionError, match=re.escape(f"rung {product} {case}: ")):
         check_rung(rung, product, case, dtype, "cpu")
 
 

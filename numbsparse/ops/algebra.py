@@ -338,7 +338,10 @@ def _compared(name: str) -> Callable[[BlockSparse, Any], Any]:
             return _refused(name, b)
         if sparse and a.shape != b.shape:
             raise ValueError(f"{name} takes two matrices of one shape, got {a.shape} and {b.shape}")
-        b = _as_csr(b) if isinstance(b, BlockSparse) else b
+        if isinstance(b, BlockSparse):
+            b = _as_csr(b)
+        elif type(b) in (int, float):  # which takes the dtype of w, as NumPy has it
+            b = a.dtype.type(b)
         return _as_csr(a) == b if name == "==" else _as_csr(a) != b
 
     return operator
