@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -87,8 +88,10 @@ class BlockSparse(Blocks):
 
     ndim = 2
 
-    if TYPE_CHECKING:  # added by numbsparse.ops.matmul, the package that multiplies
+    if TYPE_CHECKING:
+        values: Any  # the blocks as they are stored; the property below
 
+        # added by numbsparse.ops.matmul, the package that multiplies
         def __matmul__(self, x: A) -> A: ...
         def __rmatmul__(self, x: A) -> A: ...
 
@@ -119,9 +122,18 @@ class BlockSparse(Blocks):
         if isinstance(data, DeviceArray) and not data.is_contiguous:
             raise ValueError("data on a GPU takes a C-contiguous array, got one with gaps")
         block_size = data.shape[1]
-        self.values = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
+        self._values = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
         self.stored_layout, self.is_transposed = layout, False
         self.shape = checked_shape("shape", shape, layout.shape, block_size)
+
+    def _store(self, values: Any) -> None:
+        """`w.values = values`: others of the shape that is there, as the constructor takes them."""
+        if np.shape(values) != self._values.shape:
+            raise ValueError(f"values takes {self._values.shape} here, got {np.shape(values)}")
+        self._values = BlockSparse(values, self.stored_layout)._values
+
+    if not TYPE_CHECKING:  # read by each product: in C
+        values = property(attrgetter("_values"), _store)
 
     @property
     def data(self) -> np.ndarray | DeviceArray:
@@ -380,7 +392,7 @@ class BlockSparse(Blocks):
 def unchecked(values: Any, layout: Layout, shape: tuple[int, int]) -> BlockSparse:
     """What the constructor makes of values that fit, in a tenth of the time."""
     w = BlockSparse.__new__(BlockSparse)
-    w.values, w.stored_layout, w.shape, w.is_transposed = values, layout, shape, False
+    w._values, w.stored_layout, w.shape, w.is_transposed = values, layout, shape, False
     return w
 
 

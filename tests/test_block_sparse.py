@@ -4,6 +4,7 @@ import errno
 import gc
 import io
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -118,6 +119,19 @@ def test_transposed_is_a_view(rng, shape):
 
 def test_transposed_data_on_device(w, put):
     np.testing.assert_array_equal(host(put(w).T.data), w.T.data)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 4), (4, 4, 4), (3, 8, 8), (3, 4), (48,)])
+def test_values_of_another_shape_are_refused(shape, put):
+    """A product would read beyond them."""
+    old, new = np.ones((3, 4, 4), np.float32), np.full((3, 4, 4), 2, np.float32)
+    w = put(ns.BlockSparse(old, [[1, 1], [0, 1]]))
+    other = put(ns.BlockSparse(new, w.layout)).values
+    with pytest.raises(ValueError, match=re.escape(f"values takes (3, 4, 4) here, got {shape}")):
+        w.values = np.ones(shape, np.float32)
+    np.testing.assert_array_equal(host(w.values), old)
+    w.values = other
+    np.testing.assert_array_equal(host(w.values), new)
 
 
 def test_place(w, put, place):

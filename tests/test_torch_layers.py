@@ -6,7 +6,6 @@ from functools import partial
 import numpy as np
 import pytest
 from conftest import needs_bfloat16
-from torch.utils import flop_counter
 from torch_helpers import (
     dense_conv,
     dense_linear,
@@ -21,6 +20,7 @@ from torch_helpers import (
 
 from numbsparse.torch import operators
 
+flop_counter = pytest.importorskip("torch.utils.flop_counter")
 nn = torch.nn
 DOUBLE = {"dtype": torch.float64, "block_size": 4}
 CONVS = {1: nst.Conv1d, 2: nst.Conv2d, 3: nst.Conv3d}
