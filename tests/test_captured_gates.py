@@ -10,7 +10,7 @@ from numbsparse import device, ops
 from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
-from numbsparse.kernels.matmul.k7_small_blocks import strip_gates, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import gated, strip_plan
 from numbsparse.testing import races
 
 pytestmark = [
@@ -168,9 +168,9 @@ def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, places, rng, monkeypatch
 ):
     """Of columns with many blocks, in several stages; x is not read where none needs it."""
-    monkeypatch.setattr(strip_gates, "multiprocessors", lambda: places)
-    monkeypatch.setattr(strip_gates, "MANY", 32)  # fewer threads than a stage has blocks
-    monkeypatch.setattr(strip_gates, "FEW", 64)
+    monkeypatch.setattr(gated, "multiprocessors", lambda: places)
+    monkeypatch.setattr(gated, "MANY", 32)  # fewer threads than a stage has blocks
+    monkeypatch.setattr(gated, "FEW", 64)
     monkeypatch.setattr(strip_plan, "PACK_FROM", 0)
     monkeypatch.setattr(strip_plan, "PACK_MUCH", {8: 0, 16: 0})
     kept = rng.random((29, 9)) < 0.4

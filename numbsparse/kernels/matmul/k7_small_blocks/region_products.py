@@ -2,24 +2,33 @@
 
 A slot is 16 features of x, two pieces of 8 that may be anywhere, by B of dy. 16-bit values are
 loaded by `ldmatrix`, which transposes what is stored in rows of the batch; a lane keeps the address
-that it reads in a register for each slot. `region_products_tf32` is the same of float32.
+that it reads in a register for each slot.
+
+tf32 has no `ldmatrix` that transposes, so lanes read their values one by one, at places that the
+threads of a block have worked out in shared memory; see `loads_tf32`.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from numba import cuda, uint32
+from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE, PLACE_BITS, Sums
-from numbsparse.kernels.matmul.k7_small_blocks.region_products_tf32 import products_tf32
 from numbsparse.kernels.parts.fragments import adding
 from numbsparse.kernels.parts.shifted import IN_BOXES, loads_in_boxes, place_in_boxes
+from numbsparse.kernels.parts.split import add_product, splitting
+from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight, place_of_byte
 from numbsparse.kernels.ptx import (
+    as_float32,
     ldmatrix_x4,
     ldmatrix_x4_if,
     ldmatrix_x4_trans,
     ldmatrix_x4_trans_if,
+    load_1xu32,
+    load_2xu32,
+    load_4xu32,
 )
+from numbsparse.kernels.ptx.tiles import swizzled
 
 X_PLACE = 0x7FFF
 PIECES = 8  # of 16 bytes in 128
@@ -183,5 +192,195 @@ def products_of_slots(sums: Sums, SLOTS: int) -> Any:
                 add(e, b6, b7, acc[p, 1])
             elif DEPTH == 32:
                 add(e, b2, b3, acc[p, 0])
+
+    return add_products
+
+
+@cache
+def places_tf32(sums: Sums) -> Any:
+    """Where the pieces of a slot are in a stage, in bytes: of x the upper, with it that of dy, of x
+    the lower, dy again. The highest bit of dy says that the column is new."""
+    GROUP_BYTES, OF_GROUP = sums.region.GROUP_BYTES, sums.region.FEATURES // PIECE
+
+    @cuda.jit(device=True)
+    def start_in_rows(place):
+        place = place & uint32(PLACE)
+        return uint32(place // OF_GROUP * GROUP_BYTES + place % OF_GROUP * (4 * PIECE))
+
+    @cuda.jit(device=True)
+    def start_of_lines(place):
+        return uint32((place & uint32(PLACE)) * (GROUP_BYTES // OF_GROUP))
+
+    start_of_x = start_of_lines if sums.x_transposed else start_in_rows
+    start_of_dy = start_of_lines if sums.dy_transposed else start_in_rows
+
+    @cuda.jit(device=True)
+    def places(code):
+        code = uint32(code)
+        new = code >> uint32(3 * PLACE_BITS) << uint32(31)
+        dy = uint32(start_of_dy(code >> uint32(2 * PLACE_BITS)) | new)
+        return start_of_x(code), dy, start_of_x(code >> uint32(PLACE_BITS)), dy
+
+    return places
+
+
+class Loads(NamedTuple):
+    """begin(g, q): where lane 4 g + q begins, in bytes from the start of a piece.
+    load(shared, start, at, hi, lo): its values in all steps of 8 rows, split: [step, term, unit].
+    """
+
+    begin: Any
+    load: Any
+
+
+@cache
+def loads_tf32(sums: Sums, UNITS: int, of_x: bool) -> Loads:
+    """Of an operand: 8 UNITS features, of x two pieces; of dy B, one run.
+
+    An mma's rows and columns, and the terms that it adds, may be any as long as both operands
+    agree. Of every 8 rows of the batch a lane has 2 q and 2 q + 1. In rows of the batch its
+    features are neighbours, and the places share no bank. Of a transposed operand the terms are
+    neighbours, and `feature_of` chooses the features; where both are transposed and have 16 rows, a
+    lane has rows 4 q to 4 q + 3, read at once: 9 % less time at B = 8, 4 % at B = 16 (H200).
+    """
+    DEPTH = sums.region.DEPTH
+    STEPS, split = DEPTH // 8, splitting(sums.arithmetic == "highest")
+    transposed = sums.x_transposed if of_x else sums.dy_transposed
+    fours = sums.x_transposed and sums.dy_transposed and DEPTH == 16
+    LINE = 4 * (DEPTH if transposed else sums.region.FEATURES)  # bytes
+    NEXT = LINE ^ 16  # one line further, where neighbouring pieces of 16 bytes have changed places
+    OTHER = swizzled(2 * LINE, LINE)  # from the feature of one unit to that of the other
+    RUN, EIGHT = 16 if fours else 8, 32  # bytes that a lane reads at once, and of 8 terms
+
+    @cuda.jit(device=True)
+    def begin_in_rows(g, q):
+        # Line 2 q of 8, whose pieces of 16 bytes are swizzled: no sum here carries, all are xors.
+        line = uint32(q * (2 * LINE) ^ q * 32)
+        return uint32(line ^ (g % 4 * 8 if of_x else g * (4 * UNITS)))
+
+    @cuda.jit(device=True)
+    def begin_of_lines(g, q):
+        feature = feature_of_eight(g) if UNITS == 1 else feature_of(g % 4 if of_x else g, 0)
+        return uint32(place_of_byte(feature * LINE + q * RUN, LINE))
+
+    @cuda.jit(device=True)
+    def load_rows(shared, start, at, hi, lo):
+        for k in range(2):
+            here = int64(uint32(start + (at ^ uint32(NEXT * k))))
+            for s in range(STEPS):
+                if UNITS == 2:
+                    a, b = load_2xu32(shared, here + s * 8 * LINE)
+                    hi[s, k, 0], lo[s, k, 0] = split(as_float32(a))
+                    hi[s, k, 1], lo[s, k, 1] = split(as_float32(b))
+                else:
+                    (a,) = load_1xu32(shared, here + s * 8 * LINE)
+                    hi[s, k, 0], lo[s, k, 0] = split(as_float32(a))
+
+    @cuda.jit(device=True)
+    def load_lines(shared, start, at, hi, lo):
+        for u in range(UNITS):
+            if fours:
+                run = load_4xu32(shared, int64(uint32(start + (at ^ uint32(OTHER * u)))))
+                for i in range(4):
+                    hi[i // 2, i % 2, u], lo[i // 2, i % 2, u] = split(as_float32(run[i]))
+            else:
+                for s in range(STEPS):
+                    place = uint32(start + (at ^ uint32(OTHER * u ^ EIGHT * s)))
+                    run = load_2xu32(shared, int64(place))
+                    for k in range(2):
+                        hi[s, k, u], lo[s, k, u] = split(as_float32(run[k]))
+
+    return Loads(begin_of_lines, load_lines) if transposed else Loads(begin_in_rows, load_rows)
+
+
+@cache
+def slots_tf32(sums: Sums) -> Any:
+    """step[w] = the products of slot first + w over the rows of a stage, 8 rows by 8: each begins
+    at zero (`parts.split`).
+
+    The three products of a step wait for each other. So two slots are taken at once, each with its
+    own dy; or one at a time, where most slots find the dy of the one before.
+    """
+    STEPS, TILES, AT_ONCE = sums.region.DEPTH // 8, sums.B // 8, sums.region.AT_ONCE
+    exact, X = sums.arithmetic == "highest", (AT_ONCE, STEPS, 2, 2)
+    load_x, load_dy = loads_tf32(sums, 2, True).load, loads_tf32(sums, TILES, False).load
+
+    @cuda.jit(device=True)
+    def multiply(a, b, step):
+        for s in range(STEPS):
+            for w in range(AT_ONCE):
+                for t in range(TILES):
+                    x, y = a[w, s], b[w, s]
+                    add_product(x[0, 0], x[0, 1], x[1, 0], x[1, 1], y[0, t], y[1, t], step[w, s, t])
+
+    @cuda.jit(device=True)
+    def multiply_slots(shared, start, lanes, places, first, yh, yl, step):
+        x_lane, y_lane, piece = lanes
+        xh, xl = cuda.local.array(X, uint32), cuda.local.array(X, uint32)
+        for w in range(AT_ONCE):
+            x_at, y_at = load_2xu32(places, 4 * (first + w) + piece)
+            load_x(shared, start, x_at ^ x_lane, xh[w], xl[w])
+            if AT_ONCE > 1 or y_at >> uint32(31) != 0:
+                load_dy(shared, start, y_at & uint32(0x7FFFFFFF) ^ y_lane, yh[w], yl[w])
+            for s in range(STEPS):
+                for t in range(TILES):
+                    for i in range(4):
+                        step[w, s, t, i] = 0
+        if exact:
+            multiply(xl, yh, step)
+            multiply(xh, yl, step)
+        multiply(xh, yh, step)
+
+    return multiply_slots
+
+
+@cache
+def products_tf32(sums: Sums) -> Any:
+    """A few slots at a time, those that are used."""
+    SLOTS, STEPS, AT_ONCE = sums.region.SLOTS, sums.region.DEPTH // 8, sums.region.AT_ONCE
+    TILES = sums.B // 8
+    Y, STEP = (AT_ONCE, STEPS, 2, TILES), (AT_ONCE, STEPS, TILES, 4)
+    multiply_slots = slots_tf32(sums)
+    begin_x, begin_dy = loads_tf32(sums, 2, True).begin, loads_tf32(sums, TILES, False).begin
+
+    @cuda.jit(device=True)
+    def add(step, acc):
+        for t in range(TILES):
+            for i in range(4):
+                for s in range(1, STEPS):
+                    step[0, t, i] += step[s, t, i]
+                acc[t, i] += step[0, t, i]
+
+    def slots_from(p: int) -> Any:
+        """The slots from p on: loops unrolled, so that acc[p] stays in registers."""
+
+        @cuda.jit(device=True)
+        def none(shared, start, lanes, places, first, used, yh, yl, acc):
+            pass
+
+        if p == SLOTS:
+            return none
+        rest = slots_from(p + AT_ONCE)
+
+        @cuda.jit(device=True)
+        def add_slots(shared, start, lanes, places, first, used, yh, yl, acc):
+            if p < used:
+                step = cuda.local.array(STEP, float32)
+                multiply_slots(shared, start, lanes, places, first + p, yh, yl, step)
+                for w in range(AT_ONCE):  # the last may be of a slot that is not taken
+                    add(step[w], acc[p + w])
+                rest(shared, start, lanes, places, first, used, yh, yl, acc)
+
+        return add_slots
+
+    add_slots = slots_from(0)
+
+    @cuda.jit(device=True)
+    def add_products(shared, start, code, places, first, used, acc):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        yh, yl = cuda.local.array(Y, uint32), cuda.local.array(Y, uint32)
+        lanes = begin_x(g, q), begin_dy(g, q), g // 4 * 2  # half of the lanes read the lower piece
+        add_slots(shared, start, lanes, places, first, used, yh, yl, acc)
 
     return add_products

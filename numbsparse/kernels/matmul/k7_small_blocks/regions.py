@@ -16,6 +16,7 @@ from numbsparse.device import SIMULATED, empty
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors
+from numbsparse.kernels.matmul.k7_small_blocks.gated import thinning
 from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
     Cuts,
     Ways,
@@ -23,10 +24,8 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
     region_for,
     ways_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_gates import thinning
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Sums, plan_boxes
-from numbsparse.kernels.matmul.k7_small_blocks.region_products import products
-from numbsparse.kernels.matmul.k7_small_blocks.region_products_tf32 import places_tf32
+from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_tf32, products
 from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
     Into,
     add_up,

@@ -104,7 +104,7 @@ def launch_strips(
     that packs it, last: it is all that the kernel waits for (see `producer`)."""
     w = of_bits(values.span)
     if strip.PACKED and strip.GATED:
-        from numbsparse.kernels.matmul.k7_small_blocks.strip_gates import packed_by_gates
+        from numbsparse.kernels.matmul.k7_small_blocks.gated import packed_by_gates
 
         w, words, begins = packed_by_gates(values, plan, strip, transposed)
         plan = plan._replace(words=words, begins=begins)
