@@ -2,7 +2,7 @@
 
 The batch is the sum: up to 32 rows each unit is one tile of x by one of dy, and of more rows it is
 a step for each 32 of them. The units of a line of x follow each other: where a unit is one step x
-is loaded into registers once for a line, dy each time. What bounds it is writing dw (`squares`).
+is loaded into registers once for a line, dy each time. What bounds it is writing dw (`writing`).
 
 Where there are fewer units than warps, neighbouring warps share the steps of one, and the first of
 them adds what the others leave in shared memory, in their order. Where there are fewer units than
@@ -22,9 +22,8 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
-from numbsparse.kernels.matmul.k8_small_batch.block_products import consuming, holding, sums_of
+from numbsparse.kernels.matmul.k8_small_batch.block_sums import consuming, holding, sums_of, writing
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
-from numbsparse.kernels.matmul.k8_small_batch.squares import writing
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.calls import again
