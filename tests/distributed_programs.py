@@ -156,13 +156,19 @@ def flat(state):
 
 
 def apart():
-    """A layer whose ranks drew layouts and values of their own, and its gradient."""
+    """A layer whose ranks drew layouts and values of their own, its gradient, and a buffer that is
+    every other number of an array."""
     with init() as group:
         layout = ns.patterns.random(6, 6, 0.4, seed=group.rank)
         model = nn.Linear(24, 24, layout=layout, block_size=4, dtype="float64", seed=group.rank)
+        model.register_buffer("seen", (np.arange(6.0) + 10 * group.rank)[::2])
         dist.DataParallel(model, group)
         model(np.ones((2, 24))).sum().backward()
-        return model.weight.data.toarray(), model.weight.grad.data.layout.pattern
+        return (
+            model.weight.data.toarray(),
+            model.weight.grad.data.layout.pattern,
+            model.seen.numpy(),
+        )
 
 
 def half(sharded):

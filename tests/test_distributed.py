@@ -131,9 +131,10 @@ def test_all_ranks_take_the_layouts_of_the_first(pair):
     """Where ranks drew others: with values, gradients and all."""
     layout = ns.patterns.random(6, 6, 0.4, seed=0)
     first = nn.Linear(24, 24, layout=layout, block_size=4, dtype="float64", seed=0)
-    for weight, pattern in values(of(pair, "apart")):
+    for weight, pattern, buffer in values(of(pair, "apart")):
         np.testing.assert_array_equal(weight, first.weight.data.toarray())
         np.testing.assert_array_equal(pattern, layout)
+        np.testing.assert_array_equal(buffer, [0, 2, 4])
 
 
 def test_training_resumes_on_any_number(three, alone, folder):

@@ -6,7 +6,8 @@ import split_programs as programs
 from distributed_helpers import in_turn, run, values
 
 import numbsparse as ns
-from numbsparse import device
+import numbsparse.distributed as dist
+from numbsparse import device, nn
 from numbsparse.nn import functional as F
 
 
@@ -61,6 +62,19 @@ def test_of_one_process_a_split_layer_is_the_whole_one():
     for one, other in zip(whole, split, strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_what_is_frozen_stays_so():
+    how = {"block_size": 4, "dtype": "float64"}
+    linear, lstm = nn.Linear(8, 8, **how), nn.LSTM(8, 8, **how)
+    frozen = [linear.weight, lstm.layers[0].weight_hh, lstm.layers[0].bias]
+    for parameter in frozen:
+        parameter.requires_grad = False
+    column, row, split = dist.ColumnLinear(linear), dist.RowLinear(linear), dist.SplitLSTM(lstm)
+    for layer in (column, row):
+        assert (layer.weight.requires_grad, layer.bias.requires_grad) == (False, True)
+    of_lstm = split.weight_ih_l0, split.weight_hh_l0, *split.biases
+    assert [parameter.requires_grad for parameter in of_lstm] == [True, False, False]
 
 
 def test_gradients_of_gradients(pair):

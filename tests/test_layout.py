@@ -138,6 +138,7 @@ def test_blocks_are_found_by_a_table_or_by_a_search(spread, rng):
     places = {number: i for i, number in enumerate(rising)}
     found = positions_among(rising, wanted)
     np.testing.assert_array_equal(found, [places.get(number, -1) for number in wanted])
+    assert [positions_among(rising, number) for number in wanted] == found.tolist()
     assert found.dtype == np.int64
 
 

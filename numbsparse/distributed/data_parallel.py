@@ -14,7 +14,7 @@ from numbsparse.distributed.buckets import Bucket, Work, buckets_of
 from numbsparse.distributed.group import Group, check_kind
 from numbsparse.layout import layout_of
 from numbsparse.nn import kept
-from numbsparse.ops.elementwise import gapless
+from numbsparse.ops.elementwise import copy_into, gapless
 from numbsparse.patterns.checks import integer
 
 BUCKET = 2**23  # bytes of gradients that are reduced together
@@ -141,7 +141,10 @@ class DataParallel:
         tensors = [*self._parameters, *self.model.buffers()]
         for tensor in tensors if self.group.size > 1 else ():
             values = tensor.values
-            self.group.broadcast(values, out=values)
+            of_0 = gapless(values)  # of a buffer, which may have gaps, a copy
+            self.group.broadcast(of_0, out=of_0)
+            if of_0 is not values:
+                copy_into(values, of_0)
         for module in self.model.modules():
             numbers = {name: getattr(module, name) for name in module.saved}
             if numbers and self.group.size > 1:

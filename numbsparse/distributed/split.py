@@ -58,8 +58,9 @@ class Split(Module):
         check_kind("group", self.group, Group)
         self._layouts: dict[str, Any] = {}  # of whole weights, with how they are cut
 
-    def keep(self, name: str, w: BlockSparse, axis: int, argument: str) -> None:
-        """Make the parameter of this name: this rank's block rows (axis 0) or columns (1) of w."""
+    def keep(self, name: str, weight: Tensor, axis: int, argument: str) -> None:
+        """Make the parameter of this name: this rank's block rows (axis 0) or columns (1)."""
+        w: Any = weight.data
         size, blocks = self.group.size, w.layout.shape[axis]
         if w.is_transposed or w.shape[axis] != blocks * w.block_size or blocks % size:
             raise ValueError(
@@ -69,7 +70,7 @@ class Split(Module):
         first, after = (blocks // size * (self.group.rank + i) * w.block_size for i in (0, 1))
         own = w[:, first:after] if axis else w[first:after]
         self._layouts[name] = w.layout, w.shape, axis
-        setattr(self, name, Parameter(own.copy()))
+        setattr(self, name, _as(weight, own.copy()))
 
     def whole(self, name: str) -> BlockSparse:
         """A weight of all ranks, on the CPU of each: for a checkpoint, say."""
@@ -86,6 +87,13 @@ class Split(Module):
         return BlockSparse(values, layout, shape=shape)
 
 
+def _as(whole: Tensor, values: Any) -> Parameter:
+    """A parameter of these values, frozen if `whole` is."""
+    own = Parameter(values)
+    own.requires_grad = whole.requires_grad
+    return own
+
+
 class _SplitLinear(Split):
     """Of a linear layer block columns (axis 1) or block rows (0), without its bias."""
 
@@ -97,7 +105,7 @@ class _SplitLinear(Split):
         if not isinstance(linear, Linear) or linear.gate is not None:
             raise TypeError(f"linear takes an nn.Linear without gate, got {linear!r}")
         self.precision = linear.precision
-        self.keep("weight", linear.weight.data, axis, ("in_features", "out_features")[axis])
+        self.keep("weight", linear.weight, axis, ("in_features", "out_features")[axis])
 
 
 class ColumnLinear(_SplitLinear):
@@ -132,7 +140,7 @@ class ColumnLinear(_SplitLinear):
         self.gather_output = gather_output
         if linear.bias is not None:
             own = Exchange(self.group).part(linear.bias.data)
-            self.bias = Parameter(ops.copy(own))
+            self.bias = _as(linear.bias, ops.copy(own))
 
     def forward(self, x: Any) -> Tensor:
         x = replicate(x, self.group)
@@ -166,7 +174,7 @@ class RowLinear(_SplitLinear):
     def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
         super().__init__(linear, group, 0)
         self.split_input = split_input
-        self.bias = None if linear.bias is None else Parameter(ops.copy(linear.bias.data))
+        self.bias = None if linear.bias is None else _as(linear.bias, ops.copy(linear.bias.data))
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x) if self.split_input else part(x, self.group)
@@ -224,9 +232,9 @@ class SplitLSTM(Split):
         self.biases = []
         for i, layer in enumerate(lstm.layers):
             for name in ("weight_ih", "weight_hh"):
-                self.keep(f"{name}_l{i}", getattr(layer, name).data, 1, "hidden_size")
+                self.keep(f"{name}_l{i}", getattr(layer, name), 1, "hidden_size")
             own = Exchange(self.group).part(layer.bias.data)
-            self.biases.append(Parameter(ops.copy(own)))
+            self.biases.append(_as(layer.bias, ops.copy(own)))
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x (time, batch, input_size) -> y (time, batch, hidden_size), (h, c)."""
