@@ -7,12 +7,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_200,
+    "numbsparse": 3_201,
     "numbsparse/autograd": 795,
     "numbsparse/bench": 2_980,
     "numbsparse/compat": 396,
     "numbsparse/device": 4_151,
-    "numbsparse/distributed": 2_050,
+    "numbsparse/distributed": 2_051,
     "numbsparse/jax": 735,
     "numbsparse/kernels": 3_421,
     "numbsparse/kernels/conv": 3_751,
