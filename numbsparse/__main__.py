@@ -305,8 +305,11 @@ def _times(times: Any, of: argparse.Namespace) -> None:
 
 
 def _bench(options: argparse.Namespace) -> None:
-    for file in options.rung:
-        add_rung(file.stem, _module_of(file))
+    try:
+        for file in options.rung:
+            add_rung(file.stem, _module_of(file))
+    except (ImportError, TypeError, ValueError) as error:
+        raise ValueError(f"--rung {file}: {error}") from error
     known = ["auto", "all", *RUNGS, *OWN]
     if unknown := [name for name in options.kernels.split(",") if name not in known]:
         options.error(f"--kernels takes some of {', '.join(known)}, got {unknown[0]!r}")
@@ -346,7 +349,7 @@ def _module_of(file: Path) -> ModuleType:
     """A Python file as a module, which finds its neighbours as if it were run."""
     spec = spec_from_file_location(file.stem, file)
     if spec is None or spec.loader is None:
-        raise ValueError(f"--rung takes a Python file, got {file}")
+        raise ValueError("takes a Python file")
     sys.path.insert(0, str(file.resolve().parent))
     module = sys.modules[file.stem] = module_from_spec(spec)
     spec.loader.exec_module(module)

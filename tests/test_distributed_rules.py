@@ -85,6 +85,21 @@ def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
             os.kill(int(pid), 0)
 
 
+@pytest.mark.slow
+def test_the_launcher_starts_a_module(monkeypatch, tmp_path):
+    launcher = import_module("numbsparse.distributed.__main__")
+    (tmp_path / "of_ranks.py").write_text(
+        "import os, sys\n"
+        "sys.exit(5 if sys.argv[1:] == ['-m', 'x'] and os.environ['RANK'] == '0' else 0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert launcher.main(["--ranks", "1", "-m", "of_ranks", "-m", "x"]) == 5
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.parametrize("names", environment.NAMES.values())
 def test_what_launchers_say(names, monkeypatch):
     for name, value in zip(names, ("1", "3", "0"), strict=True):

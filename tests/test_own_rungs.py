@@ -80,14 +80,26 @@ def test_the_command_line_times_a_file(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("k3_registers.py", FILE), ("mine.py", "x = 1"), ("mine.txt", FILE), ("no.py", None)],
-    ids=["taken", "no rung", "no python", "missing"],
+    [
+        ("k3_registers.py", FILE),
+        ("mine.py", "x = 1"),
+        ("mine.txt", FILE),
+        ("mine.py", "import not_here"),
+        ("no.py", None),
+    ],
+    ids=["taken", "no rung", "no python", "a module missing", "missing"],
 )
 def test_refuses(tmp_path, name, content):
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(SystemExit, match="numbsparse: "):
+    with pytest.raises(SystemExit, match=f"numbsparse: .*{name}"):  # of several, which one
         command_line.main(["bench", "--place", "cpu", "--quick", "--rung", str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("name", ["auto", "all", "k1_naive", "a/b"])
+def test_refuses_a_name_that_means_something_else(name):
+    with pytest.raises(ValueError, match="name takes a new one without '/'"):
+        add_rung(name, doubled("cpu"))
 
 
 def test_an_unknown_kernel_names_the_own_ones_too():

@@ -18,13 +18,15 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser("python -m numbsparse.distributed", description=__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="processes to start (%(default)s)")
+    parser.add_argument("-m", action="store_true", help="the program is a module, as of python -m")
     parser.add_argument("program", nargs=argparse.REMAINDER, help="a Python file, its arguments")
     options = parser.parse_args(arguments)
     if options.ranks < 1 or not options.program:
         parser.error("--ranks takes 1 or more, and a program follows")
     with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody listens at
         port = free.getsockname()[1]
-    started = [_start(rank, options.ranks, port, options.program) for rank in range(options.ranks)]
+    run = ["-m", *options.program] if options.m else options.program
+    started = [_start(rank, options.ranks, port, run) for rank in range(options.ranks)]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`
     try:
         return _first_failure(started)
@@ -37,10 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _start(rank: int, size: int, port: int, program: list[str]) -> subprocess.Popen[bytes]:
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
-    environment = os.environ | {name: str(value) for name, value in own.items()}
-    environment["MASTER_ADDR"] = "127.0.0.1"
-    return subprocess.Popen([sys.executable, *program], env=environment)
+    own = {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}", "WORLD_SIZE": f"{size}"}
+    at = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    return subprocess.Popen([sys.executable, *program], env=os.environ | own | at)
 
 
 def _first_failure(processes: list[subprocess.Popen[bytes]]) -> int:

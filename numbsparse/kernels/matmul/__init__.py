@@ -83,7 +83,7 @@ def add_rung(name: str, module: Any) -> None:
     Raises
     ------
     ValueError
-        If the name is taken by the library.
+        If the name is taken by the library, as "auto" and "all" are.
     TypeError
         If `module` lacks `unsupported`, or all of the products.
 
@@ -99,7 +99,7 @@ def add_rung(name: str, module: Any) -> None:
     array([[4., 4., 4., 4.]], dtype=float32)
     >>> del OWN["mine"]
     """
-    if name in RUNGS or "/" in name:
+    if name in (*RUNGS, "auto", "all") or "/" in name:
         raise ValueError(f"name takes a new one without '/', got {name!r}")
     if not hasattr(module, "unsupported") or not any(hasattr(module, p) for p in PRODUCTS):
         raise TypeError(f"module takes one with `unsupported` and some of {PRODUCTS}")
