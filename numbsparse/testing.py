@@ -168,12 +168,14 @@ class Case:
         )
 
     def layout(self, rng: np.random.Generator) -> Layout:
-        """Random blocks; with more than one of them, a row and a column are left empty."""
+        """Random blocks, one at least unless the density is 0; where there are more than one, a row
+        and a column are left empty."""
         grid = (-(-self.in_features // self.block_size), -(-self.out_features // self.block_size))
         pattern = rng.random(grid) < self.density
         if self.density < 1:
             pattern[rng.integers(grid[0])] &= grid[0] == 1
             pattern[:, rng.integers(grid[1])] &= grid[1] == 1
+        pattern[0, 0] |= self.density > 0 and not pattern.any()
         return Layout(pattern)
 
 

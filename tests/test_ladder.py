@@ -197,6 +197,13 @@ def test_unsupported_says_why(name, size, dtype, place, reason):
     assert reason in LADDER[name].unsupported("forward", size, as_dtype(dtype), place)
 
 
+@pytest.mark.parametrize("shape", [(8, 8), (8, 40), (16, 16)])
+def test_a_case_has_a_block_unless_none_is_asked_for(shape, rng):
+    for density in (0.01, 0.2):
+        assert all(Case(1, *shape, 8, density).layout(rng).n_blocks for _ in range(100))
+    assert Case(1, *shape, 8, 0).layout(rng).n_blocks == 0
+
+
 @pytest.mark.parametrize("dtype", ["float32", *HALVES])
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("fault", ["one wrong", "one hole", "nothing written", "cleared", "marked"])
