@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     try:
         done = options.run(options)
-        sys.stdout.flush()
+        print(end="", flush=True)  # stdout may be None, as of `>&-`
     except BrokenPipeError:  # who reads has seen enough, as `| head`; nothing is written at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

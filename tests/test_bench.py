@@ -12,6 +12,7 @@ from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.bench import peers, sections, show, timing
 from numbsparse.bench.problem import Problem, random
+from numbsparse.bench.results import load
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
@@ -126,6 +127,13 @@ def test_a_matrix_of_blocks_is_the_same_in_torch(rng):
     np.testing.assert_array_equal(across.to_dense(), w.toarray().T)
     blocks[0] = 7  # a result that is written there is seen here
     assert (there.values()[0] == 7).all()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"sections": 3}'])
+def test_a_file_of_something_else_is_refused_before_the_work(tmp_path, content):
+    (tmp_path / "bench.json").write_text(content)
+    with pytest.raises(ValueError, match=r"bench\.json is not a file of the benchmark's results"):
+        load(tmp_path / "bench.json")
 
 
 def test_gpu_bench_refuses_the_simulator():

@@ -132,8 +132,9 @@ def test_a_port_where_another_program_listens():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="backend takes"):
         dist.init("gloo")
-    with pytest.raises(ValueError, match="timeout takes"):
-        dist.init(timeout=0)
+    for timeout in (0, 1e10, float("inf")):
+        with pytest.raises(ValueError, match="timeout takes"):
+            dist.init(timeout=timeout)
     model = nn.Linear(8, 8, block_size=4)
     sgd = nn.optim.SGD(model.parameters(), lr=0.1)
     with dist.init() as group:

@@ -214,6 +214,12 @@ def test_a_reader_who_has_seen_enough_is_no_error():
         assert (run.stderr.read(), run.wait()) == (b"", 1)
 
 
+def test_a_command_without_an_output_does_its_work(monkeypatch):
+    """As of `>&-`, or of pythonw on Windows, where sys.stdout is None."""
+    monkeypatch.setattr(sys, "stdout", None)
+    command_line.main(["info"])
+
+
 def test_an_interrupted_command_ends_without_a_traceback(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt

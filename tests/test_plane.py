@@ -146,9 +146,13 @@ def test_cards_share_the_map_between_them(monkeypatch, small):
         plane.run("cpu", None, 1, cards=3)
 
 
-def test_a_file_of_something_else_is_refused(tmp_path):
-    file = tmp_path / "map.json"
-    file.write_text(json.dumps({"rows": [[1]]}))
+@pytest.mark.parametrize("columns", [[], ["batch"], plane.COLUMNS[::-1]])
+def test_a_file_of_something_else_is_refused(tmp_path, columns):
+    """Columns in another order too: new rows are written in ours."""
+    file, command = tmp_path / "map.json", "python -m numbsparse plane --place cpu"
+    row = list(range(len(columns)))
+    content = {"machine": "", "command": command, "columns": columns, "rows": [row]}
+    file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"map\.json is not a map of the plane"):
         plane.run("cpu", file, 0)
 

@@ -137,7 +137,9 @@ def test_the_guide_shows_what_is_printed(tmp_path, monkeypatch, capsys):
     run(wrong.replace("    y[i]", "    if i < x.size:\n        y[i]"))
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"solved": 1, "hints": {}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"solved": 1, "hints": {}}', '{"solved": [1e999]}']
+)
 def test_progress_that_is_damaged_is_begun_anew(tmp_path, content):
     (tmp_path / "progress.json").write_text(content)
     assert course.progress(tmp_path) == {"solved": [], "hints": {}}

@@ -98,6 +98,9 @@ class Point(NamedTuple):
         return self._replace(block_size=32, density=1.0)
 
 
+COLUMNS = [*Point._fields, "rung", "microseconds", "faults"]
+
+
 def run(
     place: str,
     json_file: Path | None,
@@ -136,6 +139,8 @@ def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
         return "", []
     with known_as("map of the plane", json_file):
         content = json.loads(json_file.read_text(encoding="utf-8"))
+        if content["columns"] != COLUMNS:  # new rows are written below these
+            raise ValueError(f"its columns are {content['columns']}")
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         machine, command = content["machine"], content["command"]
     if command != _command(place):
@@ -149,7 +154,7 @@ def _command(place: str) -> str:
 
 def _write(json_file: Path | None, content: dict[str, Any], rows: list[Row]) -> None:
     if json_file is not None and rows:
-        lines = {"columns": list(rows[0]), "rows": [list(row.values()) for row in rows]}
+        lines = {"columns": COLUMNS, "rows": [list(row.values()) for row in rows]}
         write_json(json_file, content | lines, 2)
 
 

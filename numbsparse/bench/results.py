@@ -23,7 +23,7 @@ def load(path: Path) -> Results:
     if not path.exists():
         return {}
     with files.known_as("file of the benchmark's results", path):
-        return json.loads(path.read_text(encoding="utf-8"))["sections"]
+        return dict(json.loads(path.read_text(encoding="utf-8"))["sections"])
 
 
 def save(path: Path, sections: Results) -> None:

@@ -1,5 +1,6 @@
 """How the processes of a launcher find each other."""
 
+from threading import TIMEOUT_MAX
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def init(backend: str = "auto", timeout: float = 10.0) -> Group:
     global _group
     if backend not in BACKENDS:
         raise ValueError(f"backend takes {', '.join(map(repr, BACKENDS))}, got {backend!r}")
-    if not number("timeout", timeout) > 0:
+    if not number("timeout", timeout, TIMEOUT_MAX) > 0:  # of sockets, too
         raise ValueError(f"timeout takes seconds above 0, got {timeout}")
     if _group is None or (_group.size > 1 and not _group._is_open):
         _group = _joined(process(), backend, timeout)

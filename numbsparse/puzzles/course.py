@@ -105,7 +105,7 @@ def _next_hint(number: int, folder: Path, hints: tuple[str, ...]) -> str:
 
 def progress(folder: Path) -> dict[str, Any]:
     """{"solved": numbers, "hints": how many were shown, by number}; a damaged file is none."""
-    with suppress(OSError, ValueError, LookupError, AttributeError, TypeError):
+    with suppress(OSError, ValueError, LookupError, AttributeError, TypeError, OverflowError):
         state = json.loads((folder / PROGRESS).read_text("utf-8"))
         solved = [int(number) for number in state["solved"]]
         return {"solved": solved, "hints": {str(k): int(n) for k, n in state["hints"].items()}}
