@@ -70,7 +70,7 @@ class Split(Module):
         first, after = (blocks // size * (self.group.rank + i) * w.block_size for i in (0, 1))
         own = w[:, first:after] if axis else w[first:after]
         self._layouts[name] = w.layout, w.shape, axis
-        setattr(self, name, _as(weight, own.copy()))
+        setattr(self, name, _like(weight, own.copy()))
 
     def whole(self, name: str) -> BlockSparse:
         """A weight of all ranks, on the CPU of each: for a checkpoint, say."""
@@ -87,7 +87,7 @@ class Split(Module):
         return BlockSparse(values, layout, shape=shape)
 
 
-def _as(whole: Tensor, values: Any) -> Parameter:
+def _like(whole: Tensor, values: Any) -> Parameter:
     """A parameter of these values, frozen if `whole` is."""
     own = Parameter(values)
     own.requires_grad = whole.requires_grad
@@ -140,7 +140,7 @@ class ColumnLinear(_SplitLinear):
         self.gather_output = gather_output
         if linear.bias is not None:
             own = Exchange(self.group).part(linear.bias.data)
-            self.bias = _as(linear.bias, ops.copy(own))
+            self.bias = _like(linear.bias, ops.copy(own))
 
     def forward(self, x: Any) -> Tensor:
         x = replicate(x, self.group)
@@ -174,7 +174,7 @@ class RowLinear(_SplitLinear):
     def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
         super().__init__(linear, group, 0)
         self.split_input = split_input
-        self.bias = None if linear.bias is None else _as(linear.bias, ops.copy(linear.bias.data))
+        self.bias = None if linear.bias is None else _like(linear.bias, ops.copy(linear.bias.data))
 
     def forward(self, x: Any) -> Tensor:
         x = as_tensor(x) if self.split_input else part(x, self.group)
@@ -234,7 +234,7 @@ class SplitLSTM(Split):
             for name in ("weight_ih", "weight_hh"):
                 self.keep(f"{name}_l{i}", getattr(layer, name), 1, "hidden_size")
             own = Exchange(self.group).part(layer.bias.data)
-            self.biases.append(_as(layer.bias, ops.copy(own)))
+            self.biases.append(_like(layer.bias, ops.copy(own)))
 
     def forward(self, x: Any, state: Any = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """x (time, batch, input_size) -> y (time, batch, hidden_size), (h, c)."""
