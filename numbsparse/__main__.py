@@ -18,7 +18,7 @@ from numbsparse.bench.run import run
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
-from numbsparse.files import write_bytes
+from numbsparse.files import check_writable, write_bytes
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
 from numbsparse.pages import mapped
@@ -41,10 +41,11 @@ def _from(least: Number) -> Callable[[str], Number]:
 
 def _output(word: str) -> Path:
     """A file to be written, refused before the work where it cannot be."""
-    file = Path(word)
-    if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"takes a file in a folder that exists, got {file}")
-    return file
+    try:
+        check_writable(word)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"takes a file that can be written: {error}") from error
+    return Path(word)
 
 
 WHOLE, TIME = _from(0), _from(0.0)
@@ -375,12 +376,12 @@ def _plane(options: argparse.Namespace) -> None:
 
 
 def _module_of(file: Path) -> ModuleType:
-    """A Python file as a module, which finds its neighbours as if it were run."""
-    spec = spec_from_file_location(file.stem, file)
+    """A Python file as a module, which finds its neighbours. It takes no other module's place."""
+    spec = spec_from_file_location(f"own_rung.{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError("takes a Python file")
-    sys.path.insert(0, str(file.resolve().parent))
-    module = sys.modules[file.stem] = module_from_spec(spec)
+    sys.path.append(str(file.resolve().parent))
+    module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
