@@ -141,6 +141,8 @@ def test_maps_are_joined(small, tmp_path):
     assert len(plane.run("cpu", None, 0, join=[newer])[1]) == len(rows)
     with pytest.raises(ValueError, match=r"of\.json is of a card, this map of "):
         plane.run("cpu", first, 0, join=[write("of.json", machine="a card; versions")])
+    with pytest.raises(ValueError, match=r"none\.json holds no map to join"):
+        plane.run("cpu", first, 5, join=[tmp_path / "none.json"])
     forced = write("forced.json", command=f"{content['command']} --kernels k1_naive")
     with pytest.raises(ValueError, match=r"another map than .* cpu`: of .* --kernels k1_naive`"):
         plane.run("cpu", first, 0, join=[forced])
