@@ -154,8 +154,9 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     if boxes:
         x_images = sharing(x_images, boxes, tile, features)
     dy_images = images_of(dy, window.small, window.small, [(0, 0, 0)], 1)
-    ways = ways_of(lines, B, x_images, dy.shape[2], tile)
-    whole = in_regions(x_images, dy_images, lines, dvalues, precision, None, ways)
+    ways = ways_of(lines, B, x_images, dy.shape[2])
+    how = precision, None, ways, tile if boxes else None
+    whole = in_regions(x_images, dy_images, lines, dvalues, *how)
     if not whole or (precision == "highest" and x.itemsize == 4):
         repair_blocks(x, dy, index, window, dvalues)
 

@@ -4,36 +4,36 @@ As many blocks as the registers hold read least of x and dy. Where such regions 
 multiprocessors there are smaller ones, of clusters or in pieces; or the last ones are cut.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from math import ceil
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, regions_of_blocks
 from numbsparse.kernels.parts.groups import steps_in_strips
-from numbsparse.kernels.parts.pixels import Four
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.strip import blocks_of_step
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
 MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
-# Microseconds (H200): of a large region and of a second pass, beside those that grow with the
-# batch. By blocks of a cluster: the part of the places that so large ones find, and microseconds
-# until they have added their sums. With one piece and no clusters 2,048 to 8,192 rows took 1.0 to
-# 1.9 times as long, 512 to 1,024 rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of
-# small regions 8,192 rows of 512 and 1,024 features take 0.50 to 0.94 of the time.
+# Microseconds (H200): of a large region, beside those that grow with the batch; of a second pass,
+# by itself and for each piece, and how much of A_SUM its sums take. By blocks of a cluster: the
+# part of the places that so large ones find, and microseconds until they have added their sums.
+# With one piece and no clusters 2,048 to 8,192 rows took 1.0 to 1.9 times as long, 512 to 1,024
+# rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of small regions 8,192 rows of 512
+# and 1,024 features take 0.50 to 0.94 of the time.
 # A second pass of matrices in blocks of 16 takes less: of products that are cut more for it 22 in
 # float32 took 0.84 of the time at the mean, 1.08 at worst, two of 16 bits 0.79 and 1.05; with half
 # of their sums' time, as in float32, those took up to 1.43 (drawn, H200).
-A_REGION, SECOND_PASS = 4.5, (6.0, 1.0)
-SECOND_PASS_OF_16 = {2: (4.0, 1.0), 4: (4.0, 0.5)}
-# Of pieces of small regions; and rows that are not cut so. 4,096 to 16,384 rows
-# of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
-SMALL_PASS, UNCUT_ROWS = 2.0, 1023
-SPLITS = {1: (1.0, 0.0), 2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+A_REGION, SECOND_PASS = 4.5, (6.0, 0.0, 1.0)
+SECOND_PASS_OF_16 = {2: (4.0, 0.0, 1.0), 4: (4.0, 0.0, 0.5)}
+# Of pieces of small regions, which are added in turn; and rows that are not cut so. 4,096 to 16,384
+# rows of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
+SMALL_PASS, UNCUT_ROWS = (2.0, 0.05, 2.0), 1023
+SPLITS = {2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 # More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
 # 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
 # took 46 us of 2,048 rows, in two pieces 54.
@@ -42,33 +42,25 @@ CROWDED, CROWDED_ROWS = 1.0, 512
 Size = tuple[int, int, int]  # see `size_of`
 
 
-class Smaller(NamedTuple):
-    """A region smaller than the large one: microseconds beside those of its rows, how many times as
-    long as in proportion a row takes, blocks of a cluster that has one, at most, places that pieces
-    leave free, and microseconds of each piece, that are added in turn."""
+class Way(NamedTuple):
+    """A region, and microseconds: beside those of its rows; of a row of the batch; and of a row of
+    a group that is copied, where that takes longer. Blocks of a cluster that has one, at most.
+
+    What a second pass takes, see SECOND_PASS. Of small regions a place has one piece of the batch
+    at most, and `spare` ones have none.
+    """
 
     region: Region
     alone: float
-    slower: float
-    most: int = 8
-    spare: int = 0
-    a_piece: float = 0.05
-
-
-class Ways(NamedTuple):
-    """What `region_for` chooses from: where taps share boxes of pixels the outputs of a stage;
-    regions; microseconds of a row in the large one, and of a row of 128 bytes of x and dy.
-
-    A row of another takes as many in proportion, or what x and dy take.
-    """
-
-    tile: Four | None
-    large: Region
-    smaller: tuple[Smaller, ...]
     a_row: float
-    a_group: float
-    together: int = 1  # blocks of a cluster that has a large region; of images not timed
+    a_group: float = 0.0
+    together: int = 1
+    again: tuple[float, float, float] = SECOND_PASS
+    small: bool = False
+    spare: int = 0
 
+
+Ways = tuple[Way, ...]  # to choose from, the large region first
 
 # The part of the blocks that is kept, at most, and the region, found by trial on an H200.
 REGIONS_16_BIT = {
@@ -95,26 +87,28 @@ REGIONS_FLOAT32 = {
 # rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two
 # sizes between, of 16 bits, fewer places are left over: 34 products of 256 to 3,072 features and
 # 128 to 8,192 rows that take them 0.62 to 1.27 of the time, 0.93 at the median.
+# Beside those of its rows microseconds, how many times as long as in proportion a row takes, and
+# blocks of a cluster.
 SMALLER = {
     (2, 8): (
-        Smaller(Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
-        Smaller(Region(8, 9, 16, 32, 3), 2.2, 1.25),
-        Smaller(Region(8, 6, 16, 32, 3), 2.2, 1.4),
-        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.64),
+        (Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
+        (Region(8, 9, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 6, 16, 32, 3), 2.2, 1.4, 8),
+        (Region(8, 4, 16, 32, 3), 2.2, 1.64, 8),
     ),
     (2, 16): (
-        Smaller(Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
-        Smaller(Region(8, 5, 16, 32, 3), 2.2, 1.25),
-        Smaller(Region(8, 4, 16, 32, 3), 2.2, 1.25),
-        Smaller(Region(8, 2, 16, 32, 3), 2.2, 1.64),
+        (Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
+        (Region(8, 5, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 4, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 2, 16, 32, 3), 2.2, 1.64, 8),
     ),
     (4, 8): (
-        Smaller(Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
-        Smaller(Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25),
+        (Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
+        (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25, 8),
     ),
     (4, 16): (
-        Smaller(Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
-        Smaller(Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25),
+        (Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
+        (Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25, 8),
     ),
 }
 # Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
@@ -141,14 +135,26 @@ def ways_for(
 ) -> Ways:
     """Where so much is kept of the blocks of strips."""
     item = 4 if (arithmetic, B) in A_ROW else 2
-    large = region_of(B, item, kept, transposed)
-    first, spare = (1, SPARE) if of_images else (0, 0)  # of images the first is not timed
-    smaller = tuple(
-        each._replace(region=large if SIMULATED else fitted(each.region), spare=spare)
-        for each in SMALLER[item, B][first:]
-    )
-    a_row = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B])
-    return Ways(None, large, smaller, a_row, A_GROUP[transposed], 1 if of_images else 2)
+    large, first = region_of(B, item, kept, transposed), 1 if of_images else 0
+    row, again = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), SECOND_PASS
+    if B == 16 and not of_images:
+        again = SECOND_PASS_OF_16[item]
+    found = [Way(large, A_REGION, row, together=1 if of_images else 2, again=again)]
+    for smaller, *how in SMALLER[item, B][first:]:  # of images the first is not timed
+        region = large if SIMULATED else fitted(smaller)
+        costs = A_GROUP[transposed], SMALL_PASS, SPARE * first
+        found.append(small_way(found[0], region, *how, *costs))
+    return tuple(found)
+
+
+def small_way(
+    large: Way, region: Region, alone: float, slower: float, together: int, *costs: Any
+) -> Way:
+    """Of a region whose rows take so many times as long as in proportion to those of the large one;
+    `costs` are those of a group, of a second pass and the places to spare."""
+    a_row = slower * large.a_row * (region.CODES / large.region.CODES)
+    a_group, again, spare = costs
+    return Way(region, alone, a_row, a_group, together, again, True, spare)
 
 
 def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
@@ -210,18 +216,15 @@ def fastest(
     where the large one leaves places free, a smaller one, which reads more of x and dy and has less
     to add up, maybe of a cluster or in pieces.
     """
-    large, sums = ways.large, ways.large.CODES * 16 * B * A_SUM
-    size = size_of_region(large)
+    large, size = ways[0], size_of_region(ways[0].region)
     n, *rest = size
-    if wider := WIDER.get(large):
-        fewer = ceil(n * large.CODES / wider.CODES)
+    if wider := WIDER.get(large.region):
+        fewer = ceil(n * large.region.CODES / wider.CODES)
         if ceil(fewer / places) < ceil(n / places):
-            alone = ways._replace(large=wider, smaller=())
-            return _fastest(alone, (fewer, *rest), (), batch, places, sums, SECOND_PASS)
-    ways = ways if n < places else ways._replace(smaller=())
-    sizes = tuple(size_of_region(each.region) for each in ways.smaller)
-    again = SECOND_PASS_OF_16[large.ITEM] if B == 16 and ways.together > 1 else SECOND_PASS
-    return _fastest(ways, size, sizes, batch, places, sums, again)
+            n, size, ways = fewer, (fewer, *rest), (large._replace(region=wider),)
+    ways = ways if n < places else ways[:1]
+    sizes = (size, *(size_of_region(way.region) for way in ways[1:]))
+    return _fastest(ways, sizes, B, batch, places)
 
 
 def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Size:
@@ -233,46 +236,38 @@ def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Si
 
 @lru_cache
 def _fastest(
-    ways: Ways, size: Size, sizes: tuple[Size, ...], batch: int, places: int, sums: float,
-    again: tuple[float, float] = SECOND_PASS,
-) -> tuple[Region, int]:  # fmt: skip
-    """sums : microseconds in which those of a large region are written and read again."""
-    _, large, smaller, row, group, _ = ways
-    most = min(MOST_PIECES, -(-batch // large.DEPTH))
+    ways: Ways, sizes: tuple[Size, ...], B: int, batch: int, places: int
+) -> tuple[Region, int]:
     found = [
-        (time_of(size[0], places, batch, row, sums, pieces, again), large, pieces)
-        for pieces in range(1, most + 1)
+        each
+        for way, size in zip(ways, sizes, strict=True)
+        for each in times_of(way, size, B, batch, places)
     ]
-    if ways.together > 1 and ways.together * size[0] <= places:
-        time = A_REGION + row * batch / ways.together + SPLITS[ways.together][1] + CROWDED
-        found.append((time, large._replace(SPLIT=ways.together), 1))
-    for each, (n, height, groups) in zip(smaller, sizes, strict=True):
-        small, alone, slower, clusters, spare, a_piece = each
-        part = small.CODES / large.CODES
-        high = height * small.LINES / small.DEPTH
-        a_row = max(slower * row * part, group * (high + groups / n))
-        cut = clusters > 1 and batch > UNCUT_ROWS
-        most = min((places - spare) // n, -(-batch // small.DEPTH)) if cut else 1
-        for pieces in range(2, most + 1):
-            adding = SMALL_PASS + pieces * (a_piece + 2 * n * part * sums)
-            found.append((alone + a_row * batch / pieces + adding, small, pieces))
-        for blocks, (room, meeting) in list(SPLITS.items())[: clusters.bit_length()]:
-            rounds = ceil(n * blocks / (room * places))
-            crowded = blocks > 1 and n * blocks > 0.75 * places and batch <= CROWDED_ROWS
+    return min(found, key=lambda each: each[0])[1:]
+
+
+def times_of(
+    way: Way, size: Size, B: int, batch: int, places: int
+) -> Iterator[tuple[float, Region, int]]:
+    """(microseconds, the region, pieces): by pieces of the batch, and by blocks of a cluster."""
+    region, (n, height, groups), (alone, each, part) = way.region, size, way.again
+    high, (whole, rest) = height * region.LINES / region.DEPTH, divmod(n, places)
+    a_row = max(way.a_row, way.a_group * (high + groups / max(n, 1)))
+    most, sums = MOST_PIECES, region.CODES * 16 * B * A_SUM
+    if way.small:
+        cut = way.together > 1 and batch > UNCUT_ROWS
+        most = max((places - way.spare) // max(n, 1), 1) if cut else 1
+    for pieces in range(1, min(most, -(-batch // region.DEPTH)) + 1):
+        time = whole * (way.alone + a_row * batch)
+        time += ceil(rest * pieces / places) * (way.alone + a_row * batch / pieces)
+        adding = alone + pieces * (each + rest * part * sums) if pieces > 1 else 0.0
+        yield time + adding, region, pieces
+    for blocks, (room, meeting) in SPLITS.items():
+        if blocks <= way.together:
+            crowded = n * blocks > 0.75 * places and batch <= CROWDED_ROWS
             meeting += CROWDED if crowded else 0.0
-            time = rounds * (alone + a_row * batch / blocks + meeting)
-            found.append((time, small._replace(SPLIT=blocks), 1))
-    return min(found, key=lambda way: way[0])[1:]
-
-
-def time_of(
-    n: int, places: int, batch: int, row: float, sums: float, pieces: int,
-    again: tuple[float, float] = SECOND_PASS,
-) -> float:  # fmt: skip
-    """Of the regions that are left, cut into pieces, and of adding these up `again`."""
-    rest, (alone, part) = n % places, again
-    adding = alone + rest * pieces * part * sums if pieces > 1 else 0
-    return -(-rest * pieces // places) * (A_REGION + row * batch / pieces) + adding
+            time = way.alone + a_row * batch / blocks + meeting
+            yield ceil(n * blocks / (room * places)) * time, region._replace(SPLIT=blocks), 1
 
 
 class Cuts(NamedTuple):

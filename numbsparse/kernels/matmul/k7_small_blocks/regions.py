@@ -78,13 +78,13 @@ A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends o
 @of_any_rows
 def in_regions(
     x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None,
-    ways: Ways | None = None,
+    ways: Ways = (), tile: Any = None,
 ) -> bool:  # fmt: skip
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`.
 
     Anything where gates[b] is 0. Of images sums that a split made NaN stay so; returns whether
     images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN. Where
-    taps share boxes there are `ways` to do so.
+    taps share boxes of pixels there are `ways` to do so, and the `tile` of a stage's outputs.
     """
     B, batch, widths = dvalues.shape[1], x.shape[0], (x.shape[1], dy.shape[1])
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
@@ -100,8 +100,8 @@ def in_regions(
     loaded: Any = ()
     rows, tops, offsets, whole_tiles = region.DEPTH, (), None, True
     if of_images:
-        tile = ways.tile or tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN)
-        if ways.tile:
+        shared, tile = tile, tile or tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN)
+        if shared:
             within, loaded = x.within(index, tile, rows), prod(x.seen(tile))
         offsets, whole_tiles = x.taps, is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)
