@@ -28,7 +28,7 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
     groups, codes, used, blocks = plan_regions(layout.index, B, layout.shape, region)
     groups, used = groups.reshape(-1, region.GROUPS), used.reshape(-1, region.WARPS)
     shape = (groups.shape[0], region.WARPS, region.SLOTS)
-    codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 16 // B)
+    codes, blocks = codes.reshape(shape), blocks.reshape(*shape, 2)
 
     def feature(item, piece, of_dy):
         group, at = divmod(int(piece) * PIECE, region.FEATURES)

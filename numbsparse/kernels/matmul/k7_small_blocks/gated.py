@@ -207,7 +207,7 @@ def thinning(A_SLOT: int, region: Region) -> Any:
         blocks, masks = cuda.local.array(A_SLOT, int32), cuda.local.array(A_SLOT, uint32)
         begins = cuda.local.array(A_SLOT, uint32)
         for h in range(A_SLOT):
-            blocks[h] = plan.blocks[A_SLOT * own + h] if there else int32(-1)
+            blocks[h] = plan.blocks[2 * own + h] if there else int32(-1)
             if blocks[h] >= 0 and plan.gates[blocks[h]] == 0:
                 blocks[h] = int32(-1)
             masks[h] = lanes_where(blocks[h] >= 0)
@@ -234,8 +234,8 @@ def thinning(A_SLOT: int, region: Region) -> Any:
         at += min(lane, SLOTS - 1) * A_SLOT
         code = moved[at]
         dy, second = uint32(code >> uint32(DY)), code
-        for h in range(A_SLOT):  # once: another block of the cluster may read it meanwhile
-            left[A_SLOT * own + h] = kept[at + h]
+        left[2 * own] = kept[at]  # once: another block of the cluster may read it meanwhile
+        left[2 * own + 1] = kept[at + 1] if A_SLOT == 2 else int32(-1)
         if A_SLOT == 2:
             second = moved[at + 1]
             second = code if second == uint32(NONE) else second

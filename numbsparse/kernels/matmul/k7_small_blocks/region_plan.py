@@ -94,16 +94,6 @@ class Sums(NamedTuple):
         """Of 16 x 8 sums in a slot, four to a lane."""
         return self.B // 8
 
-    @property
-    def exact(self) -> bool:
-        """Whether sums that a split made NaN are mended."""
-        return self.arithmetic == "highest" and not self.of_images
-
-    @property
-    def A_SLOT(self) -> int:
-        """Blocks of a slot."""
-        return 16 // self.B
-
 
 def plan_boxes(
     index: Index, B: int, widths: tuple[int, int], region: Region, offsets: Any = None
@@ -128,7 +118,7 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     stage, in 10 bits each, and NEW_COLUMN where the slot before had another column. Of boxes that
     taps share in BOX_BITS each, of x by lines of BOX to a group.
     used (regions, WARPS): the slots that are taken, first ones first.
-    blocks (regions, WARPS, SLOTS, blocks of a slot): the stored blocks, or -1.
+    blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
     """
     of_group = region.FEATURES // B
     row_groups, column_groups = -(-sides[0] // (of_group * region.SHIFTS)), -(-sides[1] // of_group)
@@ -140,7 +130,7 @@ def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -
     _line_up(*lines, of_group, xs, dys, groups)
 
     codes = np.zeros((n, region.WARPS, region.SLOTS), np.int64 if region.BOX else np.uint32)
-    blocks = np.full((*codes.shape, 16 // B), -1, np.int32)
+    blocks = np.full((*codes.shape, 2), -1, np.int32)
     used = np.zeros((n, region.WARPS), np.int32)
     taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
     rows, places = (of_group * many for many in (region.SHIFTS, region.BOX or 1))

@@ -135,8 +135,7 @@ def in_regions(
         cluster=(region.SPLIT,) if region.SPLIT > 1 else None,
         overlap=True,
     )
-    if cuts.left:
-        add_up(sums, cuts, into, dense, not of_images and x.nbytes + dy.nbytes < SOON)
+    add_up(sums, cuts, into, dense, not of_images and x.nbytes + dy.nbytes < SOON)
     return whole_tiles
 
 
@@ -235,7 +234,7 @@ def piece_of_block(cuts, split):
     if block < whole:
         return block, int32(0), int32(1), int32(-1)
     which, piece, pieces = (block - whole) % left, (block - whole) // left, int32(cuts.pieces)
-    return whole + which, piece, pieces, piece * left + which
+    return whole + which, piece, pieces, which * pieces + piece
 
 
 @cache
