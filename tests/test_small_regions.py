@@ -5,9 +5,9 @@ import pytest
 
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_choice, regions
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Way, cuts_of
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, Way, cuts_of
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
@@ -83,8 +83,8 @@ def test_regions_are_cut_where_that_pays():
     large = Region(12, 18, 38, 32, 3)
 
     def pieces(n, batch, a_row=0.05):
-        ways = (Way(large, 4.5, a_row),)
-        return region_choice.fastest(lambda _: (n, 1, 1), 8, batch, ways, 132)[1]
+        ways = (Way(large, a_row),)
+        return region_plan.fastest(lambda _: (n, 1, 1), 8, batch, ways, 132)[1]
 
     assert pieces(50, 64) == 1
     assert pieces(50, 2048) > 1
@@ -100,9 +100,9 @@ def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, of_images, piec
     """Of matrices, as images were not timed, and most of float32."""
     large = Region(12, 18 if B == 8 else 9, 38, 32, 3, ITEM=item)
     arithmetic = "highest" if item == 4 else "float16"
-    way, *_ = region_choice.ways_for(0.1, B, arithmetic, False, of_images)
+    way, *_ = region_plan.ways_for(0.1, B, arithmetic, False, of_images)
     ways = (way._replace(region=large, a_row=0.05),)
-    found = region_choice.fastest(lambda _: (88, 1, 1), B, 1000, ways, 132)
+    found = region_plan.fastest(lambda _: (88, 1, 1), B, 1000, ways, 132)
     assert found == (large, pieces)
 
 
@@ -116,11 +116,11 @@ def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, of_images, piec
 def test_regions_are_small_where_large_ones_leave_places_free(
     batch, places, which, blocks, monkeypatch
 ):
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
-    monkeypatch.setattr(region_choice, "SIMULATED", False)
-    ways = region_choice.ways_for(0.1, 8, "float16", False)
-    region, pieces = region_choice.region_for(index, 8, (1024, 1024), batch, ways, places)
+    monkeypatch.setattr(region_plan, "SIMULATED", False)
+    ways = region_plan.ways_for(0.1, 8, "float16", False)
+    region, pieces = region_plan.region_for(index, 8, (1024, 1024), batch, ways, places)
     assert region == ways[which].region._replace(SPLIT=blocks)
     assert pieces == 1
 
@@ -128,12 +128,12 @@ def test_regions_are_small_where_large_ones_leave_places_free(
 @pytest.mark.parametrize(("places", "blocks"), [(2, 2), (1, 1)])
 def test_large_regions_are_of_clusters_where_each_has_two_places(places, blocks, monkeypatch):
     """Instead of pieces whose sums meet in memory; none where nothing is kept, either."""
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
-    large = region_choice.region_of(8, 2, 0.1, False)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
+    large = region_plan.region_of(8, 2, 0.1, False)
 
     def found(n, together):
-        ways = (Way(large, 4.5, 0.04, together=together),)
-        return region_choice.fastest(lambda _: (n, 1, 1), 8, 2048, ways, places * 5)
+        ways = (Way(large, 0.04, together=together),)
+        return region_plan.fastest(lambda _: (n, 1, 1), 8, 2048, ways, places * 5)
 
     assert found(0, 2) == (large, 1)
     assert found(5, 2) == (large._replace(SPLIT=blocks), 1)
@@ -144,35 +144,35 @@ def test_large_regions_are_of_clusters_where_each_has_two_places(places, blocks,
 @pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
 def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
     """As many as there are places for, if rows are many; a second pass is worth no few rows."""
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
-    monkeypatch.setattr(region_choice, "SIMULATED", False)
-    ways = region_choice.ways_for(0.2, B, "highest" if item == 4 else "float16", False)
+    monkeypatch.setattr(region_plan, "SIMULATED", False)
+    ways = region_plan.ways_for(0.2, B, "highest" if item == 4 else "float16", False)
     slower, where = 0.1 / ways[0].a_row, (index, B, (128, 128), batch)
     first, *smaller = (way._replace(a_row=way.a_row * slower) for way in ways)
-    region, pieces = region_choice.region_for(*where, (first, *smaller), 132)
-    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    region, pieces = region_plan.region_for(*where, (first, *smaller), 132)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
     assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
     assert n * pieces * region.SPLIT <= 132
     assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1023 else (1, True))
     assert batch < 1 << 17 or pieces > 64
     fewer = [each._replace(spare=6) for each in smaller]
-    region, pieces = region_choice.region_for(*where, (first, *fewer), 132)
-    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    region, pieces = region_plan.region_for(*where, (first, *fewer), 132)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
     assert region.SPLIT > 1 or n * pieces <= 126
 
 
 @pytest.mark.parametrize("places", range(2, 12))
 def test_wider_regions_where_they_save_a_round(places, monkeypatch):
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(192, 192, 0.1, seed=0)).index
-    large = region_choice.region_of(8, 2, 0.1, False)
-    wider = region_choice.WIDER[large]
-    n, m = (region_choice.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
+    large = region_plan.region_of(8, 2, 0.1, False)
+    wider = region_plan.WIDER[large]
+    n, m = (region_plan.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
     fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
     assert m <= fewer <= n
-    ways, saves = (Way(large, 4.5, 0.04),), -(-fewer // places) < -(-n // places)
-    found, _ = region_choice.region_for(index, 8, (1536, 1536), 64, ways, places)
+    ways, saves = (Way(large, 0.04),), -(-fewer // places) < -(-n // places)
+    found, _ = region_plan.region_for(index, 8, (1536, 1536), 64, ways, places)
     assert found == (wider if saves else large)
 
 

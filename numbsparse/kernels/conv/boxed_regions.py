@@ -11,18 +11,11 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.conv.window import Boxes, Pass, boxes_of_chunks, even_chunks, spread_of
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
-    A_REGION,
-    SPARE,
-    Way,
-    Ways,
-    fitted,
-    small_way,
-)
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import SPARE, Way, fitted, small_way
 from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.pixels import UNEVEN, Images, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.strip import LINE, Region
 from numbsparse.layout import Index
 
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once; up to how
@@ -65,7 +58,7 @@ def boxes_of_weight_grad(
     return None, None
 
 
-def ways_of(index: Any, B: int, x: Images, columns: int) -> Ways:
+def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:
     """Regions that hold the blocks of a column in any group, with groups for their part of the
     features; none where taps share no boxes."""
     if x.shared is None:
@@ -80,7 +73,7 @@ def ways_of(index: Any, B: int, x: Images, columns: int) -> Ways:
             groups = max(high + dy_groups, -(-4 * high // 3))  # x has three quarters at most
             region = Region(warps, each, groups, ROWS, 2, 4, BOX=box, SHIFTS=shared.shifts)
             region = in_stages(region, B)
-            found = found or [Way(region, A_REGION, A_ROW[B])]
+            found = found or [Way(region, A_ROW[B])]
             found.append(small_way(found[0], region, *how, A_LINE, SECOND_PASS, SPARE))
     return tuple(found)
 

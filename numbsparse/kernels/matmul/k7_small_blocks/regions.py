@@ -17,18 +17,19 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.gated import thinning
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     Cuts,
+    Sums,
     Ways,
     cuts_of,
     region_for,
     ways_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Sums, plan_boxes
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_tf32, products
-from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import (
     Into,
     add_up,
+    plan_boxes,
     storer,
     storer_of_cluster,
 )
@@ -48,6 +49,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
 from numbsparse.kernels.parts.shifted import rows_of_lane
+from numbsparse.kernels.parts.strip import LINE, Region
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,

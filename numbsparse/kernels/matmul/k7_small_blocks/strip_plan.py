@@ -40,9 +40,9 @@ HIGH, HIGH_FROM = 128, 0.8
 LOW = (32, *HEIGHTS)  # of few features
 # Two strips of a cluster share their groups where x has so many bytes, as many strips need it, and
 # none has so many times as many blocks as on average: the other one waits for it. At 99 drawn
-# products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92
-# of the time apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 32 more, in hubs,
-# clusters, feature-major or with gates, 9 whose strips are uneven took 0.68 to 0.96 apart (H200).
+# products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92 of the time
+# apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 32 more, of hubs, clusters,
+# feature-major or with gates, the 7 whose strips are uneven took 0.68 to 0.96 apart (H200).
 PAIRED_FROM, PAIRED_STRIPS, UNEVEN = (0, 2, 99.0) if SIMULATED else (2**24, 6, 1.25)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
