@@ -48,10 +48,17 @@ def _output(word: str) -> Path:
     return Path(word)
 
 
+def _picture(word: str) -> Path:
+    if not word.endswith((".png", ".svg", ".pdf")):
+        raise argparse.ArgumentTypeError(f"takes a name ending in .png, .svg or .pdf, got {word}")
+    return _output(word)
+
+
 WHOLE, TIME = _from(0), _from(0.0)
 Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
 COUNT: Any = {"type": _from(1), "default": 1}
 FILE: Any = {"type": _output, "metavar": "FILE"}
+PICTURE: Any = FILE | {"type": _picture}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -238,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--cards", **COUNT, help="GPUs to use; default: 1")
     command.add_argument("--json", **FILE, help="the map to read and extend")
-    command.add_argument("--png", **FILE, help="draw the map there")
+    command.add_argument("--png", **PICTURE, help="draw the map there")
     command = add(
         "tables",
         _of_kernels("pages.tables", lambda tables, of: tables.fill(of.file)),
@@ -283,7 +290,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="which kernels to time: auto (the one that is chosen; default), all, or names with "
         "commas between, such as k1_naive,k6_hopper",
     )
-    on_gpu.add_argument("--png", **FILE, help="draw the results there")
+    on_gpu.add_argument("--png", **PICTURE, help="draw the results there")
 
 
 def _of_kernels(module: str, run: Callable[[Any, argparse.Namespace], Any]) -> Run:
