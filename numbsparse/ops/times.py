@@ -284,7 +284,7 @@ def _k7_lines(of: Sizes) -> Counts:
 def _k7_blocks(of: Sizes) -> Counts:
     """Regions as they are chosen, of which each multiprocessor has some, maybe with others of a
     cluster or in pieces. Slots of float32 that are left over take no time."""
-    choice = rung("k7_small_blocks").region_choice
+    choice = rung("k7_small_blocks").region_plan
     arithmetic = "highest" if of.itemsize == 4 else "float16"
     ways = choice.ways_for(of.density, of.size, arithmetic, of.across)
     sizes = partial(_k7_regions, of)
@@ -300,7 +300,7 @@ def _k7_blocks(of: Sizes) -> Counts:
 
 
 def _k7_regions(of: Sizes, region: Any) -> tuple[tuple[int, int, int], float]:
-    """What `region_choice.size_of` finds, of blocks that are random where there are any; slots."""
+    """What `region_plan.size_of` finds, of blocks that are random where there are any; slots."""
     in_group, kept = region.FEATURES // of.size, min(of.density / of.tiles, 1)
     down, across = of.reads / region.FEATURES, of.makes / region.FEATURES * of.tiles
     found = []
