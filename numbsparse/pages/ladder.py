@@ -27,7 +27,7 @@ from numbsparse.pages.committed import (
 from numbsparse.pages.reads import Reads, Roofline, reads_at, roofline
 
 SIZES = (32, 64, 128)  # of the steps
-FIRST_OF_HALVES = "s08_tensor_core"
+FIRST_IN_FLOAT16 = "s08_tensor_core"
 INDENT = "    "
 COLUMNS = (5, 10, 9, 11, 8, 8, 9)
 HEADINGS = """\
@@ -170,7 +170,7 @@ def speeds_in_steps(name: str, dtype: str) -> tuple[float | None, ...]:
 
 def dtype_of(name: str) -> str:
     """Of a step's numbers."""
-    return "float32" if name < FIRST_OF_HALVES else "float16"
+    return "float32" if name < FIRST_IN_FLOAT16 else "float16"
 
 
 @cache
