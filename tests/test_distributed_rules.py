@@ -188,6 +188,10 @@ def test_bad_arguments():
             (lambda: dist.ShardedOptimizer(model, group), TypeError, "optimizer takes a numbsp"),
             (lambda: dist.ShardedOptimizer(sgd, None), TypeError, "group takes a numbsparse Group"),
             (lambda: dist.ColumnLinear(model, "nccl"), TypeError, "group takes a numbsparse Group"),
+            (lambda: dist.ColumnLinear(model, gather_output="no"), TypeError, "gather_output"),
+            (lambda: dist.RowLinear(model, split_input=2), TypeError, "split_input takes True"),
+            (lambda: dist.RowLinear(model, split_input=False)(x), ValueError, r", 8\), got"),
+            (lambda: dist.RowLinear(model, split_input=False)(1.0), ValueError, r", 8\), got \(\)"),
         ):
             with pytest.raises(error, match=words):
                 call()
