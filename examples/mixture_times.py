@@ -22,7 +22,7 @@ import torch
 import numbsparse as ns
 import numbsparse.torch as nst
 from numbsparse.bench.timing import graph_of, record_torch, seconds_of
-from numbsparse.files import write_json
+from numbsparse.files import check_writable, write_json
 from numbsparse.machine import describe
 
 SIZES = ((8192, 8, 1024, 4096), (16384, 64, 1024, 1024), (16384, 64, 2048, 1408))
@@ -137,6 +137,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, help="where the times go")
     options = parser.parse_args(given)
+    if options.json:
+        check_writable(options.json)  # before the measuring
     if not torch.cuda.is_available():
         sys.exit("mixture_times: takes a GPU that torch sees")
     rows = []

@@ -42,7 +42,7 @@ def test_bad_arguments_are_refused(step, jobs, message):
         ns.compile_ahead(step, jobs=jobs)
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True])
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "5", True, [5], 1j])
 def test_a_time_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match="seconds takes a number above 0, got "):
         ns.compile_ahead(print, seconds=seconds)

@@ -161,6 +161,8 @@ def test_a_port_where_another_program_listens():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="backend takes"):
         dist.init("gloo")
+    with pytest.raises(ValueError, match="backend takes one of auto, nccl"):
+        dist.init(np.array(["auto", "mpi"]))
     for timeout in (0, 1e10, float("inf")):
         with pytest.raises(ValueError, match="timeout takes"):
             dist.init(timeout=timeout)
@@ -169,7 +171,9 @@ def test_bad_arguments():
     with dist.init() as group:
         x = np.ones((2, 3))
         for call, error, words in (
-            (lambda: group.all_reduce(x, "product"), ValueError, "op takes 'sum', 'mean'"),
+            (lambda: group.all_reduce(x, "product"), ValueError, "op takes one of sum, mean"),
+            (lambda: group.reduce_scatter(x, [1]), ValueError, "op takes one of sum, mean"),
+            (lambda: dist.save("x.npz", {}, None), TypeError, "group takes a numbsparse Group"),
             (lambda: group.all_reduce(x > 0), TypeError, "x takes .* got bool"),
             (lambda: group.all_reduce(x.astype(int), "mean"), TypeError, "float64.* got int64"),
             (lambda: group.all_reduce(x, out=x[0]), ValueError, r"out takes \(2, 3\) of float64"),
@@ -184,6 +188,10 @@ def test_bad_arguments():
             (lambda: dist.ShardedOptimizer(model, group), TypeError, "optimizer takes a numbsp"),
             (lambda: dist.ShardedOptimizer(sgd, None), TypeError, "group takes a numbsparse Group"),
             (lambda: dist.ColumnLinear(model, "nccl"), TypeError, "group takes a numbsparse Group"),
+            (lambda: dist.ColumnLinear(model, gather_output="no"), TypeError, "gather_output"),
+            (lambda: dist.RowLinear(model, split_input=2), TypeError, "split_input takes True"),
+            (lambda: dist.RowLinear(model, split_input=False)(x), ValueError, r", 8\), got"),
+            (lambda: dist.RowLinear(model, split_input=False)(1.0), ValueError, r", 8\), got \(\)"),
         ):
             with pytest.raises(error, match=words):
                 call()

@@ -93,6 +93,8 @@ def test_what_is_timed_in_torch_agrees(monkeypatch):
     ours, _, loop = times.layers(size, 4, "cpu", torch.float32).values()
     assert loop()[0].shape == (40, 16)
     assert ours()[0].shape == (60, 16)
+    with pytest.raises(IsADirectoryError):  # before anything is timed
+        times.main(["--json", "."])
     wrong = [*loop()[:3], 1.1 * loop()[3]]
     with pytest.raises(ArithmeticError, match=r"ours: dw2 is off by 0\.1"):
         times.check("ours", wrong, loop())

@@ -57,6 +57,19 @@ def test_images_of_all_sizes_are_of_one_graph(of, padding):
     assert len(graphs) == 2
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("padding", [1, "same"], ids=str)
+def test_a_convolution_is_exported_for_images_of_all_sizes(padding, strict):
+    layer = nst.Conv2d(8, 8, 3, 2, padding, block_size=4, dtype=torch.float64)
+    shapes = {"x": dict.fromkeys((2, 3), torch.export.Dim.AUTO)}
+    program = torch.export.export(
+        layer, (drawn(2, 8, 9, 10),), dynamic_shapes=shapes, strict=strict
+    ).module()
+    for size in (4, 5, 12):
+        x = drawn(2, 8, size, size + 1)
+        torch.testing.assert_close(program(x), layer(x))
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own look at it
 @pytest.mark.parametrize("name", MODELS)
 def test_a_backward_that_is_compiled_of_what_was_not(name):

@@ -19,6 +19,7 @@ from typing import Any
 
 from numbsparse.device import kept, runtime, waits
 from numbsparse.device.array import DeviceArray, empty, span_of
+from numbsparse.patterns.checks import REAL
 
 MOST_PROCESSES = 16  # each takes some 300 MB of the host's memory
 STEP, CLAIMS, ERROR = "step.pickle", "claims", "error.txt"
@@ -67,7 +68,8 @@ def compile_ahead(
         raise TypeError(f"step takes a function, got {step!r}")
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ValueError(f"jobs takes a number of processes, at least 1, got {jobs!r}")
-    if seconds is not None and (isinstance(seconds, bool | str) or not seconds > 0):
+    is_number = isinstance(seconds, REAL) and not isinstance(seconds, bool)
+    if seconds is not None and not (is_number and seconds > 0):
         raise ValueError(f"seconds takes a number above 0, got {seconds!r}")
     runtime.require()
     if runtime.SIMULATED:

@@ -17,7 +17,7 @@ from numbsparse.distributed.rendezvous import met
 from numbsparse.dtypes import type_name
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import check_form, check_written, operand
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import integer, word
 
 
 class Group:
@@ -193,8 +193,7 @@ class Group:
 
     def _numbers(self, x: Any, op: str) -> Any:
         """x, of a dtype that can be combined this way."""
-        if op not in OPERATIONS:
-            raise ValueError(f"op takes {', '.join(map(repr, OPERATIONS))}, got {op!r}")
+        word("op", op, OPERATIONS)
         x = _plain(x)
         if x.dtype.name not in DTYPES or (op == "mean" and x.dtype.kind in "iu"):
             takes = [n for n in DTYPES if op != "mean" or "float" in n]

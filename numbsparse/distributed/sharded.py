@@ -200,6 +200,7 @@ def save(path: Any, state: Any, group: Group) -> None:
     >>> with dist.init() as group:
     ...     dist.save(path, {"step": 3}, group)
     """
+    check_kind("group", group, Group)
     failed: BaseException | None = None
     if group.rank == 0:
         try:

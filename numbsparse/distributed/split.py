@@ -22,6 +22,7 @@ from numbsparse.distributed.start import init
 from numbsparse.nn import LSTM, Linear, Module, Parameter
 from numbsparse.nn import functional as F
 from numbsparse.nn.recurrent import checked_state, checked_steps
+from numbsparse.patterns.checks import flag
 
 
 def replicate(x: Any, group: Group) -> Tensor:
@@ -137,7 +138,7 @@ class ColumnLinear(_SplitLinear):
 
     def __init__(self, linear: Linear, group: Group | None = None, *, gather_output: bool = True):
         super().__init__(linear, group, 1)
-        self.gather_output = gather_output
+        self.gather_output = flag("gather_output", gather_output)
         if linear.bias is not None:
             own = Exchange(self.group).part(linear.bias.data)
             self.bias = _like(linear.bias, ops.copy(own))
@@ -173,11 +174,15 @@ class RowLinear(_SplitLinear):
 
     def __init__(self, linear: Linear, group: Group | None = None, *, split_input: bool = True):
         super().__init__(linear, group, 0)
-        self.split_input = split_input
+        self.split_input = flag("split_input", split_input)
         self.bias = None if linear.bias is None else _like(linear.bias, ops.copy(linear.bias.data))
 
     def forward(self, x: Any) -> Tensor:
-        x = as_tensor(x) if self.split_input else part(x, self.group)
+        x, features = as_tensor(x), self._layouts["weight"][1][0]
+        if not self.split_input:
+            if x.shape[-1:] != (features,):
+                raise ValueError(f"x takes the shape (..., {features}), got {x.shape}")
+            x = part(x, self.group)
         y = total(F.linear(x, self.weight, precision=self.precision), self.group)
         return y if self.bias is None else y + self.bias
 
@@ -210,7 +215,7 @@ class SplitLSTM(Split):
 
     def __init__(self, lstm: LSTM, group: Group | None = None, *, peer_memory: bool = False):
         super().__init__(group)
-        self.peer_memory = peer_memory
+        self.peer_memory = flag("peer_memory", peer_memory)
         self._peers: PeerExchange | None = None
         if peer_memory and self.group.backend != "nccl":
             raise ValueError(

@@ -19,7 +19,7 @@ from numbsparse.distributed.group import Group
 from numbsparse.distributed.links import Links
 from numbsparse.distributed.on_host import ByMPI, BySockets
 from numbsparse.distributed.rendezvous import met
-from numbsparse.patterns.checks import number
+from numbsparse.patterns.checks import number, word
 
 BACKENDS = ("auto", "nccl", "mpi", "sockets")
 
@@ -61,8 +61,7 @@ def init(backend: str = "auto", timeout: float = 10.0) -> Group:
     1
     """
     global _group
-    if backend not in BACKENDS:
-        raise ValueError(f"backend takes {', '.join(map(repr, BACKENDS))}, got {backend!r}")
+    word("backend", backend, BACKENDS)
     if not number("timeout", timeout, TIMEOUT_MAX) > 0:  # of sockets, too
         raise ValueError(f"timeout takes seconds above 0, got {timeout}")
     if _group is None or (_group.size > 1 and not _group._is_open):

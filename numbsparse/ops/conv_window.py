@@ -203,7 +203,5 @@ def _check_padding(pairs: Pairs, space: tuple[int, ...], whose: str = "image") -
 def _window(big: Any, small: Any, kernel: Any, stride: Any, low: Any, dilation: Any) -> Window:
     """Of three axes, the first of them one pixel long where there are fewer."""
     given, first = (big, small, kernel, stride, low, dilation), (1, 1, 1, 1, 0, 1)
-    each: Any = (
-        (n,) * (3 - len(of)) + tuple(map(int, of)) for of, n in zip(given, first, strict=True)
-    )
+    each: Any = ((n,) * (3 - len(of)) + tuple(of) for of, n in zip(given, first, strict=True))
     return Window(*each)
