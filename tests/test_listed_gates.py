@@ -13,7 +13,7 @@ from numbsparse.kernels.matmul.k8_small_batch import blocks, launch
 
 def problem_of(dtype, size, edge, part, rng):
     """(the pattern, the shape, gates): one column without blocks, one that is full."""
-    kept = rng.random((160 // size + 2, 192 // size)) < 0.6
+    kept = rng.random((min(160 // size + 2, 12), 192 // size)) < 0.6
     kept[:, 1], kept[:, 2] = False, True
     numbers = rng.choice(np.float32([1, 0.3, -1.7]), int(kept.sum()))
     left = rng.random(len(numbers)) < part
@@ -47,11 +47,12 @@ def test_lines_that_several_warps_and_shares_have(
     w = ns.BlockSparse(values, kept, shape=shape).to("cuda")
     used, given = w.T if transposed else w, ops.all_blocks(w, ns.to_device(gates))
     x = rng.standard_normal((batch, used.shape[0])).astype(as_dtype(dtype))
-    got, again = (
+    got, *again = (
         host(ops.matmul(ns.to_device(x), used, gate=given, kernel="k8_small_batch"))
-        for _ in range(2)
+        for _ in range(2 if part == 0.5 else 1)
     )
-    np.testing.assert_array_equal(got, again)
+    for each in again:
+        np.testing.assert_array_equal(got, each)
     gated = np.nan_to_num(values.astype(np.float64)) * gates[:, None, None]
     dense = ns.BlockSparse(gated, kept, shape=shape).toarray()
     dense, wide = dense.T if transposed else dense, x.astype(np.float64)
@@ -93,11 +94,12 @@ def test_a_weight_gradient_leaves_others_as_they_were(
 )
 def test_warps_of_more_units_than_lanes(part, room, dtype, size, transposed, rng, monkeypatch):
     """Their runs are walked 32 units at a time, with lines that go on from one walk to the next;
-    where there is no room for a list each unit's gates are looked at."""
+    where there is no room for a list each unit's gates are looked at. Three walks are all there is
+    to see: the first, one between two, and the last."""
     monkeypatch.setattr(launch, "n_shares", lambda: 1)
     monkeypatch.setattr(launch, "MOST_LISTED", room * launch.MOST_LISTED)
-    kept = rng.random((3, 9)) < 0.8
-    kept = np.kron(kept, np.ones((64 // size + 2,) * 2, bool))
+    kept = rng.random((3, 5)) < 0.8
+    kept = np.kron(kept, np.ones((40 // size + 3,) * 2, bool))
     gates = np.where(rng.random(int(kept.sum())) < part, np.float32(-0.5), np.float32(0))
     values = rng.integers(-4, 5, (len(gates), size, size)).astype(dtype)
     w = ns.BlockSparse(values, kept).to("cuda")

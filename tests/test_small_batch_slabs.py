@@ -56,10 +56,10 @@ def read_in_place(a, B, operands=1):
 
 
 def drawn_case(rng, name, B, dtype):
-    pattern = rng.random((3, 4)) < 0.6
+    pattern = rng.random((3, 4) if B <= WIDTH else (2, 3)) < 0.6  # units are of WIDTH
     pattern[1, 2], pattern[:, 0] = True, False  # a line of outputs is empty, one is not
     layout = Layout(pattern)
-    n_in, n_out = (B * n - int(rng.integers(0, min(B, 20))) for n in (3, 4))
+    n_in, n_out = (B * n - int(rng.integers(0, min(B, 20))) for n in layout.shape)
     if name == "input_grad":
         n_in, n_out = n_out, n_in
     values = rng.standard_normal((layout.n_blocks, B, B)).astype(as_dtype(dtype))
@@ -170,7 +170,7 @@ def test_features_are_loaded_from_16_bytes_on(
     of tiles whose last rows are not there, and of lines in parts."""
     dtype, precision = numbers
     layout, values, _, _ = drawn_case(rng, name, B, dtype)
-    n_in, n_out = (3 * B, 4 * B) if name == "forward" else (4 * B, 3 * B)
+    n_in, n_out = (B * n for n in layout.shape[:: 1 if name == "forward" else -1])
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     most = dict.fromkeys(launch.MOST_BY_WORDS, 0 if many else 99)
     monkeypatch.setattr(launch, "MOST_BY_WORDS", most)

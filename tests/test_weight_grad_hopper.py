@@ -86,7 +86,7 @@ def test_threads_share_the_pieces_of_a_number(pieces, ways, dtype, B, monkeypatc
         pieces_of_blocks, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
     )
     rows = 64 if dtype == "float16" else 32  # of a step
-    sizes = {"in_features": 70, "out_features": 33, "block_size": B}
+    sizes = {"in_features": 40, "out_features": 33, "block_size": B}
     case = Case(batch=rows * pieces - 5, density=1, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
     assert blocks == [(pieces_of_blocks.THREADS // ways, ways)]
