@@ -41,8 +41,9 @@ SECOND_PASS_OF_16 = {2: (4.0, 0.0, 1.0), 4: (4.0, 0.0, 0.5)}
 SMALL_PASS, UNCUT_ROWS = (2.0, 0.05, 2.0), 1023
 SPLITS = {2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 # More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
-# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
-# took 46 us of 2,048 rows, in two pieces 54.
+# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. Large ones always: where
+# that decides, 6 products took up to 1.19 times as long without it. One of two took 46 us of 2,048
+# rows, in two pieces 54.
 CROWDED, CROWDED_ROWS = 1.0, 512
 
 Size = tuple[int, int, int]  # see `size_of`
@@ -110,7 +111,8 @@ LARGE = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
-# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
+# Where they save a round 14 products of 35 to 2,160 rows took 0.59 to 1.01 of the time, 0.85 at the
+# mean (H200).
 WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
 # Where those leave multiprocessors free: microseconds beside those of its rows, how many times as
 # long as in proportion a row takes, and blocks of a cluster. Of those of half a large one there is
@@ -285,7 +287,7 @@ def times_of(
     for blocks, (room, meeting) in SPLITS.items():
         if blocks <= way.together:
             crowded = n * blocks > 0.75 * places and batch <= CROWDED_ROWS
-            meeting += CROWDED if crowded else 0.0
+            meeting += CROWDED if crowded or not way.small else 0.0
             time = way.alone + a_row * batch / blocks + meeting
             yield ceil(n * blocks / (room * places)) * time, region._replace(SPLIT=blocks), 1
 
