@@ -111,8 +111,7 @@ LARGE = {
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
-# Where they save a round 14 products of 35 to 2,160 rows took 0.59 to 1.01 of the time, 0.85 at the
-# mean (H200).
+# Where they save a round 14 products took 0.59 to 1.01 of the time, 0.85 at the mean (H200).
 WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
 # Where those leave multiprocessors free: microseconds beside those of its rows, how many times as
 # long as in proportion a row takes, and blocks of a cluster. Of those of half a large one there is

@@ -42,8 +42,7 @@ LOW = (32, *HEIGHTS)  # of few features
 # none has so many times as many blocks as on average: the other one waits for it. At 99 drawn
 # products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92 of the time
 # apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 64 others, of hubs, clusters
-# and changing densities too, half are uneven: 0.91 apart (1.06 at most), the rest 1.05 (0.87 to
-# 1.25; H200).
+# and changing densities too, half are uneven: 0.91 (1.06 at most), the rest 1.05 (H200).
 PAIRED_FROM, PAIRED_STRIPS, UNEVEN = (0, 2, 99.0) if SIMULATED else (2**24, 6, 1.25)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
@@ -55,7 +54,7 @@ COSTS_OF_FEW = {
     8: (0.0056, 0.0092, 0.0, 0.9, (0.0, 0.94, 1.72, 1.84), 1.6),
     16: (0.0065, 0.0172, 1.15, 0.79, (0.0, 0.77, 1.4, 1.62), 1.2),
 }
-FEW_ROWS, FEW_FEATURES = 1024, 1024
+FEW = 1024  # rows and features, of both sides
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 # The same where blocks share steps, by features of a group: of few kept blocks the more features a
@@ -216,8 +215,7 @@ def shared_out(
     of_rows, of_block, beside, of_sums, of_part, room = costs or COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest = warps_for(columns, item)
-    few = item == 2 and costs is None and batch <= FEW_ROWS
-    few = few and max(features, columns) <= FEW_FEATURES
+    few = item == 2 and costs is None and max(sizes) <= FEW
     most_rows = LOW if few else HEIGHTS
     if not few and (B, item) == (16, 2) and costs is None and blocks >= HIGH_FROM:
         most_rows = (*HEIGHTS, HIGH)
