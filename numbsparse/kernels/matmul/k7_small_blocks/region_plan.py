@@ -41,8 +41,9 @@ SECOND_PASS_OF_16 = {2: (4.0, 0.0, 1.0), 4: (4.0, 0.0, 0.5)}
 SMALL_PASS, UNCUT_ROWS = (2.0, 0.05, 2.0), 1023
 SPLITS = {2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
 # More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
-# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
-# took 46 us of 2,048 rows, in two pieces 54.
+# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. Large ones always: where
+# that decides, 6 products took up to 1.19 times as long without it. One of two took 46 us of 2,048
+# rows, in two pieces 54.
 CROWDED, CROWDED_ROWS = 1.0, 512
 
 Size = tuple[int, int, int]  # see `size_of`
@@ -85,33 +86,39 @@ class Way(NamedTuple):
 
 Ways = tuple[Way, ...]  # to choose from, the large region first
 
-# The part of the blocks that is kept, at most, and the region, found by trial on an H200.
-REGIONS_16_BIT = {
-    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
-    16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
-}
-# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
-WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
-# With AT_ONCE=1 2,048 rows took 1.10 to 1.12 times as long in blocks of 8, 1.06 in blocks of 16.
-REGIONS_FLOAT32 = {
-    8: (
+# By bytes of a value and block size the part of the blocks that is kept, at most, and the region,
+# found by trial on an H200. With AT_ONCE=1 2,048 rows of float32 took 1.10 to 1.12 times as long in
+# blocks of 8, 1.06 in blocks of 16.
+LARGE = {
+    (2, 8): (
+        (0.05, Region(12, 18, 36, 16, 3, 4)),
+        (0.05, Region(12, 18, 27, 32, 2, 4)),
+        (1, Region(12, 18, 26, 32, 2, 4)),
+    ),
+    (2, 16): (
+        (0.05, Region(12, 11, 54, 16, 2, 4)),
+        (1, Region(12, 11, 27, 16, 4, 4)),
+        (1, Region(12, 11, 27, 32, 2, 4)),
+    ),
+    (4, 8): (
         (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
         (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
         (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
     ),
-    16: (
+    (4, 16): (
         (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
         (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
         (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
     ),
 }
-# Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
-# large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
-# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two
-# sizes between, of 16 bits, fewer places are left over: 34 products of 256 to 3,072 features and
-# 128 to 8,192 rows that take them 0.62 to 1.27 of the time, 0.93 at the median.
-# Beside those of its rows microseconds, how many times as long as in proportion a row takes, and
-# blocks of a cluster.
+# Where they save a round 14 products took 0.59 to 1.01 of the time, 0.85 at the mean (H200).
+WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
+# Where those leave multiprocessors free: microseconds beside those of its rows, how many times as
+# long as in proportion a row takes, and blocks of a cluster. Of those of half a large one there is
+# one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024 rows of 16 bits
+# took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two sizes between,
+# of 16 bits, fewer places are left over: 34 products of 256 to 3,072 features and 128 to 8,192 rows
+# that take them 0.62 to 1.27 of the time, 0.93 at the median.
 SMALLER = {
     (2, 8): (
         (Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
@@ -187,15 +194,8 @@ def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
     rows = 64 // item if transposed else 0
     if shared_memory() is None:
         return _region_in_the_simulator(B, item, kept, transposed)
-    if item == 2:
-        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
-        if rows > region.DEPTH:
-            stages = max(region.STAGES * region.DEPTH // rows, 2)
-            region = region._replace(DEPTH=rows, STAGES=stages)
-    else:
-        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
-        region = next(region for region in found if rows <= region.DEPTH)
-    return fitted(region)
+    found = (region for most, region in LARGE[item, B] if kept <= most)
+    return fitted(next(region for region in found if rows <= region.DEPTH))
 
 
 def fitted(region: Region) -> Region:
@@ -286,7 +286,7 @@ def times_of(
     for blocks, (room, meeting) in SPLITS.items():
         if blocks <= way.together:
             crowded = n * blocks > 0.75 * places and batch <= CROWDED_ROWS
-            meeting += CROWDED if crowded else 0.0
+            meeting += CROWDED if crowded or not way.small else 0.0
             time = way.alone + a_row * batch / blocks + meeting
             yield ceil(n * blocks / (room * places)) * time, region._replace(SPLIT=blocks), 1
 

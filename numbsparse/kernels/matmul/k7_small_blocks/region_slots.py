@@ -330,7 +330,7 @@ def storer_of_cluster(sums: Sums) -> Any:
 def add_up(sums: Sums, cuts: Cuts, into: Into, dense: Any, soon: bool) -> None:
     """The sums of the regions that were cut over the batch, the last ones; a warp per slot, or
     those of a block of threads share its pieces. By `pieces_of_blocks` images took 0.92 to 0.95 of
-    the time, but matrices 1.01 to 1.05, float32 the most, whose repairs it unrolls (H200).
+    the time, but 28 matrices 0.93 to 1.27, of 16 bits 1.01 at the mean, of float32 1.06 (H200).
 
     Those of 16 bits are in the same places whatever the orders of x and dy: one kernel for all.
     """

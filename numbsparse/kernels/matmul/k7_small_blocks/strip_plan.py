@@ -41,19 +41,20 @@ LOW = (32, *HEIGHTS)  # of few features
 # Two strips of a cluster share their groups where x has so many bytes, as many strips need it, and
 # none has so many times as many blocks as on average: the other one waits for it. At 99 drawn
 # products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92 of the time
-# apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 32 more, of hubs, clusters,
-# feature-major or with gates, the 7 whose strips are uneven took 0.68 to 0.96 apart (H200).
+# apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 64 others, of hubs, clusters
+# and changing densities too, half are uneven: 0.91 (1.06 at most), the rest 1.05 (H200).
 PAIRED_FROM, PAIRED_STRIPS, UNEVEN = (0, 2, 99.0) if SIMULATED else (2**24, 6, 1.25)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
 # warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
 # add; and more where tiles are more than half of the multiprocessors, and those of the next kernel
-# find no room. 512 and 1,024 features, 64 and 256 rows took 0.73 to 1.02 of the time (H200).
+# find no room. 512 and 1,024 features, 64 and 256 rows took 0.73 to 1.02 of the time (H200); with
+# the others' costs and as low tiles 20 drawn products that differ 0.89 to 1.22, 1.06 at the mean.
 COSTS_OF_FEW = {
     8: (0.0056, 0.0092, 0.0, 0.9, (0.0, 0.94, 1.72, 1.84), 1.6),
     16: (0.0065, 0.0172, 1.15, 0.79, (0.0, 0.77, 1.4, 1.62), 1.2),
 }
-FEW_ROWS, FEW_FEATURES = 1024, 1024
+FEW = 1024  # rows and features, of both sides
 # Groups of a stage, by bytes of a value and features of a group.
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 # The same where blocks share steps, by features of a group: of few kept blocks the more features a
@@ -214,8 +215,7 @@ def shared_out(
     of_rows, of_block, beside, of_sums, of_part, room = costs or COSTS[item, B]
     blocks = n_blocks * WIDTH * WARP_COLUMNS / (features * columns)  # of a warp in a group
     widest = warps_for(columns, item)
-    few = item == 2 and costs is None and batch <= FEW_ROWS
-    few = few and max(features, columns) <= FEW_FEATURES
+    few = item == 2 and costs is None and max(sizes) <= FEW
     most_rows = LOW if few else HEIGHTS
     if not few and (B, item) == (16, 2) and costs is None and blocks >= HIGH_FROM:
         most_rows = (*HEIGHTS, HIGH)
