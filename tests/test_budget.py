@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_285,
+    "numbsparse": 3_290,
     "numbsparse/autograd": 795,
     "numbsparse/bench": 3_010,
     "numbsparse/compat": 410,
@@ -15,11 +15,11 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/distributed": 2_066,
     "numbsparse/jax": 734,
     "numbsparse/kernels": 3_421,
-    "numbsparse/kernels/conv": 3_751,
+    "numbsparse/kernels/conv": 3_753,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_613,
-    "numbsparse/kernels/matmul": 10_502,
-    "numbsparse/kernels/parts": 6_427,
+    "numbsparse/kernels/matmul": 10_434,
+    "numbsparse/kernels/parts": 6_480,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_878,
