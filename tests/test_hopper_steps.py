@@ -108,7 +108,7 @@ def test_neighbours_are_grouped_where_they_share_as_much(rng):
 def test_every_tile_is_computed_once(row_tiles, together, rng):
     layout, tile = ns.Layout(pattern(rng, 40, 30)), TILES[64]
     _, lines, lengths = steps_of(layout.index, False, tile, False)
-    tiles, starts = schedule(layout.index, lengths, row_tiles, 6, together)
+    tiles, starts = schedule(layout.index, lengths, row_tiles, 6, 1, together)
     assert len(tiles) == starts[-1] == len(lines) * row_tiles
     assert len({tuple(own[:2]) for own in tiles}) == len(tiles)
     for group, _, first, end in tiles:

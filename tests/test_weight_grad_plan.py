@@ -7,7 +7,6 @@ from numbsparse import patterns
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import TO_START, Tile, cut
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
     cut_of,
-    parts_near,
     plan,
     tables_of,
     ways_of,
@@ -261,20 +260,19 @@ def test_rows_are_cut_into_even_pieces(most, rng):
         assert own.size == 0 or own.max() - own.min() <= 1
 
 
-def test_items_of_many_rounds_are_in_order_by_parts_of_the_grid():
-    """Longest first in each, where there are several."""
-    layout = Layout(np.ones((400, 400), bool))
+def test_items_of_many_rounds_are_in_the_order_in_which_they_were_found():
+    """Of few rounds longest first."""
     starts = np.cumsum([0, 3, 9, 5, 3, 9, 5])
-    rows = np.array([399, 0, 0, 0, 399, 399])
-    order = np.concatenate(
-        [row * 400 + np.arange(n) for row, n in zip(rows, np.diff(starts), strict=True)]
-    )
-    items = regions.Items(order, starts, np.diff(starts) + 1)
-    tile = TILES[0]
-    near = parts_near(layout.index, items)
-    assert (near[:, None] == near).astype(int).sum() == 18
-    for places, right in ((1, [1, 2, 3, 4, 5, 0]), (6, [4, 1, 5, 2, 3, 0])):
-        found = cut_of(items, 800, places, 8, tile, near)[-1]
+    items = regions.Items(np.arange(starts[-1]), starts, np.diff(starts) + 1)
+    for places, right in ((1, [0, 1, 2, 3, 4, 5]), (6, [4, 1, 5, 2, 3, 0])):
+        found = cut_of(items, 800, places, 8, TILES[0])[-1]
         np.testing.assert_array_equal(found, right)
-    one = regions.Items(order[3:17], starts[1:4] - 3, items.lines[1:3])
-    assert parts_near(layout.index, one) is None
+
+
+def test_regions_are_found_part_by_part_of_the_grid(rng):
+    layout = Layout(rng.random((500, 400)) < 0.02)
+    (items,) = regions.regions(layout.index, 37, 2, [16])
+    first = items.order[items.starts[:-1]]
+    part = layout.index.block_rows[first] // 250 * 2 + layout.index.block_columns[first] // 200
+    assert (np.diff(part) >= 0).all()
+    assert part[-1] == 3

@@ -52,7 +52,7 @@ from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
 from numbsparse.kernels.matmul.k7_small_blocks.strips import Plan, launch_strips, strip_kernel
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_values, of_bits
-from numbsparse.kernels.parts.deal import scheduled
+from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import steps_in_strips
 from numbsparse.kernels.parts.pixels import (
     IMAGES,
@@ -172,7 +172,7 @@ def along_strips(
     of = transposed, features, strip.bare, x.taps, y.offsets
     lengths, *steps = planned(index, plan_images, *of)
     units = multiprocessors() * strip.BESIDE
-    tiles = scheduled(index, lengths, tops.shape[0], units, strip.SPLIT)
+    tiles = planned(index, schedule, lengths, tops.shape[0], units, strip.SPLIT)
     rows, loaded, within = prod(y.tile), prod(x.seen(y.tile)), x.within(index, y.tile, ROWS)
     plan = Plan._make((*steps, *tiles, rows, tops, (), loaded, within))
     arithmetic = precision if y.itemsize == 4 else y.dtype.name

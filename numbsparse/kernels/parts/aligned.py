@@ -65,30 +65,28 @@ def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
     copies = tuple((out, x) for out, x in copies if 0 not in x.shape)
     if not copies:
         return
-    args, grids = list[Any](), []
+    moves, grids = list[Any](), []
     for out, x in copies:
         rows, width = x.shape
         parts = -(-width // MOST)
         part = -(-width // (32 * parts)) * 32
         out_stride, *strides = (n // x.itemsize for n in (out.strides[0], *x.strides))
-        args.append(Move(x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, *strides))
+        moves.append(Move(x.shape, part, of_bits(out.span), of_bits(x.span), out_stride, *strides))
         grids.append((-(-rows // WARPS), parts))
     contiguous = all(x.strides[1] == x.itemsize for _, x in copies)
     how = copies[0][1].itemsize, copy_engine(), contiguous
     grid = sum(blocks for blocks, _ in grids), max(parts for _, parts in grids)
-    if len(copies) == 1:
-        launch(matrix_kernel(*how), grid, (32, WARPS), args[0], overlap=copy_engine())
-    else:
-        args.append(grids[0][0])
-        launch(two_matrices_kernel(*how), grid, (32, WARPS), *args, overlap=copy_engine())
+    both = moves[0], moves[-1], grids[0][0]
+    launch(matrices_kernel(*how), grid, (32, WARPS), *both, overlap=copy_engine())
 
 
 @cache
-def moving(size: int, overlap: bool, contiguous: bool) -> Any:
-    """move(block, `Move`): a warp has a part of a row, and awaits all of it at once.
+def matrices_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
+    """One matrix, or two, whose second one begins after so many blocks of threads.
 
-    1.4 to 3.5 times as fast as `elementwise.copy` (H200), but for few rows of a transposed x; and
-    in parts of even length in 0.66 to 0.88 of the time that parts of 256 took.
+    A warp has a part of a row, and awaits all of it at once: 1.4 to 3.5 times as fast as
+    `elementwise.copy` (H200), but for few rows of a transposed x; and in parts of even length in
+    0.66 to 0.88 of the time that parts of 256 took.
     """
     EACH, DTYPE = MOST // 32, uint16 if size == 2 else float32
 
@@ -112,24 +110,6 @@ def moving(size: int, overlap: bool, contiguous: bool) -> Any:
         for k in range(EACH):
             if 32 * k < left:
                 out[uint64(there + 32 * k)] = own[k]
-
-    return move
-
-
-@cache
-def matrix_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
-    move = moving(size, overlap, contiguous)
-
-    @cuda.jit
-    def kernel(one):
-        move(cuda.blockIdx.x, one)
-
-    return kernel
-
-
-@cache
-def two_matrices_kernel(size: int, overlap: bool, contiguous: bool) -> Any:
-    move = moving(size, overlap, contiguous)
 
     @cuda.jit
     def kernel(one, other, blocks):

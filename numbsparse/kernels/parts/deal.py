@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.plans import planned
 from numbsparse.layout import Index
 
 TILE_STEPS = 3  # what a tile costs beyond its steps
@@ -97,50 +96,30 @@ def even_rows(batch: int, tiles: int) -> int:
 
 
 def schedule(
-    index: Index, lengths: Lengths, row_tiles: int, units: int, together: int = 1
+    index: Index, lengths: Lengths, row_tiles: int, units: int, parts: int = 1, together: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tiles, starts): what each unit computes in turn, (group, tile of rows, first step, end).
 
     A unit is a block of threads or a cluster, and all run at once. Rows vary slowest, so that
     their x stays in the L2 cache; within them the longest group is first. Tiles of `together`
-    neighbouring rows follow each other, so that blocks of w stay there too.
-    """
-    groups = np.argsort(-lengths.steps, kind="stable")
-    top, group, row = np.indices((-(-row_tiles // together), groups.size, together)).reshape(3, -1)
-    tiles = np.column_stack([groups[group], top * together + row])
-    tiles = tiles[tiles[:, 1] < row_tiles]
-    steps, places = lengths.steps[tiles[:, 0]], min(units, len(tiles))
-    owners, _ = dealt(steps + TILE_STEPS, places)
-    first = lengths.starts[tiles[:, 0]]
-    order, starts = in_turn(owners, places)
-    return np.column_stack([tiles, first, first + steps])[order].astype(np.int32), starts
+    neighbouring rows follow each other, so that blocks of w stay there too. Of several parts each
+    unit has one: neighbours have the steps of a tile.
 
-
-def schedule_parts(
-    index: Index, lengths: Lengths, row_tiles: int, parts: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """As `schedule`, for units of one piece each: `parts` neighbours have the steps of a tile.
-
-    >>> schedule_parts(None, Lengths(np.array([0, 5])), 1, 2)[0]
+    >>> schedule(None, Lengths(np.array([0, 5])), 1, 2, parts=2)[0]
     array([[0, 0, 0, 2],
            [0, 0, 2, 5]], dtype=int32)
     """
     groups = np.argsort(-lengths.steps, kind="stable")
-    row, group, part = np.indices((row_tiles, groups.size, parts)).reshape(3, -1)
-    group = groups[group]
+    shape = -(-row_tiles // together), groups.size, together, parts
+    top, group, row, part = np.indices(shape).reshape(4, -1)
+    group, row = groups[group], top * together + row
     first, steps = lengths.starts[group], lengths.steps[group]
     ends = [first + steps * k // parts for k in (part, part + 1)]
-    tiles = np.column_stack([group, row, *ends]).astype(np.int32)
-    return tiles, np.arange(len(tiles) + 1, dtype=np.int32)
-
-
-def scheduled(
-    index: Index, lengths: Any, row_tiles: int, units: int, parts: int = 1, together: int = 1
-) -> tuple[Any, ...]:
-    """`schedule`, or `schedule_parts` of several parts, planned once for a layout."""
-    if parts > 1:
-        return planned(index, schedule_parts, lengths, row_tiles, parts)
-    return planned(index, schedule, lengths, row_tiles, units, together)
+    tiles = np.column_stack([group, row, *ends])[row < row_tiles]
+    places = len(tiles) if parts > 1 else min(units, len(tiles))
+    owners, _ = dealt(tiles[:, 3] - tiles[:, 2] + TILE_STEPS, places)
+    order, starts = in_turn(owners, places)
+    return tiles[order].astype(np.int32), starts
 
 
 @compiled(fastmath={"reassoc"})  # integers are exact in any order

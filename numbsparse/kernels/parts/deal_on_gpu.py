@@ -58,7 +58,7 @@ def longest_first(indptr: DeviceArray, parts: int) -> DeviceArray:
 
 @on_gpu_of(schedule)
 def schedule_on_gpu(
-    index: Index, lengths: LengthsOnGPU, row_tiles: int, units: int, together: int = 1
+    index: Index, lengths: LengthsOnGPU, row_tiles: int, units: int, *of_host: int
 ) -> tuple[DeviceArray, DeviceArray]:
     groups = lengths.steps.size
     places = min(units, row_tiles * groups)

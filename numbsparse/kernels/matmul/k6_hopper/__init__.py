@@ -48,7 +48,7 @@ from numbsparse.kernels.matmul.k6_hopper.warps import W, X, consumer, producer, 
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any_blocks
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.deal import even_rows, scheduled
+from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import meeting, slice_of
 from numbsparse.kernels.parts.plans import planned
@@ -131,7 +131,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     form = form._replace(even=rows < tile.ROWS and (is_16_bit or size == 32))
     records, strips, lengths = planned(index, steps_of, transposed, tile, ragged)
     together = 1 if is_16_bit else TOGETHER
-    tiles, tile_starts = scheduled(index, lengths, row_tiles, units, tile.SPLIT, together)
+    tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
         from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted

@@ -46,11 +46,11 @@ from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, ROWS, Sums
 from numbsparse.kernels.parts.store import storer as store_blocks
-from numbsparse.kernels.parts.swizzle import box_of
+from numbsparse.kernels.parts.store_float32 import storer_of_pairs as store_pairs
+from numbsparse.kernels.parts.swizzle import box_of, row_of_16
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     Operand,
-    as_uint32,
     cluster_sync,
     fence_tensor_map,
     fewer_registers,
@@ -62,7 +62,6 @@ from numbsparse.kernels.ptx import (
     more_registers,
     redux_or,
     shfl_idx,
-    store_2xu32,
     sync_warp,
     tma_load_2d,
     tma_load_2d_multicast,
@@ -155,12 +154,12 @@ def kernel_of(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool 
     tile STAYS, blocks of threads go from item to item, and the copies for the next one run while
     sums are stored.
     """
-    of: Any = supplier, multiplier, storer, leaver
+    of: Any = supplier, multiplier, storer
     if tile.ITEM == 4:
-        of = of_float32.supplier, of_float32.multiplier, of_float32.storer, of_float32.leaver
+        of = of_float32.supplier, of_float32.multiplier, of_float32.storer
     supply = of[0](tile, kind, transposed, loader(tile, transposed), gated)
     multiply, SUMS = of[1](tile, kind, transposed, gated), tile.SUMS
-    store, leave = of[2](tile, kind, transposed), of[3](tile)
+    store, leave = of[2](tile, kind, transposed), of[2](tile, "", transposed)
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
     IMAGES = BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
@@ -333,45 +332,18 @@ def multiplier(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool
 
 
 @cache
-def leaver(tile: Tile) -> Any:
-    """leave(sums, warp, places, outs, item, out, dense): float32 sums of what was cut.
-
-    At B = 32 rows of a product are columns of dy, of two blocks; its columns are those of x.
-    """
-    B, PAIR, PRODUCTS = tile.B, tile.PAIR, tile.OUTS // tile.PAIR
-    PER_PRODUCT = tile.SUMS // PRODUCTS
-    DOWN, ALONG = (1, B) if B == 32 else (B, 1)  # from a product's row to the next, and column
-
-    @cuda.jit(device=True)
-    def leave(sums, warp, places, outs, item, out, dense):
-        t = uint32(cuda.threadIdx.x)
-        group, lane = warp // 4, t % 32
-        m, n = 16 * (t // 32 % 4) + lane // 4 + (64 * group if B == 128 else 0), lane % 4 * 2
-        for k in range(PRODUCTS):
-            block = int64(outs[item, group, PAIR * k + (m // 32 if PAIR == 2 else 0)])
-            if block >= 0:
-                first = block * (B * B) + m % B * DOWN + n * ALONG
-                for i in range(0, PER_PRODUCT, 2):
-                    at = uint64(first + i // 2 % 2 * 8 * DOWN + i // 4 * 8 * ALONG)
-                    a, b = sums[k * PER_PRODUCT + i], sums[k * PER_PRODUCT + i + 1]
-                    if ALONG == 1:
-                        store_2xu32(out, at, as_uint32(a), as_uint32(b))
-                    else:
-                        out[at], out[at + uint64(ALONG)] = a, b
-
-    return leave
-
-
-@cache
 def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
     """store(sums, warp, places, outs, item, out, dense): to kept blocks, 16 bytes at once.
 
     By rows of a block, where four lanes exchange what they have, so that no sector of 32 bytes is
     written in parts. At B = 32 products are transposed, and rows are the features of `parts.store`.
+    Of no kind are the float32 sums of what was cut.
     """
     B, PAIR, WHOLE = tile.B, tile.PAIR, (0,)
     PRODUCTS, PER_PRODUCT = tile.OUTS // PAIR, PAIR * tile.SUMS // tile.OUTS
-    store_rows = store_blocks(Sums(kind, B, 1, 1, 64), FEATURES if B == 32 else ROWS)
+    DOWN, ALONG = (1, B) if B == 32 else (B, 1)  # from a row to the next, and from a column
+    of, order = Sums(kind, B, 1, 1, 64), FEATURES if B == 32 else ROWS
+    store_rows = store_blocks(of, order) if kind else store_pairs(of, order, row_of_16, False)
 
     @cuda.jit(device=True)
     def store(sums, warp, places, outs, item, out, dense):
@@ -380,7 +352,7 @@ def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
         for k in range(PRODUCTS):
             block = int64(outs[item, group, PAIR * k + (part // 2 if PAIR == 2 else 0)])
             if block >= 0:
-                y = out[block * (B * B) :], B, B, B, B
+                y = out[block * (B * B) :], DOWN, ALONG, B, B
                 store_rows(sums[k * PER_PRODUCT :], WHOLE, row, y)
 
     return store

@@ -266,14 +266,10 @@ def reader(tile: Tile, x_transposed: bool) -> Any:
 
 
 def storer(tile: Tile, kind: str, transposed: tuple[bool, bool]) -> Any:
-    """`storer`. Where a sum is NaN, the lane that has it repairs it: a split makes NaN of
-    infinities."""
-    return storing(tile, tile.B, transposed if kind == "highest" else None)
-
-
-def leaver(tile: Tile) -> Any:
-    """`leaver`, of parts of blocks."""
-    return storing(tile, tile.PART)
+    """`storer`, of no kind of parts of blocks. Where a sum is NaN, the lane that has it repairs it:
+    a split makes NaN of infinities."""
+    repairs = transposed if kind == "highest" else None
+    return storing(tile, tile.B if kind else tile.PART, repairs)
 
 
 @cache

@@ -15,7 +15,7 @@ from numbsparse.kernels.cores import compiled, inner
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tables, Tile, put_panel
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.regions import Items, parts_of, pieces_of_rows, regions
+from numbsparse.kernels.parts.regions import Items, pieces_of_rows, regions
 from numbsparse.layout import Index
 
 HALF_EMPTY = 1.1  # products, where one of all blocks full would be enough
@@ -150,7 +150,7 @@ def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndar
     at_once = processors // tile.CLUSTER
     lines = sum(int(np.count_nonzero(np.diff(a.indptr))) for a in (index.rows, index.columns))
     ways = [
-        (*cut_of(items, lines, at_once, steps, tile, parts_near(index, items)), items)
+        (*cut_of(items, lines, at_once, steps, tile), items)
         for items in ways_of(index, tile, at_once)
     ]
     _, whole, pieces, order, items = min(ways, key=lambda way: way[0])
@@ -287,21 +287,6 @@ def share_rows(
             )  # fmt: skip
 
 
-def parts_near(index: Index, items: Items) -> np.ndarray | None:
-    """The part of the grid that each item is of; None if all are of one.
-
-    Where items of all parts run at once, their panels leave the L2 cache before others want them:
-    12,800 to 32,768 features in blocks of 32, density 0.1 and 0.2, took an H200 0.65 to 0.90 of the
-    time part by part, in blocks of 64 0.96 to 1.0.
-    """
-    first = items.order[items.starts[:-1]]
-    number = np.zeros(first.size, np.int64)
-    for walk, lines in ((index.rows, index.block_rows), (index.columns, index.block_columns)):
-        parts = parts_of(walk.indptr.size - 1)
-        number = number * parts.size + np.searchsorted(parts, lines[first], "right")
-    return None if number.size == 0 or number.min() == number.max() else number
-
-
 def sizes(index: Index, tile: Tile, places: int) -> list[int]:
     """Products of a region: the most; so many that the regions fill all places once or a few times
     over; and where once is enough, more, which share more."""
@@ -342,15 +327,19 @@ def from_l2(panels: int, tile: Tile) -> float:
 
 
 def cut_of(
-    items: Items, lines: int, places: int, steps: int, tile: Tile, near: np.ndarray | None = None
+    items: Items, lines: int, places: int, steps: int, tile: Tile
 ) -> tuple[float, int, int, np.ndarray]:
-    """`cut` of the items, and their order: longest first, or, of many rounds, in each part.
+    """`cut` of the items, and their order: longest first, or, of many rounds, as they were found.
+
+    So they follow each other part by part of the grid. Where items of all parts run at once, their
+    panels leave the L2 cache before others want them: 12,800 to 32,768 features in blocks of 32,
+    density 0.1 and 0.2, took an H200 0.65 to 0.90 of the time part by part, in blocks of 64 0.96 to
+    1.0.
 
     A step takes the copies of an item or its products, whichever take longer. However items are
     cut, their copies take their time, from the L2 cache and, the first of each panel, from memory.
 
     lines : rows and columns that have a block
-    near : which part of the grid each item is of, where there are several
     """
     panels, counts = tile.B // tile.PANEL, np.diff(items.starts)  # of a line
     own = -(-counts // tile.CLUSTER)  # blocks of one of a cluster
@@ -361,9 +350,8 @@ def cut_of(
     read, first = (panels * int(n) for n in (items.lines.sum(), lines))
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(read, tile), memory * from_l2(first, tile))
-    order = np.argsort(times, kind="stable")[::-1]
-    if near is not None and times.size > FEW_ROUNDS * places:  # their panels are in the L2 cache
-        order = order[np.argsort(near[order], kind="stable")]
+    many = times.size > FEW_ROUNDS * places
+    order = np.arange(times.size) if many else np.argsort(times, kind="stable")[::-1]
     sums = int(counts[order[order.size // places * places :]].sum()) * tile.B**2
     if is_deep(tile):
         adding = SUMS_OF_FEW, plans.TO_ADD_FEW, plans.SHORTEST_OF_FEW

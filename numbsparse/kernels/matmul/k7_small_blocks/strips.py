@@ -21,7 +21,7 @@ from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import freed, plan_strips, strip_of
 from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits
 from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.deal import even_rows, scheduled
+from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pieces import add_parts, meeting
 from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
@@ -74,7 +74,7 @@ def along_strips(
     lengths, *steps = planned(index, plan_strips, transposed, features, strip.bare)
     strip = freed(strip, lengths)
     units = multiprocessors() // strip.CLUSTER
-    tiles = scheduled(index, lengths, row_tiles, units, strip.SPLIT)
+    tiles = planned(index, schedule, lengths, row_tiles, units, strip.SPLIT)
     all_gates = () if gates is None else gates
     plan = Plan._make((*steps, *tiles, rows, (), all_gates, rows, ()))
     arithmetic, dense = precision if item == 4 else y.dtype.name, None
