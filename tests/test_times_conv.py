@@ -171,15 +171,32 @@ def test_sizes_are_those_of_the_product_that_is_made():
 
 
 def test_speed_ups_are_told_by_kind():
-    problems = [matrices(32, size, 1, 2, "float16", side=4, taps=3) for size in (8, 8, 16)]
+    """Without cuDNN a product counts nowhere."""
+    problems = [matrices(32, 8, density, 2, "float16", side=4, taps=3) for density in (1, 0.05, 1)]
+    took = {"a": 2.0, "b": 1.9}
     found = [
-        bench.Found(bench.Convolution(problem, "forward"), {"a": 2.0}, "a", peers, np.nan, {})
-        for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 6.0}, {}), strict=True)
+        bench.Found(bench.Convolution(problem, "forward"), took, "a", peers, np.nan, {})
+        for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 2.8}, {}), strict=True)
     ]
     assert bench.by_kind(found) == (
-        "float16 highest B=8: 2 products, least 0.50, a tenth below 0.75, median 1.75, "
-        "not slower at 50%"
+        "float16 highest: 2 products, slower than cuDNN 1, least 0.50, median 0.95, below 1.5 of "
+        "those of a tenth of the blocks or less 1 of 1, over 1.05 of the fastest rung 2"
     )
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_is_drawn_of_one_tap_is_weighed_as_a_call_takes_it(product):
+    """A product of the ladder, unless it moves by more than a pixel."""
+    taken = [
+        bench.Convolution(
+            matrices(64, 16, 0.5, 2, "float16", side=4, taps=taps, stride=stride), product
+        ).taken
+        for taps, stride in ((1, 1), (1, 2), (3, 1))
+    ]
+    assert [name == bench.OURS for name in taken] == [True, False, False]
+    ours = bench.Convolution(matrices(64, 16, 0.5, 2, "float16", side=4), product)
+    assert bench.OURS in {case.kernels for case in ours.cases()}
+    assert bench.OURS not in ours.named()
 
 
 @on_device
