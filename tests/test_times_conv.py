@@ -32,7 +32,7 @@ def measured(monkeypatch, tmp_path):
     def write(microseconds):
         file = tmp_path / "costs.json"
         factors = {
-            costs.case_of(name, product, size, f"float{bits}", "highest"): [us, 0, 0, 0, 0]
+            costs.case_of(name, product, size, f"float{bits}", "highest"): [us, 0, 0, 0, 0, 0]
             for name, us in microseconds.items()
             for product, size, bits in kinds
         }
@@ -59,7 +59,7 @@ def fitted(counts, times):
 @pytest.mark.parametrize("seed", range(5))
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
-    factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
+    factors, counts = 2 ** rng.uniform(-3, 3, 6), 2 ** rng.uniform(-8, 8, (60, 6))
     factors[0] += factors_of.LAUNCH
     times = counts @ factors[:, None]
     np.testing.assert_allclose(fitted(counts, times), factors, rtol=0.05)
@@ -71,7 +71,7 @@ def test_factors_are_found_again_in_made_up_times(seed):
 
 
 def test_few_times_leave_factors_near_what_is_usual():
-    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0, 1.0]])
     usual = counts @ factors_of.USUAL
     (ratio,) = counts @ fitted(counts, 2 * usual[None]) / (2 * usual)
     assert ratio == pytest.approx(1, rel=0.01)
@@ -81,12 +81,12 @@ def test_few_times_leave_factors_near_what_is_usual():
 def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
     """Those with its block size, and with its numbers."""
     rng = np.random.default_rng(0)
-    factors, counts = np.array([3.0, 20, 5, 0.1, 2]), 2 ** rng.uniform(-8, 8, (60, 5))
+    factors, counts = np.array([3.0, 20, 5, 0.1, 2, 1]), 2 ** rng.uniform(-8, 8, (60, 6))
     cases = [f"rung lines {of} {size}" for of in ("float16", "float32 high") for size in (8, 16)]
     scale = dict(zip(cases, (1, 2, 3, 6), strict=True))  # what float32 and blocks of 16 take more
     many = [cases[i % 3] for i in range(60)]
     times = counts @ factors * [scale[case] for case in many]
-    few = 2 ** rng.uniform(-8, 8, (40, 5))  # of which one was timed, or none
+    few = 2 ** rng.uniform(-8, 8, (40, 6))  # of which one was timed, or none
     counts, many = np.concatenate([counts, few[:1]]), [*many, cases[3]]
     times = np.append(times, 6 * few[0] @ factors)
     found = factors_of.fitted(many, counts, times[:, None])
@@ -98,7 +98,7 @@ def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
 
 
 def test_half_the_time_is_as_far_off_as_twice_the_time():
-    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0, 1.0]] * 10)
     found = fitted(counts, np.array([[25.0], [100.0]] * 5))
     np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
 
@@ -240,7 +240,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
 
 def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
-    assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
+    assert all(len(factors) == 6 and min(factors) > 0 for factors in content["factors"].values())
     for size, numbers, product in every(bench.SIZES, bench.APART, PRODUCTS):
         of = product, size, *numbers, 1000, 128, 128, 10, 0
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
