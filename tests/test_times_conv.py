@@ -81,12 +81,12 @@ def test_few_times_leave_factors_near_what_is_usual():
 def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
     """Those with its block size, and with its numbers."""
     rng = np.random.default_rng(0)
-    factors, counts = np.array([3.0, 20, 5, 0.1, 2, 1]), 2 ** rng.uniform(-8, 8, (60, 6))
+    factors, counts = np.array([3.0, 20, 5, 0.1, 2]), 2 ** rng.uniform(-8, 8, (60, 5))
     cases = [f"rung lines {of} {size}" for of in ("float16", "float32 high") for size in (8, 16)]
     scale = dict(zip(cases, (1, 2, 3, 6), strict=True))  # what float32 and blocks of 16 take more
     many = [cases[i % 3] for i in range(60)]
     times = counts @ factors * [scale[case] for case in many]
-    few = 2 ** rng.uniform(-8, 8, (40, 6))  # of which one was timed, or none
+    few = 2 ** rng.uniform(-8, 8, (40, 5))  # of which one was timed, or none
     counts, many = np.concatenate([counts, few[:1]]), [*many, cases[3]]
     times = np.append(times, 6 * few[0] @ factors)
     found = factors_of.fitted(many, counts, times[:, None])
