@@ -179,8 +179,8 @@ def test_speed_ups_are_told_by_kind():
         for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 2.8}, {}), strict=True)
     ]
     assert bench.by_kind(found) == (
-        "float16 highest: 2 products, slower than cuDNN 1, least 0.50, median 0.95, below 1.5 of "
-        "those of a tenth of the blocks or less 1 of 1, over 1.05 of the fastest rung 2"
+        "float16 highest: 2 products, 1 lost, least 0.50, median 0.95, at density 0.1 below 1.5 "
+        "1 of 1, choice over 1.05 2"
     )
 
 

@@ -182,21 +182,18 @@ def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
 
 def by_kind(all_found: Iterable[Found]) -> str:
     """Of each dtype and precision: beside cuDNN, and what the choice of a rung costs."""
-    kinds: dict[str, list[Found]] = {}
+    lines, kinds = [], dict[str, list[Found]]()
     for each in all_found:
+        of = each.of.problem
         if each.speed_up == each.speed_up:
-            kinds.setdefault(f"{each.of.problem.dtype} {each.of.problem.precision}", []).append(
-                each
-            )
-    lines = []
+            kinds.setdefault(f"{of.dtype} {of.precision}", []).append(each)
     for numbers, some in sorted(kinds.items()):
         ratios, regrets = (np.array([getattr(of, what) for of in some]) for what in SHOWN)
         few = np.array([of.of.problem.layout.density <= FEW_BLOCKS for of in some])
         lines.append(
-            f"{numbers}: {len(some)} products, slower than cuDNN {(ratios < 1).sum()}, least "
-            f"{ratios.min():.2f}, median {np.median(ratios):.2f}, below 1.5 of those of a tenth of "
-            f"the blocks or less {(ratios[few] < 1.5).sum()} of {few.sum()}, over 1.05 of the "
-            f"fastest rung {(regrets > 1.05).sum()}"
+            f"{numbers}: {len(some)} products, {(ratios < 1).sum()} lost, least {ratios.min():.2f},"
+            f" median {np.median(ratios):.2f}, at density {FEW_BLOCKS} below 1.5 "
+            f"{(ratios[few] < 1.5).sum()} of {few.sum()}, choice over 1.05 {(regrets > 1.05).sum()}"
         )
     return "\n".join(lines)
 
@@ -208,8 +205,7 @@ def content_of_images(all_found: Iterable[Found]) -> dict[str, Any]:
         product, size, dtype, precision, *sizes = each.of.sizes
         for name in filter(OURS.__ne__, each.seconds):
             case = costs.case_of(name, product, size, dtype, precision)
-            took = each.seconds[name] * 1e6
-            row = *costs.counts(name, product, size, dtype, *sizes), took
+            row = *costs.counts(name, product, size, dtype, *sizes), each.seconds[name] * 1e6
             timed.setdefault(tuple(case.split()[:2]), []).append((case, row))
     factors: dict[str, np.ndarray] = {}
     for of_rung in timed.values():

@@ -3,10 +3,11 @@
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches; products of kept values; terms of a sum; bytes of
 what all taps see of x, or of the boxes that they share; those of the result and w; and terms that
-the busiest multiprocessor sums, of lines the longest of a random layout. An output of an input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole
-squares of outputs. `costs.json` has the factors, which fit convolutions that were drawn and timed;
-`python -m numbsparse times --conv` makes it, but four, which fit larger ones than it draws. What
-counts is the order of the rungs.
+the busiest multiprocessor sums, where lines are as uneven as in a random layout. An output of an
+input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole squares of outputs.
+`costs.json` has the factors, fitted to 497 products that were drawn and timed, of each by the rungs
+that were near; those of over 40 us, and input-gradients at a stride, counted three times.
+`python -m numbsparse times --conv` fits others. What counts is the order of the rungs.
 """
 
 import json
@@ -19,10 +20,9 @@ from numbsparse.kernels import matmul
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Window, even_chunks, spread_of
 
 FILE = Path(__file__).with_name("costs.json")
-UNFOLDED, SQUARES = "k2_unfolded", "k4_wgmma"  # of 8 x 8 outputs
+UNFOLDED, STRIPS, SQUARES = "k2_unfolded", "k6_strips", "k4_wgmma"  # the last of 8 x 8 outputs
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
-STRIPS = "k6_strips"
 TILE, PLACES = 64, 132  # outputs, and features; multiprocessors
 SHARED_UP_TO, LEAST = 256, 1024  # columns; outputs of a part of a sum
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
@@ -69,10 +69,10 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
         n_lines = max(features / size, 1)
         terms, mean = kept / max(features, 1), blocks / n_lines
         longest = min(mean + sqrt(2 * mean * log(n_lines)), max(seen / size, 1))
-        most = rounds(ceil(outputs / TILE) * ceil(features / TILE)) * longest * size
+        most = ceil(ceil(outputs / TILE) * ceil(features / TILE) / PLACES) * longest * size
     else:
         terms, parts = places, min(max(PLACES / max(blocks, 1), 1), max(outputs / LEAST, 1))
-        most = rounds(blocks * parts) * outputs / parts
+        most = ceil(blocks * parts / PLACES) * outputs / parts
     written = features + square if copies else max(features, square)
     return (
         1 + copies / 2,  # of pixels into their places, which begins early
@@ -82,10 +82,6 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
         itemsize * (outputs * written + kept) / 1e6,
         most / 1e3,
     )
-
-
-def rounds(items: float) -> int:
-    return ceil(items / PLACES)
 
 
 def is_shared(outputs: int, features: int, places: int = PLACES) -> bool:
