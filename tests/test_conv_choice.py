@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from importlib import import_module
+from math import log, sqrt
 
 import numpy as np
 import pytest
@@ -134,30 +135,38 @@ def test_the_best_rung_of_float32_in_blocks_of_8(batch, side, features, density,
 
 def test_a_time_is_a_sum_of_what_counts(monkeypatch):
     of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10
+    longest = 2 * 16 / 1e3  # both blocks that are seen, by which all lines could be filled
     counts = [1, 1000 * 2560 / 1e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
-    shared = [*counts[:2], 2560 / 64e3 / 8, *counts[3:]]  # by 8: there are 16 tiles of 64 outputs
-    with_gaps = [*counts[:4], 2 * (128_000 + 2560) / 1e6]  # zeros between pixels
+    counts.append(longest)
+    with_gaps = [*counts[:4], 2 * (128_000 + 2560) / 1e6, longest]  # zeros between pixels
     copied = 2 * (64_000 + 64_000 + 2560) / 1e6  # into the places of residues
     for name, square, of_rung in (
         ("k4_wgmma", 0, counts),
         ("k4_wgmma", 64, counts),
         ("k4_wgmma", 128, with_gaps),
-        ("k6_strips", 0, shared),
-        ("k6_strips", 64, shared),
-        ("k2_unfolded/k7_small_blocks", 64, [1.5, *shared[1:4], copied]),
-        ("k2_unfolded/k6_hopper", 64, [1.5, *counts[1:4], copied]),
+        ("k6_strips", 0, counts),
+        ("k6_strips", 64, counts),
+        ("k2_unfolded/k7_small_blocks", 64, [1.5, *counts[1:4], copied, longest]),
+        ("k2_unfolded/k6_hopper", 64, [1.5, *counts[1:4], copied, longest]),
     ):
         for place, count in enumerate(of_rung):
-            one = {f"{name} lines float16 16": np.eye(5)[place]}
+            one = {f"{name} lines float16 16": np.eye(6)[place]}
             monkeypatch.setattr(costs, "measured", lambda one=one: one)
             assert costs.microseconds(name, *of, square) == pytest.approx(count)
     assert costs.microseconds("k3_tensor_core", *of, 64) == np.inf  # not measured: taken last
     many = *of[:4], 10_000, *of[5:], 0, 20  # tiles, whose taps share boxes of so many features
     for features, seen in ((64, 20), (256, 20), (257, 32)):
-        one = {"k6_strips lines float16 16": np.eye(5)[3]}
+        one = {"k6_strips lines float16 16": np.eye(6)[3]}
         monkeypatch.setattr(costs, "measured", lambda one=one: one)
         sizes = *many[:6], features, *many[7:]
         assert costs.microseconds("k6_strips", *sizes) == pytest.approx(2 * 10_000 * seen / 1e6)
+    of = "forward", 16, as_dtype("float16"), 20 * 64, 800, 16 * 64, 160, 0  # 320 tiles: 3 rounds
+    assert costs.counts("k4_wgmma", *of)[5] == pytest.approx(
+        3 * 16 * (2.5 + sqrt(5 * log(64))) / 1e3
+    )
+    of = "weight_grad", 16, as_dtype("float16"), 8192, 64, 64  # of few blocks the sums are cut
+    for n_blocks, part in ((1, 1 / 8), (66, 1 / 2), (132, 1), (133, 2)):
+        assert costs.counts("k4_wgmma", *of, n_blocks, 0)[5] == pytest.approx(8.192 * part)
     monkeypatch.undo()
     of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
     assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 0) < np.inf

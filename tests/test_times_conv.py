@@ -32,7 +32,7 @@ def measured(monkeypatch, tmp_path):
     def write(microseconds):
         file = tmp_path / "costs.json"
         factors = {
-            costs.case_of(name, product, size, f"float{bits}", "highest"): [us, 0, 0, 0, 0]
+            costs.case_of(name, product, size, f"float{bits}", "highest"): [us, 0, 0, 0, 0, 0]
             for name, us in microseconds.items()
             for product, size, bits in kinds
         }
@@ -59,7 +59,7 @@ def fitted(counts, times):
 @pytest.mark.parametrize("seed", range(5))
 def test_factors_are_found_again_in_made_up_times(seed):
     rng = np.random.default_rng(seed)
-    factors, counts = 2 ** rng.uniform(-3, 3, 5), 2 ** rng.uniform(-8, 8, (60, 5))
+    factors, counts = 2 ** rng.uniform(-3, 3, 6), 2 ** rng.uniform(-8, 8, (60, 6))
     factors[0] += factors_of.LAUNCH
     times = counts @ factors[:, None]
     np.testing.assert_allclose(fitted(counts, times), factors, rtol=0.05)
@@ -71,7 +71,7 @@ def test_factors_are_found_again_in_made_up_times(seed):
 
 
 def test_few_times_leave_factors_near_what_is_usual():
-    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]])
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0, 1.0]])
     usual = counts @ factors_of.USUAL
     (ratio,) = counts @ fitted(counts, 2 * usual[None]) / (2 * usual)
     assert ratio == pytest.approx(1, rel=0.01)
@@ -98,7 +98,7 @@ def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
 
 
 def test_half_the_time_is_as_far_off_as_twice_the_time():
-    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0]] * 10)
+    counts = np.array([[1.0, 0.5, 10.0, 2.0, 4.0, 1.0]] * 10)
     found = fitted(counts, np.array([[25.0], [100.0]] * 5))
     np.testing.assert_allclose(counts @ found, 50, rtol=0.01)
 
@@ -171,15 +171,32 @@ def test_sizes_are_those_of_the_product_that_is_made():
 
 
 def test_speed_ups_are_told_by_kind():
-    problems = [matrices(32, size, 1, 2, "float16", side=4, taps=3) for size in (8, 8, 16)]
+    """Without cuDNN a product counts nowhere."""
+    problems = [matrices(32, 8, density, 2, "float16", side=4, taps=3) for density in (1, 0.05, 1)]
+    took = {"a": 2.0, "b": 1.9}
     found = [
-        bench.Found(bench.Convolution(problem, "forward"), {"a": 2.0}, "a", peers, np.nan, {})
-        for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 6.0}, {}), strict=True)
+        bench.Found(bench.Convolution(problem, "forward"), took, "a", peers, np.nan, {})
+        for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 2.8}, {}), strict=True)
     ]
     assert bench.by_kind(found) == (
-        "float16 highest B=8: 2 products, least 0.50, a tenth below 0.75, median 1.75, "
-        "not slower at 50%"
+        "float16 highest: 2 products, 1 lost, least 0.50, median 0.95, at density 0.1 below 1.5 "
+        "1 of 1, choice over 1.05 2"
     )
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_what_is_drawn_of_one_tap_is_weighed_as_a_call_takes_it(product):
+    """A product of the ladder, unless it moves by more than a pixel."""
+    taken = [
+        bench.Convolution(
+            matrices(64, 16, 0.5, 2, "float16", side=4, taps=taps, stride=stride), product
+        ).taken
+        for taps, stride in ((1, 1), (1, 2), (3, 1))
+    ]
+    assert [name == bench.OURS for name in taken] == [True, False, False]
+    ours = bench.Convolution(matrices(64, 16, 0.5, 2, "float16", side=4), product)
+    assert bench.OURS in {case.kernels for case in ours.cases()}
+    assert bench.OURS not in ours.named()
 
 
 @on_device
@@ -223,7 +240,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
 
 def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
-    assert all(len(factors) == 5 and min(factors) > 0 for factors in content["factors"].values())
+    assert all(len(factors) == 6 and min(factors) > 0 for factors in content["factors"].values())
     for size, numbers, product in every(bench.SIZES, bench.APART, PRODUCTS):
         of = product, size, *numbers, 1000, 128, 128, 10, 0
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]

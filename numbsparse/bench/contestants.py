@@ -60,7 +60,8 @@ def contestants_of(
     if problem.side:
         if kernels in ("", "auto"):
             return {OURS: by_ops} if kernels else {}
-        return {name: partial(of_rung, kernel=name) for name in kernels.split(",")}
+        names = kernels.split(",")
+        return {name: by_ops if name == OURS else partial(of_rung, kernel=name) for name in names}
     names = named(problem, product, kernels)
     make = by_ops if problem.place == "cpu" else of_rung
     makers: Makers = {name: partial(make, kernel=name) for name in names}

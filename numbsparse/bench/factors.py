@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import least_squares, minimize
 
 LAUNCH = 2.0  # microseconds that one takes at least
-USUAL = 4.0, 8.0, 1.0, 0.3, 0.5  # factors of convolutions: most are within some times of these
+USUAL = 4.0, 8.0, 1.0, 0.3, 0.5, 1.0  # factors of convolutions: most are within some times of these
 HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
 # Of products: what is usual of a launch; how much factors are held, of a rung, and of launches and
 # cases. Differences of logarithms that times are off by, and among which a choice is by chance; the

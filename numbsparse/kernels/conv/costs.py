@@ -1,17 +1,18 @@
 """How long each rung is expected to take on an H200: the basis of `chosen`.
 
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
-product, the numbers and the block size: launches; products of kept values; terms of the longest
-sum; bytes of what all taps see of x, or of the boxes that they share; and those of the result and
-w. An output of an input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole
-squares of outputs. `costs.json` has the factors, which fit convolutions that were drawn and timed;
-`python -m numbsparse times --conv` makes it, but four, which fit larger ones than it draws. What
-counts is the order of the rungs.
+product, the numbers and the block size: launches; products of kept values; terms of a sum; bytes of
+what all taps see of x, or of the boxes that they share; those of the result and w; and terms that
+the busiest multiprocessor sums, where lines are as uneven as in a random layout. An output of an
+input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole squares of outputs.
+`costs.json` has the factors, fitted to 497 products that were drawn and timed, of each by the rungs
+that were near; those of over 40 us, and input-gradients at a stride, counted three times.
+`python -m numbsparse times --conv` fits others. What counts is the order of the rungs.
 """
 
 import json
 from functools import cache, lru_cache
-from math import ceil, inf, prod
+from math import ceil, inf, log, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,11 @@ from numbsparse.kernels import matmul
 from numbsparse.kernels.conv.window import PIXELS, SIDE, Window, even_chunks, spread_of
 
 FILE = Path(__file__).with_name("costs.json")
-UNFOLDED, SQUARES = "k2_unfolded", "k4_wgmma"  # of 8 x 8 outputs
+UNFOLDED, STRIPS, SQUARES = "k2_unfolded", "k6_strips", "k4_wgmma"  # the last of 8 x 8 outputs
 MULTIPLIERS = ("k5_tensor_core", "k6_hopper", "k7_small_blocks", "k8_small_batch")
 LARGEST = 64  # block that was measured: larger ones are taken as several
-STRIPS = ("k6_strips", f"{UNFOLDED}/k7_small_blocks")  # whose tiles, where few, are shared
-TILE, SHARES, PLACES = (64, 512), 8, 132  # outputs and features; at most; multiprocessors
-SHARED_UP_TO = 256  # columns
+TILE, PLACES = 64, 132  # outputs, and features; multiprocessors
+SHARED_UP_TO, LEAST = 256, 1024  # columns; outputs of a part of a sum
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -59,14 +59,20 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
     outputs, seen, features, n_blocks, square, *more = sizes
     lines, itemsize = product != "weight_grad", 4 if str(dtype) == "float32" else 2
     places = outputs  # which are multiplied
-    if more and rung == STRIPS[0] and lines and is_shared(outputs, features):
+    if more and rung == STRIPS and lines and is_shared(outputs, features):
         seen = min(seen, more[0])
     elif more and rung == SQUARES and (itemsize == 2 or not lines):
         places = more[1]
-    kept = n_blocks * block_size**2
-    terms, copies = float(places), square > 0 and rung.partition("/")[0] == UNFOLDED
+    kept, size = n_blocks * block_size**2, min(block_size, LARGEST)
+    blocks, copies = kept / size**2, square > 0 and rung.partition("/")[0] == UNFOLDED
     if lines:
-        terms = kept / max(features, 1) / shares(rung, outputs, features)
+        n_lines = max(features / size, 1)
+        terms, mean = kept / max(features, 1), blocks / n_lines
+        longest = min(mean + sqrt(2 * mean * log(n_lines)), max(seen / size, 1))
+        most = ceil(ceil(outputs / TILE) * ceil(features / TILE) / PLACES) * longest * size
+    else:
+        terms, parts = places, min(max(PLACES / max(blocks, 1), 1), max(outputs / LEAST, 1))
+        most = ceil(blocks * parts / PLACES) * outputs / parts
     written = features + square if copies else max(features, square)
     return (
         1 + copies / 2,  # of pixels into their places, which begins early
@@ -74,6 +80,7 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
         terms / 1e3,
         itemsize * places * seen / 1e6,
         itemsize * (outputs * written + kept) / 1e6,
+        most / 1e3,
     )
 
 
@@ -83,14 +90,7 @@ def is_shared(outputs: int, features: int, places: int = PLACES) -> bool:
     Of 512 columns they took 1.2 times as long, of 75 tiles 1.1 times; of 128 and 256 columns at 28
     x 28 pixels 0.6 to 0.8 (H200).
     """
-    return features <= SHARED_UP_TO and outputs > TILE[0] * places
-
-
-def shares(rung: str, outputs: int, features: int) -> float:
-    """How many blocks of threads share a sum."""
-    rows, columns = TILE
-    tiles = ceil(outputs / rows) * ceil(features / columns)
-    return min(max(PLACES / max(tiles, 1), 1), SHARES) if rung in STRIPS else 1.0
+    return features <= SHARED_UP_TO and outputs > TILE * places
 
 
 def sizes_of(
