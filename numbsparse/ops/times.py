@@ -42,7 +42,6 @@ K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1},
 # Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
 # for each warp up to which words are loaded of small blocks, by bytes of a value.
 K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: 16, 4: 8}
-K8_READERS = 100  # blocks of 8 that read a feature of x: a line takes twice as long
 # Its larger blocks where lanes load them, as before Hopper: with these, by bytes of a value, the
 # choice between it and k5 misses by 5 % at 22 of 384 products of 2,048 features, else at 29 (H200).
 BY_LANES = {2: 1.3, 4: 1.1}
@@ -345,8 +344,6 @@ def _k8_lines(of: Sizes) -> Counts:
     across, wide = of.across or copied, min(size, 32)
     units, warps, of_x = _k8_units(of._replace(across=across), of.makes)
     form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
-    crowded = not across and not whole and size == 8
-    of_x *= 1 + crowded * of.n_blocks * size / of.reads / K8_READERS
     rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across)
     tiles, lines = ceil(of.rows / rows), of.used(of.makes) / wide
     if size >= LARGER and not whole and not of.across:
