@@ -129,10 +129,10 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     pattern[:, 4] = pattern[2] = False
     pattern[:, 5] = pattern[3] = True
     index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
-    starts, pieces, read_starts, reads, partials, tickets = deal.deal(
+    starts, pieces, read_starts, reads, awaited, partials, tickets = deal.deal(
         index, places, transposed, few, 10, tiles
     )
-    line, count, part, first_part, many, top = pieces.T
+    line, count, part, first_part, many, top, ends = pieces.T
     item = top // 64 * 9 + line  # a line of a tile
     lengths = np.tile(pattern.sum(1 if transposed else 0) * (4 // few), tiles)
     np.testing.assert_array_equal(np.bincount(item, count), lengths)
@@ -155,6 +155,12 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     taken = [count[a:b].sum() for a, b in pairwise(starts)]
     np.testing.assert_array_equal(np.diff(read_starts), taken)
     assert max(taken) <= -(-lengths.sum() // places) + count.max()
+
+    place = np.repeat(np.arange(places), np.diff(starts))
+    told = {(p, t) for p, t in zip(place, top // 64, strict=True)}
+    assert sorted(zip(place[ends != 0], top[ends != 0] // 64, strict=True)) == sorted(told)
+    assert ((np.diff(top) >= 0) | (np.diff(place) > 0)).all()
+    np.testing.assert_array_equal(awaited, np.bincount([t for _, t in told], minlength=tiles))
 
 
 def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):

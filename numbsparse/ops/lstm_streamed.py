@@ -67,7 +67,7 @@ class Streamed:
     def forward(self, *arrays: Any, inputs: Any = None) -> None:
         """All steps, from the first h and c on; `inputs` to be multiplied here are x and its
         weight."""
-        kernels, counters = home("forward_steps"), _counters(arrays[0].shape[0])
+        kernels, counters = home("forward_steps"), self._counters(arrays[0].shape[0])
         index = self._index
         values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
         arrays = tuple(map(_aligned, arrays))
@@ -80,10 +80,14 @@ class Streamed:
 
     def backward(self, *arrays: Any) -> None:
         """All steps but the last, from its gradient on."""
-        kernels, counters = home("backward_steps"), _counters(arrays[0].shape[0])
+        kernels, counters = home("backward_steps"), self._counters(arrays[0].shape[0])
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
         kernels.backward(*arrays, values, self._index, counters)
+
+    def _counters(self, steps: int) -> DeviceArray:
+        """A zero for each step and tile."""
+        return zeros((steps * self.parts // WARPS,), "float32", "cuda").view("int32")
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
@@ -130,5 +134,3 @@ def _aligned(array: DeviceArray | None) -> DeviceArray | None:
     return array if array is None or array.address % 16 == 0 else copy(array)
 
 
-def _counters(steps: int) -> DeviceArray:
-    return zeros((steps,), "float32", "cuda").view("int32")

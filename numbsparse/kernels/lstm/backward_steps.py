@@ -79,6 +79,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
     finish_rows = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
+    store_rows = one_by_one(storing_states, DOWN)
     WORDS = DOWN * eights(kind).WORDS
     OF_GATES = GATES * WORDS
 
@@ -86,9 +87,13 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     def finish(sums, loaded, given, where):
         exchange(sums[0])
         finish_rows(sums, loaded, given, where)
+
+    @cuda.jit(device=True)
+    def rest(sums, loaded, given, where):
+        store_rows(sums, loaded, given, where)
         add_biases(loaded[5], given.dbias, where)
 
-    run = multiplying(ring, multiply, 1, None, load, finish, AHEAD)
+    run = multiplying(ring, multiply, 1, None, load, finish, rest, AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -131,25 +136,38 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, dropped: bool) -> Any:
-    """The gradients of eight units, to their places."""
+    """The gradients of eight units; those of the gates to their places."""
     WORDS, _, store_eight, *_ = eights(kind)
-    Z, STATE, store_floats = down * GATES * WORDS, down * 8, eights("tf32").store
+    Z = down * GATES * WORDS
     compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         compute(sums, loaded, where)
-        z, _, _, _, of_c, _ = loaded
-        (line, first_row, top, batch, units, width), n, unit = where, row_of(down), unit_of_eight()
+        z, _, _, _, _, _ = loaded
+        (line, first_row, top, batch, _, width), n, unit = where, row_of(down), unit_of_eight()
         n += top
         i = (first_row + n) * width + line * COLUMNS + unit
         if n < batch:
             for gate in range(GATES):
                 store_eight(given.dgates, i + gate * B, z, Z + gate * WORDS)
-            if line * B + unit < units:
-                store_floats(given.dc, n * units + line * B + unit, of_c, STATE)
 
     return finish
+
+
+@cache
+def storing_states(down: int) -> Any:
+    """The gradients of c of eight units, to their places."""
+    STATE, store_floats = down * 8, eights("tf32").store
+
+    @cuda.jit(device=True)
+    def store(sums, loaded, given, where):
+        (line, _, top, batch, units, _), n, unit = where, row_of(down), unit_of_eight()
+        n, unit = n + top, line * B + unit
+        if n < batch and unit < units:
+            store_floats(given.dc, n * units + unit, loaded[4], STATE)
+
+    return store
 
 
 @cache

@@ -62,9 +62,10 @@ class Plan(NamedTuple):
     """What each place takes, and memory for the parts of lines that are cut: see `deal`."""
 
     starts: Any  # (places + 1,), of its pieces
-    pieces: Any  # (n, 6)
+    pieces: Any  # (n, 7)
     read_starts: Any  # (places + 1,)
     reads: Any  # (m, 4)
+    awaited: Any  # (tiles,), places that have pieces of it
     partials: Any  # of each part `sums` float32
     tickets: Any  # and WARPS of these
 
@@ -76,9 +77,10 @@ def deal(
 
     Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
     has, its part of all cut lines, the line's first part, how many there are (a line that is whole
-    has one), and the row that its tile begins with. Of a read: the first of its blocks, the block
-    row of h that they meet, or the first block column of the gates' gradient, whether it waits for
-    these, and the tile's row. The largest pieces are dealt first, each to the place that has least.
+    has one), the row that its tile begins with, and whether it is the place's last of that tile. Of
+    a read: the first of its blocks, the block row of h that they meet, or the first block column of
+    the gates' gradient, whether it waits for these, and the tile's row. The largest pieces are
+    dealt first, each to the place that has least; a place takes its tiles in their order.
 
     Block rows beyond the lines are of inputs: their reads precede all others and do not wait, and
     block and row are counted down from -1: the first of them is -1. The last read of a piece always
@@ -86,16 +88,14 @@ def deal(
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lines = indptr.size - 1
-    lengths = np.tile(np.diff(indptr), tiles)
-    most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
-    item, first, count, nth, many = even_pieces(lengths, most, 1)
+    (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
     part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
-    cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
-    largest = np.argsort(-cost, kind="stable")
-    owners, _ = dealt(cost[largest], places)
-    order, starts = in_turn(owners, places)
-    order = largest[order]
+    by_tile = np.argsort(tile, kind="stable")
+    order, starts = in_turn(owners[by_tile], places)
+    order = by_tile[order]
+    of_place = owners[order] * tiles + tile[order]
+    ends = np.diff(of_place, append=-1) != 0
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
@@ -108,15 +108,32 @@ def deal(
     block = np.where(inputs, n_blocks - 1 - block, block)
     other = np.where(inputs, lines - 1 - other, other)
     reads = np.stack([block, other, waits, of_tile * ROWS], 1)
-    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)
+    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)[order]
     return Plan(
         starts,
-        pieces[order].astype(np.int32),
+        np.column_stack([pieces, ends]).astype(np.int32),
         np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
+        np.bincount(tile[order][ends], minlength=tiles).astype(np.int32),
         scratch(parts * sums, np.float32),
         scratch(parts * WARPS, np.int32),
     )
+
+
+def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
+    """(the `even_pieces` with which the last place ends first, the place of each)."""
+    fair, longest = max(-(-int(lengths.sum()) // places), 1), max(int(lengths.max()), 1)
+    found: Any = None
+    for most in np.unique(np.geomspace(longest, min(fair, longest), 8).round().astype(int))[::-1]:
+        pieces = even_pieces(lengths, most, 1)
+        cost = pieces[2] + TO_BEGIN_AND_END + TO_JOIN * (pieces[4] > 1)
+        largest = np.argsort(-cost, kind="stable")
+        places_of, end = dealt(cost[largest], places)
+        if found is None or end < found[0]:
+            owners = np.empty_like(places_of)
+            owners[largest] = places_of
+            found = end, pieces, owners
+    return found[1:]
 
 
 def _reads(

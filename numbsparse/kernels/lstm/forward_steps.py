@@ -82,8 +82,11 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
     start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
     load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
-    finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
-    run = multiplying(ring, multiply, GATES, start, load, finish, True)
+    finish, rest = (
+        one_by_one(lambda k, of=of: of(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
+        for of in (finishing, storing_rest)
+    )
+    run = multiplying(ring, multiply, GATES, start, load, finish, rest, True)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -138,24 +141,37 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 @cache
 def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """Gates, c and h of four units, two and two neighbours, to their places."""
-    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+    """Gates, c and h of four units, two and two neighbours; h to its place."""
+    store = storing_twos(kind, two, down)
     compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
-        (state, share), (line, first_row, top, batch, units, width) = loaded, where
+        (state, share), (line, first_row, top, batch, units, _) = loaded, where
         n = top + row_of(down)
         compute(sums, state, share)
+        left = units - line * B if n < batch else int64(0)
+        store(given.hs, (first_row + n + batch) * units + line * B, left, share)
+
+    return finish
+
+
+@cache
+def storing_rest(kind: str, down: int, two: int, dropped: bool) -> Any:
+    """Their gates and c, which no other unit takes."""
+    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+
+    @cuda.jit(device=True)
+    def rest(sums, loaded, given, where):
+        (state, _), (line, first_row, top, batch, units, width) = loaded, where
+        n = top + row_of(down)
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS
         for gate in range(GATES):
             store(given.gates, at + gate * B, left, sums[gate])
-        at = (first_row + n + batch) * units + line * B
-        store_floats(given.c, at, left, state)
-        store(given.hs, at, left, share)
+        store_floats(given.c, (first_row + n + batch) * units + line * B, left, state)
 
-    return finish
+    return rest
 
 
 @cache

@@ -82,7 +82,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
         first, last = plan.read_starts[place], plan.read_starts[place + 1]
         base = first_multiple(shared, uint32(1024))
-        engine = maps, plan.reads, first, last, shared, base, bars
+        engine = maps, plan.reads, first, last, plan.awaited, shared, base, bars
         if cuda.threadIdx.x == 0:
             begin_ring(bars, 0, STAGES, 2, WARPS)
             fence_mbarrier_init()
@@ -101,15 +101,16 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
 
 @cache
 def multiplying(
-    ring: Ring, multiply: Any, GROUPS: int, begin: Any, load: Any, finish: Any, ahead: bool
+    ring: Ring, multiply: Any, GROUPS: int, begin: Any, load: Any, finish: Any, rest: Any, ahead: bool
 ) -> Any:
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
 
     sums : (GROUPS, *units.SUMS)
 
     begin(sums, given, where), if any, is first in a line, load(loaded, given, where) next where
-    `ahead`, else after the products, and finish(sums, loaded, given, where) last. `where` is (line,
-    first row of the step, row of the batch that the tile begins with, batch, units, width).
+    `ahead`, else after the products, and finish(sums, loaded, given, where) stores what the next
+    step multiplies, `rest` what is left, when the others are told. `where` is (line, first row of
+    the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
     BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
@@ -142,9 +143,12 @@ def multiplying(
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
+                if pieces[k, 6] != 0:
+                    tell(arrived, step * engine[4].size + top // ROWS)
+                if whole:
+                    rest(sums, loaded, given, where)
                 number += uint32(count)
             row += down
-            tell(arrived, step)
 
     return run
 
@@ -156,7 +160,7 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
     @cuda.jit(device=True)
     def take(acc, number, count, engine):
         """acc + the products of `count` reads from read `number` of all steps on."""
-        _, _, _, _, shared, base, bars = engine
+        _, _, _, _, _, shared, base, bars = engine
         stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
         for _ in range(count):
             mbarrier_wait(bars, stage, parity)
