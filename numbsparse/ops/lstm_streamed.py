@@ -50,7 +50,8 @@ class Streamed:
 
     def __init__(self, weight: BlockSparse, index: Any, batch: int):
         self._weight, self._index = weight, index
-        self.parts = WARPS * -(-batch // home("deal").ROWS)  # of the gradient of the bias
+        tile = home("deal").rows_of_tile(batch, weight.shape[0])
+        self.parts = WARPS * -(-batch // tile)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, far fewer than of h."""

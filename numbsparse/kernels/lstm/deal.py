@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
 from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
-B, ROWS = 32, 64  # of a block; of a tile of the batch
+B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
 # Of the state. At 256 rows the products of a step fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
@@ -35,6 +35,12 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
     )
+
+
+def rows_of_tile(batch: int, units: int) -> int:
+    """Half as many where each multiprocessor has one tile of a line at most: half of the gates."""
+    half, places = ROWS // 2, 2 if SIMULATED else multiprocessors()
+    return half if -(-units // B) * -(-batch // half) <= places else ROWS
 
 
 def in_fours(index: Index) -> tuple[bool]:
@@ -71,7 +77,13 @@ class Plan(NamedTuple):
 
 
 def deal(
-    index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int, tiles: int = 1
+    index: Index,
+    places: int,
+    transposed: bool,
+    blocks_of_read: int,
+    sums: int,
+    tiles: int = 1,
+    rows: int = ROWS,
 ) -> Plan:
     """The work of each place.
 
@@ -107,8 +119,8 @@ def deal(
     n_blocks = np.count_nonzero(index.block_rows < lines)
     block = np.where(inputs, n_blocks - 1 - block, block)
     other = np.where(inputs, lines - 1 - other, other)
-    reads = np.stack([block, other, waits, of_tile * ROWS], 1)
-    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)[order]
+    reads = np.stack([block, other, waits, of_tile * rows], 1)
+    pieces = np.stack([line, count, part, part - nth, many, tile * rows], 1)[order]
     return Plan(
         starts,
         np.column_stack([pieces, ends]).astype(np.int32),

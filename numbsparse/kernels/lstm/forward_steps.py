@@ -18,7 +18,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, rows_of_tile
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
 from numbsparse.kernels.lstm.producers import Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
@@ -59,8 +59,9 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
     nothing before, and the index is of both weights, those of h above those of x.
     """
     (batch, units), (steps, _, width) = c.shape[1:], gates.shape
-    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
-    of_read, rows = (ring.FEW, B, B), (1, ROWS, B)
+    tile = rows_of_tile(batch, units)
+    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tile=tile, tiled=batch > tile)
+    of_read, rows = (ring.FEW, B, B), (1, tile, B)
     operands = [(values, of_read), (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
@@ -75,15 +76,17 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
 @cache
 def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     ITEM = ring.ITEM
-    h = Operand(ITEM * B, ITEM * B * ROWS)
+    h = Operand(ITEM * B, ITEM * B * ROWS, group=ring.GROUP)
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
-    load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
+    TILE, count = ring.tile, ring.tile // 32 * TWOS
+    first = DOWN * TWOS - count
+    start = one_by_one(lambda k: starting(kind, *divmod(k + first, TWOS), TILE, ring.inputs), count)
+    load = one_by_one(lambda k: loading(kind, *divmod(k + first, TWOS), TILE, dropped), count)
     finish, rest = (
-        one_by_one(lambda k, of=of: of(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
+        one_by_one(lambda k, of=of: of(kind, *divmod(2 * k + first, TWOS), TILE, dropped), count // 2)
         for of in (finishing, storing_rest)
     )
     run = multiplying(ring, multiply, GATES, start, load, finish, rest, True)
@@ -101,7 +104,7 @@ OF_GATES = GATES, *SUMS
 
 
 @cache
-def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
+def starting(kind: str, down: int, two: int, TILE: int, inputs: bool) -> Any:
     """The x part, but where inputs are multiplied here, and bias of a two of each gate."""
     take, FIRST = loading_two(kind), 2 * down
 
@@ -109,7 +112,7 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
     def start(sums, given, where):
         line, first_row, top, batch, _, width = where
         column = line * COLUMNS + unit_of(two)
-        at = (first_row + min(top + row_of(down), batch - 1)) * width + column
+        at = (first_row + min(top + row_of(down, TILE), batch - 1)) * width + column
         for gate in range(GATES):
             shift = take(given.bias, column + gate * B)
             for j in range(2):
@@ -123,7 +126,7 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 
 
 @cache
-def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
+def loading(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
     """c and the dropout factors of the update of a two."""
     take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), 2 * down
 
@@ -131,7 +134,7 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
     def load(loaded, given, where):
         (state, share), (line, first_row, top, batch, units, _) = loaded, where
         unit = min(line * B + unit_of(two), units - 2)
-        at = (first_row + min(top + row_of(down), batch - 1)) * units + unit
+        at = (first_row + min(top + row_of(down, TILE), batch - 1)) * units + unit
         state[two, FIRST], state[two, FIRST + 1] = take_floats(given.c, at)
         if dropped:
             share[two, FIRST], share[two, FIRST + 1] = take(given.kept, at)
@@ -140,7 +143,7 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 
 @cache
-def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
+def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
     """Gates, c and h of four units, two and two neighbours; h to its place."""
     store = storing_twos(kind, two, down)
     compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
@@ -148,7 +151,7 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         (state, share), (line, first_row, top, batch, units, _) = loaded, where
-        n = top + row_of(down)
+        n = top + row_of(down, TILE)
         compute(sums, state, share)
         left = units - line * B if n < batch else int64(0)
         store(given.hs, (first_row + n + batch) * units + line * B, left, share)
@@ -157,14 +160,14 @@ def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 
 @cache
-def storing_rest(kind: str, down: int, two: int, dropped: bool) -> Any:
+def storing_rest(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
     """Their gates and c, which no other unit takes."""
     store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
 
     @cuda.jit(device=True)
     def rest(sums, loaded, given, where):
         (state, _), (line, first_row, top, batch, units, width) = loaded, where
-        n = top + row_of(down)
+        n = top + row_of(down, TILE)
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS
         for gate in range(GATES):

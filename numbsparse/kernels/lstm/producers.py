@@ -45,7 +45,8 @@ class Ring(NamedTuple):
     STAGES: int
     transposed: bool = False  # when rows of the gates' gradient are copied, else rows of h
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
-    tiled: bool = False  # whether the batch takes several tiles of rows
+    tile: int = ROWS  # rows of the batch
+    tiled: bool = False  # whether it takes several tiles
 
     @property
     def WEIGHTS(self) -> int:
@@ -54,7 +55,17 @@ class Ring(NamedTuple):
 
     @property
     def ROWS(self) -> int:
-        return ROWS * (self.FEW if self.transposed else 1) * B * self.ITEM
+        return self.tile * (self.FEW if self.transposed else 1) * B * self.ITEM
+
+    @property
+    def GROUP(self) -> int:
+        """Bytes from 8 rows of the product to the next 8: of half a tile every other 8 are none."""
+        return (LINE if self.transposed else B * self.ITEM) * self.tile // 8
+
+    @property
+    def AFTER(self) -> int:
+        """Where the first rows of the product begin in a stage: those that are none with weights."""
+        return self.WEIGHTS - (self.GROUP if self.tile < ROWS else 0)
 
     @property
     def STAGE(self) -> int:
@@ -68,7 +79,7 @@ def copying(ring: Ring, rows: bool) -> Any:
     PANEL = LINE // ring.ITEM  # columns of the gates' gradient in a line
     AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
-    INPUTS, TILED, TRANSPOSED = ring.inputs, ring.tiled, ring.transposed
+    INPUTS, TILED, TRANSPOSED, TILE = ring.inputs, ring.tiled, ring.transposed, ring.tile
 
     @cuda.jit(device=True)
     def copy(engine, of_steps, arrived):
@@ -95,7 +106,7 @@ def copying(ring: Ring, rows: bool) -> Any:
                     wait = shfl_idx(waits, uint32(ahead)) != 0
                     if TILED:
                         top = shfl_idx(tops, uint32(ahead))
-                        first_row, tile = int32(row + top), top // ROWS
+                        first_row, tile = int32(row + top), top // TILE
                     if wait and step > 0 and tile > ready:
                         wait_for_all(arrived, (step - 1) * tiles + tile, awaited[tile])
                         ready = tile

@@ -17,7 +17,7 @@ from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm import WARPS
-from numbsparse.kernels.lstm.deal import ROWS, Plan, deal
+from numbsparse.kernels.lstm.deal import Plan, deal
 from numbsparse.kernels.lstm.producers import BLOCKS, OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
 from numbsparse.kernels.lstm.units import TWOS
 from numbsparse.kernels.parts.pieces import clear, floats_of, join
@@ -53,9 +53,9 @@ def run_steps(
     `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
-    count, tiles = 2 if SIMULATED else BLOCKS * multiprocessors(), -(-size[0] // ROWS)
+    count, tiles = 2 if SIMULATED else BLOCKS * multiprocessors(), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
-    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles)
+    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
     launch(
         kernel, count, THREADS,
         tensor_maps(*operands),
@@ -113,7 +113,7 @@ def multiplying(
     the step, row of the batch that the tile begins with, batch, units, width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
-    BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
+    BACK, TILED, TILE = ring.transposed, ring.tiled, ring.tile  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
@@ -144,7 +144,7 @@ def multiplying(
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
                 if pieces[k, 6] != 0:
-                    tell(arrived, step * engine[4].size + top // ROWS)
+                    tell(arrived, step * engine[4].size + top // TILE)
                 if whole:
                     rest(sums, loaded, given, where)
                 number += uint32(count)
@@ -155,7 +155,7 @@ def multiplying(
 
 @cache
 def taking_reads(ring: Ring, multiply: Any) -> Any:
-    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2
+    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.AFTER // 2
 
     @cuda.jit(device=True)
     def take(acc, number, count, engine):
