@@ -133,5 +133,3 @@ def home(name: str) -> ModuleType:
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:
     """At a multiple of 16 bytes, as outputs, which are allocated here, always are."""
     return array if array is None or array.address % 16 == 0 else copy(array)
-
-

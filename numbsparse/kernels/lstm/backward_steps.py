@@ -95,7 +95,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
         store_rows(sums, loaded, given, where)
         add_biases(loaded[5], given.dbias, where, TILE)
 
-    run = multiplying(ring, multiply, 1, None, load, finish, rest, AHEAD)
+    run = multiplying(ring, multiply, 1, (None, load, finish, rest), AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -120,8 +120,8 @@ def loading(kind: str, down: int, TILE: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def load(loaded, given, where):
         z, slope, share, before, of_c, _ = loaded
-        (line, first_row, top, batch, units, width), n, unit = where, row_of(down, TILE), unit_of_eight()
-        n = min(top + n, batch - 1)
+        (line, first_row, top, batch, units, width), unit = where, unit_of_eight()
+        n = min(top + row_of(down, TILE), batch - 1)
         i = (first_row + n) * width + line * COLUMNS + unit
         for gate in range(GATES):
             load_eight(given.gates, i + gate * B, z, Z + gate * WORDS)
@@ -146,9 +146,9 @@ def finishing(kind: str, down: int, TILE: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         compute(sums, loaded, where)
-        z, _, _, _, _, _ = loaded
-        (line, first_row, top, batch, _, width), n, unit = where, row_of(down, TILE), unit_of_eight()
-        n += top
+        z, *_ = loaded
+        (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
+        n = top + row_of(down, TILE)
         i = (first_row + n) * width + line * COLUMNS + unit
         if n < batch:
             for gate in range(GATES):
@@ -164,8 +164,8 @@ def storing_states(down: int, TILE: int) -> Any:
 
     @cuda.jit(device=True)
     def store(sums, loaded, given, where):
-        (line, _, top, batch, units, _), n, unit = where, row_of(down, TILE), unit_of_eight()
-        n, unit = n + top, line * B + unit
+        line, _, top, batch, units, _ = where
+        n, unit = top + row_of(down, TILE), line * B + unit_of_eight()
         if n < batch and unit < units:
             store_floats(given.dc, n * units + unit, loaded[4], STATE)
 

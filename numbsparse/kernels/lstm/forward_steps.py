@@ -81,15 +81,13 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    TILE, count = ring.tile, ring.tile // 32 * TWOS
-    first = DOWN * TWOS - count
-    start = one_by_one(lambda k: starting(kind, *divmod(k + first, TWOS), TILE, ring.inputs), count)
-    load = one_by_one(lambda k: loading(kind, *divmod(k + first, TWOS), TILE, dropped), count)
-    finish, rest = (
-        one_by_one(lambda k, of=of: of(kind, *divmod(2 * k + first, TWOS), TILE, dropped), count // 2)
-        for of in (finishing, storing_rest)
-    )
-    run = multiplying(ring, multiply, GATES, start, load, finish, rest, True)
+    count = ring.tile // 32 * TWOS
+    places = [(*divmod(k, TWOS), ring.tile) for k in range(DOWN * TWOS - count, DOWN * TWOS)]
+    start = one_by_one(lambda k: starting(kind, *places[k], ring.inputs), count)
+    load = one_by_one(lambda k: loading(kind, *places[k], dropped), count)
+    finish = one_by_one(lambda k: finishing(kind, *places[2 * k], dropped), count // 2)
+    rest = one_by_one(lambda k: storing_rest(kind, *places[2 * k]), count // 2)
+    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), True)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -160,7 +158,7 @@ def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
 
 
 @cache
-def storing_rest(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
+def storing_rest(kind: str, down: int, two: int, TILE: int) -> Any:
     """Their gates and c, which no other unit takes."""
     store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
 

@@ -3,8 +3,9 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of threads have written theirs of the tile: with those that were ready early told
-apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096 (H200).
+rows follow when all blocks of threads have written theirs of the tile: with those that were ready
+early told apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096
+(H200).
 """
 
 from functools import cache
@@ -64,7 +65,7 @@ class Ring(NamedTuple):
 
     @property
     def AFTER(self) -> int:
-        """Where the first rows of the product begin in a stage: those that are none with weights."""
+        """Where the first rows of the product begin in a stage; those that are none, in weights."""
         return self.WEIGHTS - (self.GROUP if self.tile < ROWS else 0)
 
     @property

@@ -101,19 +101,21 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
 
 @cache
 def multiplying(
-    ring: Ring, multiply: Any, GROUPS: int, begin: Any, load: Any, finish: Any, rest: Any, ahead: bool
+    ring: Ring, multiply: Any, GROUPS: int, of_line: tuple[Any, Any, Any, Any], ahead: bool
 ) -> Any:
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
 
     sums : (GROUPS, *units.SUMS)
 
-    begin(sums, given, where), if any, is first in a line, load(loaded, given, where) next where
-    `ahead`, else after the products, and finish(sums, loaded, given, where) stores what the next
-    step multiplies, `rest` what is left, when the others are told. `where` is (line, first row of
-    the step, row of the batch that the tile begins with, batch, units, width).
+    `of_line` is of functions: begin(sums, given, where), if any, is first in a line, load(loaded,
+    given, where) next where `ahead`, else after the products, finish(sums, loaded, given, where)
+    stores what the next step multiplies, and `rest` what is left, when the others are told. `where`
+    is (line, first row of the step, row of the batch that the tile begins with, batch, units,
+    width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
-    BACK, TILED, TILE = ring.transposed, ring.tiled, ring.tile  # BACK: what is copied is of the step after
+    (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
+    BACK = ring.transposed  # what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
