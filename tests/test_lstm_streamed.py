@@ -10,9 +10,11 @@ import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.lstm import deal
+from numbsparse.kernels.lstm import steps as steps_kernels
 from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.nn import functional as F
 from numbsparse.ops import lstm_streamed
+from numbsparse.testing import races
 
 STEPS, B = 3, 32
 HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
@@ -97,6 +99,42 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     columns = grads.gates.numpy().reshape(steps, batch, -1, 4, B)
     beyond = np.moveaxis(columns, 3, 2).reshape(steps, batch, 4, -1)[..., hidden:]
     np.testing.assert_array_equal(beyond.astype(float), 0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "batch", "join"),
+    [(HALVES[0], 32, 12), (HALVES[0], 64, -5), (HALVES[0], 128, 12), ("float32", 32, 12)],
+    ids=["half a tile", "cut lines", "two tiles", "float32"],
+)
+@pytest.mark.parametrize("waits", [True, False])
+def test_steps_wait_for_what_they_take(rng, monkeypatch, dtype, batch, join, waits):
+    """Of whole tiles; rows beyond the batch are copied as they come and left out."""
+    if not ns.device.SIMULATED:
+        pytest.skip("races are found in the simulator")
+    monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
+    monkeypatch.setattr(deal, "TO_JOIN", join)
+    made: list[deal.Plan] = []
+
+    def planned(*args):
+        made.append(deal.deal(*args))
+        return made[-1] if waits else made[-1]._replace(awaited=0 * made[-1].awaited)
+
+    monkeypatch.setattr(steps_kernels, "deal", planned)
+    exact, _ = draw(rng, dtype, B, 2 * B, batch, False)
+
+    def put(a, to=dtype):
+        a = a.astype(as_dtype(to))
+        return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
+
+    x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, precision="high")
+
+    def run():
+        trace = ops.lstm(x, cells, h, put(exact[5], "float32"))
+        ops.lstm_grad(trace, cells, trace.h[1:], None, None)
+
+    assert (races(run) == []) == waits
+    assert any((plan.pieces[:, 4] > 1).any() for plan in made) == (join < 0)
 
 
 @pytest.mark.parametrize("dtype", [HALVES[0], "float32"])
