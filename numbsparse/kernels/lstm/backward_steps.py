@@ -89,6 +89,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     def finish(sums, loaded, given, where):
         exchange(sums[0])
         finish_rows(sums, loaded, given, where)
+        fold_biases(loaded[5])
 
     @cuda.jit(device=True)
     def rest(sums, loaded, given, where):
@@ -146,7 +147,7 @@ def finishing(kind: str, down: int, TILE: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         compute(sums, loaded, where)
-        z, *_ = loaded
+        z = loaded[0]
         (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
         n = top + row_of(down, TILE)
         i = (first_row + n) * width + line * COLUMNS + unit
@@ -207,12 +208,16 @@ def computing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
 
 
 @cuda.jit(device=True)
-def add_biases(biases, dbias, where, rows):
+def fold_biases(biases):
     """Sums over the rows of a warp: of two threads each keeps one half and gives the other."""
-    line, _, top, _, _, width = where
     fold(biases, 8, 16)
     fold(biases, 4, 8)
     fold(biases, 2, 4)
+
+
+@cuda.jit(device=True)
+def add_biases(biases, dbias, where, rows):
+    line, _, top, _, _, width = where
     warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
     k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
     column = line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B

@@ -133,9 +133,9 @@ def copying(ring: Ring, rows: bool) -> Any:
 
 @cuda.jit(device=True)
 def wait_for_all(arrived, i, places):
-    """Until all warps of these places that multiply have written what counter i counts."""
+    """Until so many places have written what counter i counts."""
     if cuda.threadIdx.x % 32 == 0:
-        while load_acquire(arrived, i) < WARPS * places:
+        while load_acquire(arrived, i) < places:
             pass
     sync_warp()
     fence_proxy_async_global()

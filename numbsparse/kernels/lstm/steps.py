@@ -30,6 +30,7 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     from_local,
     mbarrier_arrive,
+    mbarrier_init,
     mbarrier_wait,
     sync_warp,
     to_local,
@@ -71,7 +72,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     `of_steps` is how many there are, the first row of what is copied for the first of them, and how
     far down it is to the next; `size` (batch, units, width).
     """
-    STAGES, BARS = ring.STAGES, 2 * ring.STAGES
+    STAGES, BARS, TOLD = ring.STAGES, 2 * ring.STAGES + 1, 2 * ring.STAGES
     copy_weights, copy_rows = copying(ring, False), copying(ring, True)
     limits = {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
 
@@ -85,6 +86,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
         engine = maps, plan.reads, first, last, plan.awaited, shared, base, bars
         if cuda.threadIdx.x == 0:
             begin_ring(bars, 0, STAGES, 2, WARPS)
+            mbarrier_init(bars, TOLD, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
@@ -115,7 +117,7 @@ def multiplying(
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
     (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
-    BACK = ring.transposed  # what is copied is of the step after
+    BACK, TOLD = ring.transposed, 2 * ring.STAGES  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
@@ -123,11 +125,11 @@ def multiplying(
         batch, units, width = size
         if BACK:
             row += down
-        number, warp = uint32(0), int64(cuda.threadIdx.x // 32)
+        number, told, warp = uint32(0), uint32(0), int64(cuda.threadIdx.x // 32)
         for step in range(steps):
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many = pieces[k, 3], pieces[k, 4]
+                first_part, many, ends = pieces[k, 3], pieces[k, 4], pieces[k, 6]
                 top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
                 clear(sums)
@@ -145,8 +147,9 @@ def multiplying(
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
-                if pieces[k, 6] != 0:
-                    tell(arrived, step * engine[4].size + top // TILE)
+                if ends != 0:
+                    tell(arrived, step * engine[4].size + top // TILE, engine[7], TOLD, told)
+                    told ^= uint32(1)
                 if whole:
                     rest(sums, loaded, given, where)
                 number += uint32(count)
@@ -177,9 +180,13 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
 
 
 @cuda.jit(device=True)
-def tell(arrived, i):
-    """This warp has written what counter i counts."""
+def tell(arrived, i, bars, bar, parity):
+    """All warps that multiply have written what counter i counts: the first of them says so."""
     sync_warp()
     if cuda.threadIdx.x % 32 == 0:
-        fence_proxy_async_global()
-        add_release(arrived, i, 1)
+        mbarrier_arrive(bars, bar)
+    if cuda.threadIdx.x < 32:
+        mbarrier_wait(bars, bar, parity)
+        if cuda.threadIdx.x == 0:
+            fence_proxy_async_global()
+            add_release(arrived, i, 1)
