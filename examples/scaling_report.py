@@ -25,6 +25,12 @@ HEAD = (
 )
 
 
+# Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
+COLOURS = ("#56b4e9", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#0072b2", "#f0e442")
+OTHER = "#555555"
+BESIDE = 0.05  # bits: lines that end closer together share a number
+
+
 class Kind(NamedTuple):
     """What runs that differ in their seed alone share."""
 
@@ -133,8 +139,8 @@ def draw(file: Path, results: Iterable[Result]) -> None:
         ("seconds of training", lambda run: run["train_seconds"], True),
     ]  # fmt: skip
     names = Counter(kind.model.name for kind in kinds)
-    colours = {name: f"C{i % 10}" for i, name in enumerate(sorted(names))}
     several = {name for name, count in names.items() if count > 1} or set(names)
+    colours = dict(zip(sorted(several), COLOURS, strict=False))
     for axes, (label, cost, every_length) in zip(panels, costs, strict=False):
         for name in sorted(several):
             for length in sorted({kind.characters for kind in kinds}):
@@ -142,7 +148,7 @@ def draw(file: Path, results: Iterable[Result]) -> None:
                          if (kind.model.name, kind.characters) == (name, length)]  # fmt: skip
                 if alike and (every_length or length == most):
                     label_of = name if length == most else None
-                    _points(axes, alike, cost, label_of, colours[name])
+                    _points(axes, alike, cost, label_of, colours.get(name, OTHER))
         axes.set(xlabel=label, xscale="log")
         low, high = axes.get_xlim()
         if high < 3 * low:  # of one size: a logarithm's ticks would stand one over the other
@@ -193,6 +199,11 @@ def _points(
     x, middle, low, high = zip(*sorted(points), strict=True)
     axes.plot(x, middle, "o-" if len(x) > 2 else "o", markersize=4, color=colour, label=name)
     axes.vlines(x, low, high, color=colour)
+    if name is None:
+        read = f"{_read(alike[0][0]) / 1e6:g} million"
+        place = {"xytext": (-7, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+        axes.annotate(read, (x[0], middle[0]), fontsize=8, color=colour, bbox=box, **place)
 
 
 def _curves(
@@ -205,7 +216,8 @@ def _curves(
         points = [(mark[0][0] / 1e6, mean(m[3] for m in mark)) for mark in marks]
         name, style = kind.model.name, "-" if kind.characters == longest else "--"
         label = name if style == "--" or not several else f"{name}, {longest / 1e6:g} million"
-        axes.plot(*zip(*points, strict=True), style, color=colours[name], label=label)
+        colour = colours.get(name, OTHER)
+        axes.plot(*zip(*points, strict=True), style, color=colour, label=label)
     axes.set(xlabel=f"million characters read by models of {_millions(alike)}", xscale="log")
 
 
@@ -223,15 +235,19 @@ def _rates(axes: Any, results: list[Result], colours: dict[str, str]) -> None:
             key = Model(**c["model"]).name, c["characters"], c["size"]
             found.setdefault(key, {})[c["lr"]] = run
     several = {key: rates for key, rates in found.items() if len(rates) > 1}
-    labelled = set()
+    labelled, ends = set(), dict[tuple[str, float], list[float]]()
     for (name, _, _), rates in sorted(several.items()):
         points = [(lr, run["validation"]) for lr, run in sorted(rates.items())]
-        label = None if name in labelled else name
-        axes.plot(*zip(*points, strict=True), "o-", color=colours[name], markersize=4, label=label)
+        label, colour = None if name in labelled else name, colours.get(name, OTHER)
+        axes.plot(*zip(*points, strict=True), "o-", color=colour, markersize=4, label=label)
         parameters = next(iter(rates.values()))["parameters"] / 1e6
-        axes.annotate(f" {parameters:.0f}", points[-1], fontsize=8, va="center")
+        ends.setdefault((f"{parameters:.0f}", points[-1][0]), []).append(points[-1][1])
         labelled.add(name)
-    axes.set(xlabel="learning rate of models of so many million parameters", xscale="log")
+    for (number, lr), bits in ends.items():  # one number for lines that end together
+        for end in bits if max(bits) - min(bits) > BESIDE else [mean(bits)]:
+            above = {"xytext": (0, 4), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(number, (lr, end), fontsize=8, **above)
+    axes.set(xlabel="learning rate; beside a line, million parameters", xscale="log")
 
 
 def _each(axes: Any, alike: dict[Kind, list[Result]], colours: dict[str, str]) -> None:
@@ -239,7 +255,8 @@ def _each(axes: Any, alike: dict[Kind, list[Result]], colours: dict[str, str]) -
     worst_first = sorted(alike.items(), key=lambda item: -mean(run["test"] for run in item[1]))
     for y, (kind, runs) in enumerate(worst_first):
         bits = [run["test"] for run in runs]
-        axes.plot(bits, [y] * len(bits), "o", color=colours[kind.model.name], markersize=4)
+        colour = colours.get(kind.model.name, OTHER)
+        axes.plot(bits, [y] * len(bits), "o", color=colour, markersize=4)
     names = [kind.model.name for kind, _ in worst_first]
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set(xlabel=f"bits per character of {_millions(alike)}")

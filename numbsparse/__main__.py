@@ -18,10 +18,11 @@ from numbsparse.bench.run import run
 from numbsparse.bench.sections import SECTIONS
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
+from numbsparse.files import check_writable, write_bytes
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
 from numbsparse.pages import mapped
-from numbsparse.pages.figure import draw_headline, draw_map
+from numbsparse.pages.figure import draw_headline, draw_map, draw_roofline
 from numbsparse.puzzles import course as puzzles
 
 Number = TypeVar("Number", int, float)
@@ -40,10 +41,11 @@ def _from(least: Number) -> Callable[[str], Number]:
 
 def _output(word: str) -> Path:
     """A file to be written, refused before the work where it cannot be."""
-    file = Path(word)
-    if file.is_dir() or not file.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"takes a file in a folder that exists, got {file}")
-    return file
+    try:
+        check_writable(word)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"takes a file that can be written: {error}") from error
+    return Path(word)
 
 
 WHOLE, TIME = _from(0), _from(0.0)
@@ -225,7 +227,8 @@ def _parser() -> argparse.ArgumentParser:
         _plane,
         "map how fast products are, beside other libraries, at every size, batch and density",
         "Times products in a fixed random order for some minutes, and says where another library\n"
-        "is faster. Started again with the same file, it goes on where it ended.",
+        "is faster. Started again with the same file, it goes on where it ended. Maps of one kind\n"
+        "of card can be joined.",
         "plane --place cpu --json map.json --png map.png --minutes 10",
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
@@ -236,7 +239,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--cards", **COUNT, help="GPUs to use; default: 1")
     command.add_argument("--json", **FILE, help="the map to read and extend")
+    command.add_argument(
+        "--kernels",
+        type=_rungs,
+        default="auto",
+        metavar="RUNGS",
+        help="ours is the fastest of these, with commas between; default: auto, the one chosen",
+    )
+    command.add_argument(
+        "--join",
+        type=Path,
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="add what the map lacks of another one; may be given several times",
+    )
     command.add_argument("--png", **FILE, help="draw the map there")
+    command.add_argument(
+        "--csv", **FILE, help="write a line a product there, on a GPU with its roofline beside it"
+    )
+    command.add_argument(
+        "--roofline-png", **FILE, help="draw how many times as long as its roofline each takes"
+    )
     command = add(
         "tables",
         _of_kernels("pages.tables", lambda tables, of: tables.fill(of.file)),
@@ -333,27 +357,41 @@ def _bench(options: argparse.Namespace) -> None:
 
 
 def _plane(options: argparse.Namespace) -> None:
-    if options.png is not None:
+    if options.roofline_png is not None and options.place == "cpu":
+        options.error("--roofline-png is of the GPU's map: give --place cuda")
+    if options.png is not None or options.roofline_png is not None:
         matplotlib_figure()
-    how = options.minutes, options.jobs, options.dtype, options.cards
+    how = options.minutes, options.jobs, options.dtype, options.cards, options.kernels, options.join
     machine, rows = plane.run(options.place, options.json, *how)
     print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":
         print(mapped.summary(rows))
-    if options.png is not None:
-        draw_map(options.place, machine, rows, options.png)
-        print(f"the picture is in {options.png}")
+    if options.csv is not None:
+        write_bytes(options.csv, mapped.lines(options.place, rows).encode())
+        print(f"a line a product is in {options.csv}")
+    for file, draw in ((options.png, draw_map), (options.roofline_png, draw_roofline)):
+        if file is not None:
+            draw(options.place, machine, rows, file)
+            print(f"the picture is in {file}")
 
 
 def _module_of(file: Path) -> ModuleType:
-    """A Python file as a module, which finds its neighbours as if it were run."""
-    spec = spec_from_file_location(file.stem, file)
+    """A Python file as a module, which finds its neighbours. It takes no other module's place."""
+    spec = spec_from_file_location(f"own_rung.{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ValueError("takes a Python file")
-    sys.path.insert(0, str(file.resolve().parent))
-    module = sys.modules[file.stem] = module_from_spec(spec)
+    sys.path.append(str(file.resolve().parent))
+    module = sys.modules[spec.name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def _rungs(names: str) -> str:
+    """ "auto", or rungs of a list with commas."""
+    if unknown := [name for name in names.split(",") if name not in ("auto", *RUNGS)]:
+        takes = f"takes auto, or some of {', '.join(RUNGS)}"
+        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
+    return names
 
 
 def _sections(names: str) -> tuple[str, ...]:

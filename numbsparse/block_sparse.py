@@ -113,24 +113,20 @@ class BlockSparse(Blocks):
 
     def __init__(self, data: Any, layout: Any, *, shape: tuple[int, int] | None = None):
         layout = as_layout(layout)
-        data = as_device_array(data, "data") if is_device_operand(data) else as_array(data, "data")
-        check_data(data)
+        self._values = data = _as_values(data, "data")
         if data.shape[0] != layout.n_blocks:
             raise ValueError(
                 f"data has {data.shape[0]} blocks, but layout keeps {layout.n_blocks} blocks"
             )
-        if isinstance(data, DeviceArray) and not data.is_contiguous:
-            raise ValueError("data on a GPU takes a C-contiguous array, got one with gaps")
-        block_size = data.shape[1]
-        self._values = data if isinstance(data, DeviceArray) else np.ascontiguousarray(data)
         self.stored_layout, self.is_transposed = layout, False
-        self.shape = checked_shape("shape", shape, layout.shape, block_size)
+        self.shape = checked_shape("shape", shape, layout.shape, data.shape[1])
 
     def _store(self, values: Any) -> None:
         """`w.values = values`: others of the shape that is there, as the constructor takes them."""
-        if np.shape(values) != self._values.shape:
-            raise ValueError(f"values takes {self._values.shape} here, got {np.shape(values)}")
-        self._values = BlockSparse(values, self.stored_layout)._values
+        new = _as_values(values, "values")
+        if new.shape != self._values.shape:
+            raise ValueError(f"values takes {self._values.shape} here, got {new.shape}")
+        self._values = new
 
     if not TYPE_CHECKING:  # read by each product: in C
         values = property(attrgetter("_values"), _store)
@@ -394,6 +390,16 @@ def unchecked(values: Any, layout: Layout, shape: tuple[int, int]) -> BlockSpars
     w = BlockSparse.__new__(BlockSparse)
     w._values, w.stored_layout, w.shape, w.is_transposed = values, layout, shape, False
     return w
+
+
+def _as_values(values: Any, argument: str) -> Any:
+    """Blocks as a matrix stores them; what cannot be that is refused, by its argument's name."""
+    on_gpu = is_device_operand(values)
+    values = as_device_array(values, argument) if on_gpu else as_array(values, argument)
+    check_data(values, argument)
+    if on_gpu and not values.is_contiguous:
+        raise ValueError(f"{argument} on a GPU takes a C-contiguous array, got one with gaps")
+    return values if on_gpu else np.ascontiguousarray(values)
 
 
 def _features(data: Any, shape: Any) -> tuple[int, int]:

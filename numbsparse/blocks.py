@@ -61,12 +61,12 @@ class Blocks:
         return f"BlockSparse({size}, {self.values.dtype}, {blocks}{self._place})"
 
 
-def check_data(data: Any) -> None:
+def check_data(data: Any, argument: str = "data") -> None:
     """Refuse another dtype, or blocks that are not square."""
     if str(data.dtype) not in FLOATS:
-        raise TypeError(f"data takes {', '.join(FLOATS)}, got {data.dtype}")
+        raise TypeError(f"{argument} takes {', '.join(FLOATS)}, got {data.dtype}")
     if data.ndim != 3 or data.shape[1] != data.shape[2] or data.shape[1] == 0:
-        raise ValueError(f"data takes the shape (n_blocks, B, B), got {data.shape}")
+        raise ValueError(f"{argument} takes the shape (n_blocks, B, B), got {data.shape}")
 
 
 def check_values(values: Any, n_blocks: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE, S_ISREG
+from tempfile import TemporaryFile
 from textwrap import indent
 from typing import Any, BinaryIO
 
@@ -58,6 +59,18 @@ def write_whole(path: Any, write: Callable[[BinaryIO], Any]) -> None:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Any) -> None:
+    """Raise what `write_whole` would where it cannot begin; nothing is left there."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.is_file() or not path.exists():
+            TemporaryFile(dir=os.path.dirname(os.path.realpath(path))).close()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager

@@ -47,7 +47,7 @@ class Walk(NamedTuple):
     blocks: Any  # (n_blocks,) int32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Index:
     """The index arrays of a layout, all int32; the values are stored once, in row order.
 

@@ -127,8 +127,14 @@ def test_values_of_another_shape_are_refused(shape, put):
     old, new = np.ones((3, 4, 4), np.float32), np.full((3, 4, 4), 2, np.float32)
     w = put(ns.BlockSparse(old, [[1, 1], [0, 1]]))
     other = put(ns.BlockSparse(new, w.layout)).values
-    with pytest.raises(ValueError, match=re.escape(f"values takes (3, 4, 4) here, got {shape}")):
+    takes = "(3, 4, 4) here" if len(shape) == 3 else "the shape (n_blocks, B, B)"
+    with pytest.raises(ValueError, match=re.escape(f"values takes {takes}, got {shape}")):
         w.values = np.ones(shape, np.float32)
+    for bad, got in (("int64", "int64"), ("complex64", "complex64"), ("U1", "one of <U1")):
+        with pytest.raises(TypeError, match=f"^values takes .*, got {got}$"):
+            w.values = np.ones((3, 4, 4), bad)
+    with pytest.raises(TypeError, match=r"^values takes an array of numbers, got list"):
+        w.values = [[1], [1, 2]]
     np.testing.assert_array_equal(host(w.values), old)
     w.values = other
     np.testing.assert_array_equal(host(w.values), new)

@@ -7,12 +7,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_216,
+    "numbsparse": 3_275,
     "numbsparse/autograd": 795,
-    "numbsparse/bench": 2_985,
-    "numbsparse/compat": 396,
+    "numbsparse/bench": 3_010,
+    "numbsparse/compat": 398,
     "numbsparse/device": 4_151,
-    "numbsparse/distributed": 2_063,
+    "numbsparse/distributed": 2_066,
     "numbsparse/jax": 734,
     "numbsparse/kernels": 3_421,
     "numbsparse/kernels/conv": 3_751,
@@ -24,7 +24,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_878,
     "numbsparse/ops": 5_676,
-    "numbsparse/pages": 1_853,
+    "numbsparse/pages": 1_965,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_457,

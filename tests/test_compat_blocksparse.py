@@ -103,6 +103,18 @@ def test_what_a_gate_does_to_gradients(rng, library, axis, gate_grad, dw_gated):
         assert gate.grad is None
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_an_infinite_weight_stays_infinite_with_a_gate(library):
+    bsmm = BlocksparseMatMul([[1]], 4)
+    values = np.ones(bsmm.w_shape)
+    values[0, 0, 1], values[0, 1, 2] = np.inf, -np.inf
+    x, w, gate = tensors(library, np.ones((2, 4)), values, np.float64([0.5]))
+    y = bsmm(x, w, gate)
+    np.testing.assert_array_equal(y.detach().numpy(), [[2, np.inf, -np.inf, 2]] * 2)
+    y.backward(tensors(library, np.ones((2, 4)))[0].detach())
+    np.testing.assert_array_equal(w.grad.numpy()[np.isfinite(values)], 2)
+
+
 @needs_torch
 def test_tensors_of_torch_come_out_as_they_came_in(rng):
     import torch

@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from importlib import import_module
 
@@ -61,7 +63,16 @@ def test_an_answer_comes_before_the_news_that_its_rank_has_failed():
                 own.share(1)
 
 
+@pytest.fixture
+def handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("handlers")
 def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
     launcher = import_module("numbsparse.distributed.__main__")
     monkeypatch.setattr(launcher, "PATIENCE", 0.2)
@@ -72,11 +83,8 @@ def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
         "open(sys.argv[1] + rank, 'w').write(f'{os.getpid()} {os.environ[\"WORLD_SIZE\"]}')\n"
         "sys.exit(3) if rank == '1' else time.sleep(60)\n"
     )
-    before, began = signal.getsignal(signal.SIGTERM), time.monotonic()
-    try:
-        assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    began = time.monotonic()
+    assert launcher.main(["--ranks", "3", str(program), str(tmp_path / "rank")]) == 3
     assert time.monotonic() - began < 30  # half of what the others sleep
     for path in tmp_path.glob("rank*"):  # one that ended early may have written nothing
         pid, size = path.read_text().split()
@@ -86,6 +94,31 @@ def test_the_launcher_ends_all_ranks_where_one_fails(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["term", "hup"])
+def test_the_launcher_ends_all_ranks_where_it_is_told_to(number, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "path = sys.argv[1] + os.environ['RANK']\n"
+        "open(path + '.new', 'w').write(f'{os.getpid()}')\n"
+        "os.rename(path + '.new', path)\n"
+        "time.sleep(60)\n"
+    )
+    ranks = [tmp_path / f"rank{rank}" for rank in range(2)]
+    command = [sys.executable, "-m", "numbsparse.distributed", str(program), str(tmp_path / "rank")]
+    with subprocess.Popen(command) as launcher:
+        while not all(rank.exists() for rank in ranks):
+            time.sleep(0.05)
+            assert launcher.poll() is None
+        launcher.send_signal(number)
+        assert launcher.wait(timeout=30) == 128 + number
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(rank.read_text()), 0)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("handlers")
 def test_the_launcher_starts_a_module(monkeypatch, tmp_path):
     launcher = import_module("numbsparse.distributed.__main__")
     (tmp_path / "of_ranks.py").write_text(
@@ -93,11 +126,7 @@ def test_the_launcher_starts_a_module(monkeypatch, tmp_path):
         "sys.exit(5 if sys.argv[1:] == ['-m', 'x'] and os.environ['RANK'] == '0' else 0)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert launcher.main(["--ranks", "1", "-m", "of_ranks", "-m", "x"]) == 5
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    assert launcher.main(["--ranks", "1", "-m", "of_ranks", "-m", "x"]) == 5
 
 
 @pytest.mark.parametrize("names", environment.NAMES.values())

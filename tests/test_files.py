@@ -1,13 +1,16 @@
 """Files are written whole, under names of their own, and stay as private as they were."""
 
 import os
+import re
 import stat
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import numbsparse as ns
+from numbsparse import __main__ as command_line
 from numbsparse import files
 
 on_posix = pytest.mark.skipif(os.name != "posix", reason="permissions and links are of POSIX")
@@ -156,6 +159,44 @@ def test_what_is_being_written_is_no_less_private(tmp_path):
 
     files.write_whole(path, write)
     assert seen == [0o600]
+
+
+def test_what_cannot_be_written_is_known_before(tmp_path):
+    beside = list(tmp_path.iterdir())
+    files.check_writable(tmp_path / "new")
+    files.check_writable(os.devnull)
+    assert list(tmp_path.iterdir()) == beside
+    (tmp_path / "link").symlink_to(tmp_path / "none" / "file")
+    for path in (tmp_path / "none" / "file", tmp_path / "link"):
+        with pytest.raises(FileNotFoundError, match=re.escape(f"{path}")):
+            files.check_writable(path)
+    with pytest.raises(IsADirectoryError, match=re.escape(f"{tmp_path}")):
+        files.check_writable(tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder that not even root may write to")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("bench --json", "bench --place cuda --png", "profile --json", "trace k1_naive --svg"),
+        *("machine-code --json", "times --json", "plane --json", "plane --png"),
+    ],
+)
+def test_a_command_begins_only_what_it_can_write(command, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main([*command.split(), "/proc/file.json"])
+    option = command.split()[-1]
+    said = f"argument {option}: takes a file that can be written: [Errno"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a folder that not even root may write to")
+@pytest.mark.simulator
+def test_a_trace_begins_only_in_a_folder_that_it_can_write(monkeypatch):
+    monkeypatch.chdir("/proc")
+    monkeypatch.delattr("numbsparse.pages.trace.trace_of")
+    with pytest.raises(SystemExit, match=r"numbsparse: \[Errno .* 'k1_naive.svg'"):
+        command_line.main(["trace", "k1_naive"])
 
 
 def test_a_folder_that_is_not_there_is_named_with_the_file(tmp_path):

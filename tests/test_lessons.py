@@ -28,6 +28,7 @@ from numbsparse.pages.reads import reads
 ROOT = Path(__file__).parents[1]
 LESSONS = ROOT / "numbsparse" / "kernels" / "README.md"
 EXAMPLE = [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 1], [0, 0, 0, 1]]  # what they begin with
+WORDS = "Schedule", "Source", "Ring", "Product", "Sink"
 SOLUTIONS = sorted((ROOT / "examples" / "solutions").glob("*.py"))
 
 simulator = pytest.mark.skipif(not device.SIMULATED, reason="counting takes the simulator")
@@ -35,6 +36,17 @@ simulator = pytest.mark.skipif(not device.SIMULATED, reason="counting takes the 
 
 def read_lessons():
     return LESSONS.read_text(encoding="utf-8")
+
+
+def test_the_parts_are_told_by_the_five_words_of_a_kernel():
+    folder = ROOT / "numbsparse" / "kernels" / "parts"
+    told = (folder / "__init__.py").read_text(encoding="utf-8")
+    places = [told.index(f"\n{word}, ") for word in WORDS]
+    assert places == sorted(places)
+    named = re.findall(r"`(\w+)`", told)
+    files = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert sorted(named) == sorted(files)
+    assert f"| forward | {' | '.join(WORDS).lower()} |" in read_lessons()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -220,6 +220,9 @@ def test_all_are_frozen_and_thawed():
     assert model.n_parameters() == 0
     assert not model(np.ones((2, 8), np.float32)).requires_grad
     assert model.requires_grad_().n_parameters() == 2 * 72
+    for some in (model, nn.Sequential(), nn.Dropout(0.5)):
+        with pytest.raises(TypeError, match="requires_grad takes True or False, got 'no'"):
+            some.requires_grad_("no")
 
 
 def test_a_sequential_is_cut_and_changed():

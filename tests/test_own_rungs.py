@@ -1,5 +1,7 @@
 """A rung of one's own computes, is checked and is timed beside the library's."""
 
+import sys
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -76,6 +78,18 @@ def test_the_command_line_times_a_file(tmp_path, capsys):
     shown = [line for line in lines if line.startswith("  float32")]
     assert len(shown) == 6
     assert sum("; mine " in line for line in shown) == 3  # of the two block sizes it takes one
+
+
+def test_a_file_takes_no_modules_place(tmp_path, monkeypatch):
+    monkeypatch.setattr("numbsparse.__main__.run", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("numpy", "fractions_of_mine", "this"):
+        (tmp_path / f"{name}.py").write_text(f"{FILE}\nimport neighbour")
+    (tmp_path / "neighbour.py").write_text("")
+    files = [word for file in tmp_path.glob("[!n]*.py") for word in ("--rung", str(file))]
+    command_line.main(["bench", "--place", "cpu", *files, "--rung", str(tmp_path / "numpy.py")])
+    assert sys.modules["numpy"] is np
+    assert find_spec("this").origin != str(tmp_path / "this.py")
 
 
 @pytest.mark.parametrize(

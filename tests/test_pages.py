@@ -14,7 +14,7 @@ import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device, distributed
 from numbsparse.bench.peers import CUBLAS, NUMPY, SCIPY, TRITON
-from numbsparse.bench.plane import known, point_of
+from numbsparse.bench.plane import known, point_of, points
 from numbsparse.pages import mapped
 from numbsparse.pages.committed import RESULTS, on_changing
 
@@ -145,7 +145,8 @@ def test_the_goals_on_the_gpu_are_those_of_the_map(on_gpu):
     for float16, float32 in zip(*cells, strict=True):
         assert f"| {float16} | {float32} |" in benchmarks
     n_float16, n_float32 = map(len, by_dtype.values())
-    counts = f"{n_float16 + n_float32:,} products of some 48,000, {n_float16:,} in float16, which "
+    every = sum(point.density < 1 for point in points("cuda"))
+    counts = f"{n_float16 + n_float32:,} products of {every:,}, {n_float16:,} in float16, which "
     assert f"{counts}bfloat16 is as fast as, and {n_float32:,} in float32" in benchmarks
     assert f"in {cells[0][0].partition(';')[0]} products;" in words_of("README.md")
     worst = [

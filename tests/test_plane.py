@@ -1,5 +1,6 @@
 """The map of the plane: it goes on where it ended, and weighs us against the fastest peer."""
 
+import csv
 import json
 import os
 from functools import partial
@@ -17,7 +18,7 @@ from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.peers import CUBLAS, TRITON
 from numbsparse.bench.problem import Problem
 from numbsparse.pages import mapped
-from numbsparse.pages.figure import draw_map
+from numbsparse.pages.figure import draw_map, draw_roofline
 
 SMALL = plane.Plane(
     sizes=((32, 32), (64, 32)),
@@ -120,6 +121,49 @@ def test_a_map_stops_in_time(small):
     assert list(plane.measured("cpu", [], -1.0)) == []
 
 
+def test_maps_are_joined(small, tmp_path):
+    """A map takes what it lacks of others, of the same processor and of the same rungs."""
+    plane.run("cpu", tmp_path / "whole.json", 30)
+    content = json.loads((tmp_path / "whole.json").read_text())
+    rows = content["rows"]
+
+    def write(name, **changes):
+        (tmp_path / name).write_text(json.dumps(content | changes))
+        return tmp_path / name
+
+    other = [[*each[:-2], {OURS: 7.0}, {}] for each in rows]
+    first, second = write("first.json", rows=rows[:6]), write("second.json", rows=other[3:9])
+    machine, joined = plane.run("cpu", first, 0, join=[second, write("third.json", rows=other)])
+    assert [list(row.values()) for row in joined] == rows[:6] + other[6:]
+    assert plane.known("cpu", first) == (machine, joined)
+    assert len(plane.known("cpu", second)[1]) == 6
+    newer = write("newer.json", machine=f"{plane.processor(machine)}; later versions")
+    assert len(plane.run("cpu", None, 0, join=[newer])[1]) == len(rows)
+    with pytest.raises(ValueError, match=r"of\.json is of a card, this map of "):
+        plane.run("cpu", first, 0, join=[write("of.json", machine="a card; versions")])
+    forced = write("forced.json", command=f"{content['command']} --kernels k1_naive")
+    with pytest.raises(ValueError, match=r"another map than .* cpu`: of .* --kernels k1_naive`"):
+        plane.run("cpu", first, 0, join=[forced])
+
+
+def test_the_fastest_of_some_rungs_is_ours(monkeypatch):
+    """Those that serve not, or are wrong, are none of them."""
+    point = next(plane.points("cuda"))
+    case = point.case("cuda", "k1_naive,k3_registers,k6_hopper")
+    assert case.kernels == "k1_naive,k3_registers,k6_hopper"
+    assert point.dense.case("cuda", case.kernels).kernels == ""
+    found = {
+        "auto": "k8_small_batch",
+        "seconds": {"k1_naive": 2e-6, "k3_registers": 1e-6, TRITON: 5e-7},
+        "not_timed": {"k6_hopper": "wrong: NaN in the result", CUBLAS: "failed"},
+    }
+    monkeypatch.setattr(Case, "measured", lambda *_: found)
+    row = plane._row(point, "cuda", case.kernels)
+    assert row["rung"] == "k3_registers"
+    assert row["microseconds"] == {OURS: 1.0, TRITON: 0.5}
+    assert row["faults"] == {"k6_hopper": "wrong: NaN in the result"}
+
+
 def gpus_seen(card):
     yield card, os.environ[VISIBLE]
     if card == 1:
@@ -136,8 +180,9 @@ def test_each_card_has_a_process_of_its_own(monkeypatch):
 
 
 def test_cards_share_the_map_between_them(monkeypatch, small):
-    monkeypatch.setattr(plane, "_row", lambda point, place: point)
-    parts = [set(plane.measured("cpu", [], 60.0, 1, "float32", 3, card)) for card in range(3)]
+    monkeypatch.setattr(plane, "_row", lambda point, place, kernels: point)
+    how = "cpu", [], 60.0, 1, "float32", 3, "auto"
+    parts = [set(plane.measured(*how, card)) for card in range(3)]
     assert set.union(*parts) == set(plane.points("cpu"))
     assert sum(map(len, parts)) == len(set.union(*parts))
     assert all(parts)
@@ -175,7 +220,7 @@ def test_without_minutes_a_map_is_read_where_there_is_no_gpu(tmp_path, monkeypat
     assert machine == "a card"
     assert [plane.point_of(row) for row in rows] == [plane.point_of(row) for row in ROWS]
     for minutes in (0, 5):
-        with pytest.raises(ValueError, match=r"map\.json holds a map of another place than cpu"):
+        with pytest.raises(ValueError, match=r"map\.json holds another map than that of .* cpu`"):
             plane.run("cpu", file, minutes)
     with pytest.raises(RuntimeError, match="no driver"):
         plane.run("cuda", file, 5)
@@ -208,6 +253,20 @@ def test_the_fastest_peer_counts():
     assert said[3].startswith("  0.50 of cuBLAS dense: (64, 64) 8 0.5 8 float16")
 
 
+def test_a_line_for_each_product_has_its_roofline_beside_it(monkeypatch):
+    monkeypatch.setattr(mapped, "times_the_roofline", lambda took: dict.fromkeys(took, 1.6))
+    first, second, alone = csv.DictReader(mapped.lines("cuda", ROWS).splitlines())
+    beside = {"fastest_peer": "cuBLAS dense", "its_microseconds": "3"}
+    roofs = {"roofline_microseconds": "1.25", "times_the_roofline": "1.6"}
+    numbers = {"in_features": "64", "out_features": "64", "batch": "1", "microseconds": "2.0"}
+    assert first.items() >= (numbers | beside | roofs).items()
+    assert second.items() >= {"batch": "8", "its_microseconds": "5"}.items()
+    assert alone.items() >= {"batch": "16", "fastest_peer": "", "its_microseconds": ""}.items()
+    assert len(alone["roofline_microseconds"]) > 0
+    of_cpu = [*csv.DictReader(mapped.lines("cpu", ROWS[-2:]).splitlines())]
+    assert [each["roofline_microseconds"] for each in of_cpu] == [""]
+
+
 def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     from matplotlib.image import imread
@@ -217,6 +276,8 @@ def test_a_picture_has_a_panel_for_each_kind_and_block_size(tmp_path, monkeypatc
     monkeypatch.setitem(plane.PLANES, "cuda", drawn)
     for name, some in (("one", ROWS), ("two", rows)):
         draw_map("cuda", "a card; and versions", some, tmp_path / f"{name}.png")
+    draw_roofline("cuda", "a card; and versions", ROWS, tmp_path / "roofline.png")
+    assert imread(tmp_path / "roofline.png").shape
     one, two = (imread(tmp_path / f"{name}.png").shape for name in ("one", "two"))
     assert two[1] == one[1]
     assert two[0] > 1.5 * one[0]

@@ -241,6 +241,20 @@ def test_a_roofline_is_the_longest_of_its_limits():
     assert roofline("k0_reference", row) is None
 
 
+def test_a_roofline_is_of_the_bytes_that_the_profiler_read():
+    row = committed.in_section(on_gpu(), "steps", dtype="float16", block_size=32)[0]
+    (read,) = committed.in_section(committed.profiled(), "steps", rung="s12_grouped")
+    of, rates = read["readings"], committed.limits()
+    moved = of["memory bytes read"] + of["memory bytes written"]
+    found = roofline("s12_grouped", row)
+    assert found.memory == moved / rates[committed.MEMORY] > row["bytes"] / rates[committed.MEMORY]
+    assert found.cache == of["L2 to L1 bytes"] / rates[committed.CACHE]
+    line = next(text for text in lessons.profiled_steps().splitlines() if "s12_grouped" in text)
+    least = f"{found.cache * 1e6:,.0f} / {found.memory * 1e6:,.0f}"
+    assert f"| {of['seconds'] * 1e6:,.0f} |" in line
+    assert f"| {of['L2 to L1 bytes'] / 1e6:,.0f} / {moved / 1e6:,.0f} | {least} |" in line
+
+
 LONGEST, MOST_NEW = 200, 60
 MORE = {"s12_grouped": 95}  # its plan, which the steps after it import, and reading it ahead
 

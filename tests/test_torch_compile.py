@@ -36,6 +36,27 @@ def test_layers_in_one_graph(name):
         torch.testing.assert_close(grads(y, inputs), grads(expected, inputs))
 
 
+@pytest.mark.parametrize("padding", [1, "same", ((1, 2), (0, 1))], ids=str)
+@pytest.mark.parametrize("of", [lambda f: f, torch.func.vmap], ids=["plain", "vmap"])
+def test_images_of_all_sizes_are_of_one_graph(of, padding):
+    """The first size has one of its own; with one for each, torch stops at eight."""
+    layer, graphs = nst.Conv2d(8, 8, 3, 2, padding, block_size=4, dtype=torch.float64), []
+
+    def note(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    both = of(layer)
+    graph = torch.compile(both, fullgraph=True, backend=note)
+    for size in (5, 6, 8, 9):
+        x = drawn(*(1, 2, 8, size, size + 1)[of is not torch.func.vmap :])
+        y, expected = graph(x), both(x)
+        torch.testing.assert_close(y, expected)
+        inputs = [x, *layer.parameters()]
+        torch.testing.assert_close(grads(y, inputs), grads(expected, inputs))
+    assert len(graphs) == 2
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch's own look at it
 @pytest.mark.parametrize("name", MODELS)
 def test_a_backward_that_is_compiled_of_what_was_not(name):

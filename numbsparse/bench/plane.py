@@ -7,7 +7,7 @@ them is spread over the whole plane; a run goes on where the file ends, for as l
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import product as every
 from pathlib import Path
@@ -85,11 +85,11 @@ class Point(NamedTuple):
     precision: str
     product: str
 
-    def case(self, place: str) -> Case:
+    def case(self, place: str, kernels: str = "auto") -> Case:
         """Ours beside the peers of the place; of the dense product, those alone who compute it."""
         problem, plane = matrices(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
-            return Case(problem, self.product, "auto", plane.beside, self._asdict())
+            return Case(problem, self.product, kernels, plane.beside, self._asdict())
         return Case(problem, self.product, "", (plane.dense,), {})
 
     @property
@@ -108,32 +108,47 @@ def run(
     jobs: int = 1,
     dtype: str | None = None,
     cards: int = 1,
+    kernels: str = "auto",
+    join: Iterable[Path] = (),
 ) -> tuple[str, list[Row]]:
     """Go on with the map for so long; the machine, and all rows.
 
     `jobs` processes compile ahead for each of so many GPUs; `dtype` leaves the other ones out.
+    `kernels` are "auto", or names with commas: ours is the fastest of these that serve. Before, the
+    products that this map lacks are taken from the maps of `join`.
     """
     if cards > 1 and place == "cpu":
         raise ValueError(f"{cards} cards: the CPU's map takes one process")
-    (machine, rows), written = known(place, json_file), time.perf_counter()
+    (machine, rows), written = known(place, json_file, kernels), time.perf_counter()
+    for file in join:
+        other, more = known(place, file, kernels)
+        if processor(other) != processor(machine or other):
+            raise ValueError(f"{file} is of {processor(other)}, this map of {processor(machine)}")
+        there, machine = set(map(point_of, rows)), machine or other
+        rows += [row for row in more if point_of(row) not in there]
     if minutes == 0 and not rows:
         raise ValueError(f"minutes=0 takes the file of a map to read, got {json_file}, without one")
     if place == "cuda" and minutes > 0:
         require_times()
     machine = describe(place) if minutes > 0 else machine
-    content = {"machine": machine, "command": _command(place)}
-    how = (place, list(rows), minutes * 60, jobs, dtype, cards)
+    content = {"machine": machine, "command": _command(place, kernels)}
+    how = (place, list(rows), minutes * 60, jobs, dtype, cards, kernels)
     for row in on_each(cards, partial(measured, *how)) if cards > 1 else measured(*how):
         rows.append(row)
         if time.perf_counter() > written + SAVED:
             _write(json_file, content, rows)
             written = time.perf_counter()
-    if minutes > 0:
+    if minutes > 0 or join:
         _write(json_file, content, rows)
     return machine, rows
 
 
-def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
+def processor(machine: str) -> str:
+    """The GPU or CPU of a machine's description, without the versions of what runs there."""
+    return machine.partition(";")[0]
+
+
+def known(place: str, json_file: Path | None, kernels: str = "auto") -> tuple[str, list[Row]]:
     """Where earlier runs were, and their rows."""
     if json_file is None or not json_file.exists():
         return "", []
@@ -143,13 +158,14 @@ def known(place: str, json_file: Path | None) -> tuple[str, list[Row]]:
             raise ValueError(f"its columns are {content['columns']}")
         rows = [dict(zip(content["columns"], row, strict=True)) for row in content["rows"]]
         machine, command = content["machine"], content["command"]
-    if command != _command(place):
-        raise ValueError(f"{json_file} holds a map of another place than {place}: of `{command}`")
+    if command != (own := _command(place, kernels)):
+        raise ValueError(f"{json_file} holds another map than that of `{own}`: of `{command}`")
     return machine, rows
 
 
-def _command(place: str) -> str:
-    return f"python -m numbsparse plane --place {place}"
+def _command(place: str, kernels: str) -> str:
+    forced = "" if kernels == "auto" else f" --kernels {kernels}"
+    return f"python -m numbsparse plane --place {place}{forced}"
 
 
 def _write(json_file: Path | None, content: dict[str, Any], rows: list[Row]) -> None:
@@ -189,6 +205,7 @@ def measured(
     jobs: int = 1,
     dtype: str | None = None,
     cards: int = 1,
+    kernels: str = "auto",
     card: int = 0,
 ) -> Iterator[Row]:
     """The rows that are not there yet, until the time is over; other processes compile ahead.
@@ -204,20 +221,24 @@ def measured(
         and (point.block_size, point.batch) in own
         and dtype in (None, point.dtype)
     )
-    for point in in_time(left, lambda of: [of.case(place)], seconds, jobs, AHEAD * jobs):
-        yield _row(point, place)
+    cases = lambda of: [of.case(place, kernels)]  # noqa: E731
+    for point in in_time(left, cases, seconds, jobs, AHEAD * jobs):
+        yield _row(point, place, kernels)
 
 
-def _row(point: Point, place: str) -> Row:
-    """A point, the rung that `ops` took, and microseconds by name; where wrong or failed, why."""
-    case = point.case(place)
+def _row(point: Point, place: str, kernels: str) -> Row:
+    """A point, the rung that `ops` or the clock chose, and microseconds by name; where wrong or
+    failed, why."""
+    case = point.case(place, kernels)
     found = case.measured(SECONDS[place])
-    rung = found["auto"] if case.kernels else None
-    microseconds = {
-        OURS if name == rung else name: float(f"{seconds * 1e6:.3g}")
-        for name, seconds in found["seconds"].items()
-    }
-    faults = {name: why for name, why in found["not_timed"].items() if name in (OURS, rung)}
+    own = [found["auto"]] if kernels == "auto" else kernels.split(",")
+    microseconds = {name: float(f"{s * 1e6:.3g}") for name, s in found["seconds"].items()}
+    of_own = {name: microseconds.pop(name) for name in own if name in microseconds}
+    rung = min(of_own, key=lambda name: of_own[name], default=own[0])
+    if of_own:
+        microseconds[OURS] = of_own[rung]
+    rung = rung if case.kernels else None
+    faults = {name: why for name, why in found["not_timed"].items() if name in (OURS, *own)}
     return {**point._asdict(), "rung": rung, "microseconds": microseconds, "faults": faults}
 
 

@@ -26,9 +26,12 @@ def main(arguments: list[str] | None = None) -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:  # a port that nobody listens at
         port = free.getsockname()[1]
     run = ["-m", *options.program] if options.m else options.program
-    started = [_start(rank, options.ranks, port, run) for rank in range(options.ranks)]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`
+    started: list[subprocess.Popen[bytes]] = []
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as of nohup
+            signal.signal(number, lambda number, _: sys.exit(128 + number))  # by way of `finally`
     try:
+        started.extend(_start(rank, options.ranks, port, run) for rank in range(options.ranks))
         return _first_failure(started)
     except KeyboardInterrupt:
         return 130

@@ -7,7 +7,7 @@ numbers, such as the learning rate, are passed as an array: a captured step find
 import math
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, float64
 
 from numbsparse.device import empty
 from numbsparse.device.launch import launch
@@ -53,9 +53,9 @@ def average_step(average, p, share):
 
 
 def global_norm(arrays, norm):
-    """norm[()] = the square root of the sum of all squares, in two passes and a fixed order."""
+    """norm[()] = the root of the sum of all squares, of float64, in two passes of fixed order."""
     counts = [min(-(-a.size // (MOST_THREADS * PER_THREAD)), MOST_BLOCKS) for a in arrays]
-    partial, first = empty((sum(counts),), np.float32), 0
+    partial, first = empty((sum(counts),), np.float64), 0
     for a, count in zip(arrays, counts, strict=True):
         shape, (strides,) = walk(a.shape, a)
         part = partial[first : first + count]
@@ -137,10 +137,10 @@ def average_kernel(average, p, share):
 
 @cuda.jit
 def squares_kernel(a, size, shape, strides, partial):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    acc = float32(0)
+    scratch = cuda.shared.array(MOST_THREADS, float64)
+    acc = float64(0)
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
-        value = widened(a[offset(i, shape, strides)])
+        value = float64(widened(a[offset(i, shape, strides)]))
         acc += value * value
     total = block_sum(acc, scratch)
     if cuda.threadIdx.x == 0:
@@ -149,8 +149,8 @@ def squares_kernel(a, size, shape, strides, partial):
 
 @cuda.jit
 def norm_kernel(partial, norm):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
-    acc = float32(0)
+    scratch = cuda.shared.array(MOST_THREADS, float64)
+    acc = float64(0)
     for i in range(cuda.threadIdx.x, partial.size, cuda.blockDim.x):
         acc += partial[i]
     total = block_sum(acc, scratch)

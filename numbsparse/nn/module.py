@@ -301,8 +301,9 @@ class Module:
 
     def requires_grad_(self, requires_grad: bool = True) -> Module:
         """Freeze all parameters, with False, or thaw them; returns this module."""
+        wanted = flag("requires_grad", requires_grad)
         for parameter in self.parameters():
-            parameter.requires_grad = flag("requires_grad", requires_grad)
+            parameter.requires_grad = wanted
         return self
 
     def n_parameters(self) -> int:

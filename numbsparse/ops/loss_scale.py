@@ -39,7 +39,7 @@ def judge(gradients: Sequence[Any], state: Any, interval: int) -> Any:
     >>> state
     array([4., 0.], dtype=float32)
     """
-    # A sum of squares is finite where all terms are, unless they are beyond 1e19.
+    # A norm is finite where all gradients are, unless it is beyond their dtype.
     with np.errstate(over="ignore", invalid="ignore"):
         norm = global_norm(gradients)
     if isinstance(norm, DeviceArray):

@@ -143,7 +143,7 @@ def global_norm(arrays: Sequence[Any]) -> Any:
         flats = [a.reshape(-1) for a in arrays]
         with np.errstate(over="ignore"):
             total = sum(np.vdot(a, a) for a in flats)
-            if np.isinf(total):  # the squares of float32 end at 3e38, where the norm is 2e19
+            if not 1e-30 < total < np.inf:  # squares of float32 lie between 1e-45 and 3e38
                 total = sum(np.vdot(a, a) for a in (a.astype(np.float64) for a in flats))
             return np.asarray(np.sqrt(total), arrays[0].dtype)
     norm = empty((), np.float32)

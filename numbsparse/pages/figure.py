@@ -1,29 +1,30 @@
-"""Two pictures: speed-up by density, as the launch post of 2017 has it, and the map of the plane.
+"""Pictures: speed-up by density, as the launch post of 2017 has it, and the maps of the plane.
 
 They need matplotlib, which is asked for here alone.
 """
 
 import json
+from collections.abc import Callable
 from hashlib import sha256
 from itertools import product as every
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.bench.contestants import OURS
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.plane import PLANES
+from numbsparse.bench.plane import PLANES, Point, point_of, processor
 from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
 from numbsparse.draw import matplotlib_figure
 from numbsparse.pages.committed import card_of
-from numbsparse.pages.mapped import speed_ups
+from numbsparse.pages.mapped import FAR, speed_ups, times_the_roofline
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}
 TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
-ENDS = 1 / 4, 4  # of the map's colours
 PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
 
@@ -105,19 +106,61 @@ def _points(rows: list[Row], product: str, peer: str = "") -> tuple[list[float],
     return [density for density, _ in found], [times for _, times in found]
 
 
+class Kind(NamedTuple):
+    """What a map shows of its products: of a cell the median."""
+
+    title: str
+    label: str  # of the bar beside it
+    colours: str
+    ends: tuple[float, ...]  # of the colours, and what is marked between them
+    crossed: Callable[[float], bool]
+
+
+BESIDE_PEERS = Kind(
+    "How many times as fast as the fastest other library: the median of a cell's products; "
+    "x: slower at one or more",
+    "times as fast (red: slower)",
+    "RdBu",
+    (1 / 4, 1 / 2, 1, 2, 4),
+    lambda times: times < 1,
+)
+ROOFLINE = Kind(
+    "How many times as long as its roofline: the median of a cell's products; "
+    f"x: more than {FAR:g} times at one or more",
+    "times the roofline",
+    "Oranges",
+    (1, 1.5, 2, 3, 4, 6),
+    lambda times: times > FAR,
+)
+
+
 def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
-    """A panel for each block size and dtype: the median over features and products, by batch and
-    density; blue where we are faster than every peer, red where one is, crossed where one is at
-    some of the products; grey where nobody measured."""
+    """By batch and density, a panel for each block size and dtype: blue where we are faster than
+    every peer, red where one is, crossed where one is at some of the products."""
+    found = [(point, times) for point, times, _ in speed_ups(place, rows)]
+    _draw_cells(place, machine, found, BESIDE_PEERS, path)
+
+
+def draw_roofline(place: str, machine: str, rows: list[Row], path: Path) -> None:
+    """The same of how many times as long as its roofline a product takes."""
+    times = [(point_of(row), row["microseconds"].get(OURS)) for row in rows]
+    took = {point: microseconds * 1e-6 for point, microseconds in times if microseconds}
+    _draw_cells(place, machine, list(times_the_roofline(took).items()), ROOFLINE, path)
+
+
+def _draw_cells(
+    place: str, machine: str, found: list[tuple[Point, float]], of: Kind, path: Path
+) -> None:
+    """A cell's median over features and products; grey where nobody measured."""
     from matplotlib.colors import LogNorm
 
-    plane, found = PLANES[place], speed_ups(place, rows)
-    kinds = [kind for kind in plane.numbers if any(point[4:6] == kind for point, *_ in found)]
+    plane = PLANES[place]
+    kinds = [kind for kind in plane.numbers if any(point[4:6] == kind for point, _ in found)]
     shape = max(len(kinds), 1), len(plane.block_sizes)
-    figure = matplotlib_figure().Figure(figsize=(2.3 * shape[1], 2.4 * shape[0] + 0.9))
+    figure = matplotlib_figure().Figure(figsize=(1.9 * shape[1] + 0.7, 2.1 * shape[0] + 0.9))
     figure.set_layout_engine("constrained")
     panels = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
-    colours: dict[str, Any] = {"cmap": "RdBu", "norm": LogNorm(*ENDS)}
+    colours: dict[str, Any] = {"cmap": of.colours, "norm": LogNorm(of.ends[0], of.ends[-1])}
     image = None
     for (i, kind), (j, size) in every(enumerate(kinds), enumerate(plane.block_sizes)):
         cells = np.full((len(plane.densities), len(plane.batches)), np.nan)
@@ -125,14 +168,13 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
         panel.set_facecolor("#b0b0b0")  # not measured
         for (a, density), (b, batch) in every(enumerate(plane.densities), enumerate(plane.batches)):
             cell = size, density, batch, *kind
-            if here := [times for point, times, _ in found if point[1:6] == cell]:
+            if here := [times for point, times in found if point[1:6] == cell]:
                 cells[a, b] = median(here)
-                if min(here) < 1:
+                if any(map(of.crossed, here)):
                     panel.plot(b, a, "x", color="black", markersize=3, markeredgewidth=0.7)
         image = panel.imshow(cells, origin="lower", aspect="auto", **colours)
-        each = 1 + len(plane.batches) // 10  # as many as have room
-        named = range(len(plane.batches))[::each], plane.batches[::each]
-        panel.set_xticks(*named, rotation=90, fontsize=8)
+        named = _named(plane.batches)
+        panel.set_xticks(named, [plane.batches[b] for b in named], rotation=90, fontsize=8)
         panel.set_yticks(range(len(plane.densities)), [f"{d:g}" for d in plane.densities])
         precise = {"highest": "", "high": ", tf32"}[kind[1]]
         panel.set_title(f"{kind[0]}{precise}, B = {size}", fontsize=9)
@@ -141,14 +183,22 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
     for panel in panels[:, 0]:
         panel.set_ylabel("density")
     if image is not None:
-        ends = [1 / 4, 1 / 2, 1, 2, 4]
-        bar = figure.colorbar(image, ax=panels, ticks=ends, extend="both", fraction=0.02, pad=0.01)
+        bar = figure.colorbar(
+            image, ax=panels, ticks=of.ends, extend="both", fraction=0.03, pad=0.01
+        )
         bar.minorticks_off()
-        bar.ax.set_yticklabels([f"{tick:g}" for tick in ends])
-        bar.set_label("times as fast")
-    figure.suptitle(
-        f"How many times as fast as the fastest other library: the median of a cell's products; "
-        f"x: slower at one or more\n{len(found)} products, {machine.partition(';')[0]}",
-        fontsize=11,
-    )
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in of.ends])
+        bar.set_label(of.label)
+    figure.suptitle(f"{of.title}\n{len(found)} products, {processor(machine)}", fontsize=10)
     figure.savefig(path, dpi=150)
+
+
+def _named(batches: tuple[int, ...]) -> list[int]:
+    """Places of batches that have room for their number: of many, powers of two, not adjacent."""
+    if len(batches) <= 10:
+        return list(range(len(batches)))
+    named: list[int] = []
+    for place, batch in enumerate(batches):
+        if batch & (batch - 1) == 0 and (not named or place > named[-1] + 1):
+            named.append(place)
+    return named

@@ -12,7 +12,10 @@ from numbsparse.bench.results import Row, first
 from numbsparse.bench.show import PASSES, table
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
+from numbsparse.pages import committed
 from numbsparse.pages.committed import (
+    CACHE,
+    MEMORY,
     card_of,
     gain_of,
     in_section,
@@ -28,7 +31,7 @@ from numbsparse.pages.committed import (
 from numbsparse.pages.ladder import figures_of_steps, lines_of, speeds_in_steps
 from numbsparse.pages.opened import opened_for
 from numbsparse.pages.profile import WAITS
-from numbsparse.pages.reads import reads, reads_at
+from numbsparse.pages.reads import bytes_of, reads, reads_at
 
 BEFORE = {
     "k1_naive": None,
@@ -192,6 +195,17 @@ def _from_l2(row: Row) -> str:
     return f"{row['readings']['L2 to L1 bytes'] / nbytes:.0f}"
 
 
+def _moved(row: Row) -> str:
+    return " / ".join(f"{nbytes / 1e6:,.0f}" for nbytes in bytes_of(row["readings"]))
+
+
+def _moving(row: Row) -> str:
+    rates, moved = committed.limits(), bytes_of(row["readings"])
+    return " / ".join(
+        f"{n / rates[of] * 1e6:,.0f}" for n, of in zip(moved, (CACHE, MEMORY), strict=True)
+    )
+
+
 def _instructions(row: Row) -> str:
     weights = row["density"] * row["in_features"] * row["out_features"]
     count = 32 * row["readings"]["instructions"] / (weights * row["batch"])
@@ -211,6 +225,8 @@ def _waits(row: Row) -> str:
 
 READ: dict[str, Callable[[Row], str]] = {
     "values per output that came from L2": _from_l2,
+    "MB from L2 / over the bus of memory": _moved,
+    "microseconds these take at least": _moving,
     "instructions of a thread per product": _instructions,
     "issue slots in use": partial(_share, "issue"),
     "pipe of integers (ALU)": partial(_share, "alu"),
@@ -229,8 +245,12 @@ READ: dict[str, Callable[[Row], str]] = {
 def profiled_steps() -> str:
     """The same of the taught steps, a line for each."""
     rows, labels = in_section(profiled(), "steps"), [of for of in READ if of != "device memory"]
-    cells = [[row["rung"], *(READ[label](row) for label in labels)] for row in rows]
-    return table(["step", *labels], cells)
+    took = [f"{row['readings']['seconds'] * 1e6:,.0f}" for row in rows]
+    cells = [
+        [row["rung"], us, *(READ[label](row) for label in labels)]
+        for row, us in zip(rows, took, strict=True)
+    ]
+    return table(["step", "microseconds of this run", *labels], cells)
 
 
 PARTS: dict[str, Callable[[], str]] = {

@@ -8,6 +8,8 @@ which each kept block takes B features of x. The card's limits are those that we
 committed (`bench --only limits`); a launch is as short as the quickest product of the map.
 """
 
+import csv
+import io
 from collections.abc import Iterator
 from itertools import combinations
 from itertools import product as every
@@ -22,6 +24,7 @@ from numbsparse.pages.committed import CACHE, MEMORY, PIPES, limits
 TYPICAL = {"cuda": 0.1, "cpu": 0.2}  # a density: medians are told there
 CACHED = 40e6  # bytes that stay in the L2 cache of an H200 from one replay to the next
 SHARED = 1 / 32  # bytes from shared memory in the time of a float16 operation of wgmma
+BESIDE = "fastest_peer", "its_microseconds", "roofline_microseconds", "times_the_roofline"
 FALL, STEP, FAR = 0.9, 1.3, 3.0  # how many times as long a larger batch, one row more, any product
 
 
@@ -93,6 +96,27 @@ def changes(took: dict[Point, float]) -> Iterator[Change]:
         for few, many in combinations(sorted(of), 2):
             before, after = product._replace(batch=few), product._replace(batch=many)
             yield Change(took[after] / took[before], before, many)
+
+
+def lines(place: str, rows: list[Row]) -> str:
+    """A CSV line for each of ours: the fastest peer, and on a GPU the roofline, beside it."""
+    took = {point_of(row): row["microseconds"].get(OURS) for row in rows}
+    took = {point: microseconds for point, microseconds in took.items() if microseconds}
+    peers, rung = (
+        {p: of for p, *of in speed_ups(place, rows)},
+        {point_of(r): r["rung"] for r in rows},
+    )
+    far = times_the_roofline({p: us * 1e-6 for p, us in took.items()}) if place == "cuda" else {}
+    table = io.StringIO(newline="")
+    write = csv.writer(table).writerow
+    write(("in_features", "out_features", *Point._fields[1:], "rung", "microseconds", *BESIDE))
+    for point, microseconds in took.items():
+        times, peer = peers.get(point, ("", ""))
+        own, ratio = (rung[point], microseconds), far.get(point)
+        theirs = f"{microseconds * times:.3g}" if peer else ""
+        roof = (f"{microseconds / ratio:.3g}", f"{ratio:.3g}") if ratio else ("", "")
+        write((*point.features, *point[1:], *own, peer, theirs, *roof))
+    return table.getvalue()
 
 
 def roofline(point: Point, launch: float, rates: dict[str, float]) -> float:

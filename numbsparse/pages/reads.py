@@ -159,19 +159,32 @@ def roofline(name: str, row: Row) -> Roofline | None:
     nbytes = bytes_from_cache(name, row)
     if nbytes is None:
         return None
-    rates = limits()
+    rates, read = limits(), read_at(name, row)
     pipe = PIPES[pipe_of(name, row["dtype"])].format(row["dtype"])
-    times = row["flops"] / rates[pipe], nbytes / rates[CACHE], row["bytes"] / rates[MEMORY]
-    return Roofline(*times)
+    beyond = bytes_of(read)[1] if read else row["bytes"]
+    return Roofline(row["flops"] / rates[pipe], nbytes / rates[CACHE], beyond / rates[MEMORY])
+
+
+def read_at(name: str, row: Row) -> Row | None:
+    """What the profiler read at this shape, if it did."""
+    section = "steps" if name in ladder.NAMES else row["dtype"]
+    shape = {key: row[key] for key in ("dtype", "batch", "block_size")}
+    rows = in_section(profiled(), section, rung=name, in_features=row["features"], **shape)
+    return rows[0]["readings"] if rows else None
+
+
+def bytes_of(readings: Row) -> tuple[float, float]:
+    """Of what the profiler read: those from the L2 cache, and those that crossed memory's bus."""
+    return (
+        readings["L2 to L1 bytes"],
+        readings["memory bytes read"] + readings["memory bytes written"],
+    )
 
 
 def bytes_from_cache(name: str, row: Row) -> float | None:
     """What comes from the L2 cache: as the profiler read it at this shape, or by the formula."""
-    section = "steps" if name in ladder.NAMES else row["dtype"]
-    shape = {key: row[key] for key in ("dtype", "batch", "block_size")}
-    rows = in_section(profiled(), section, rung=name, in_features=row["features"], **shape)
-    for read in rows:
-        return float(read["readings"]["L2 to L1 bytes"])
+    if (read := read_at(name, row)) is not None:
+        return bytes_of(read)[0]
     size, itemsize = row["block_size"], 4 if row["dtype"] == "float32" else 2
     layout = random(row["features"], size, round(row["density"], 2))
     values = arriving(name, layout, size, row["batch"], row["dtype"])

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from numbsparse.device import SIMULATED
+from numbsparse.files import check_writable
 from numbsparse.kernels import ladder
 from numbsparse.pages.profile import Case, forward
 from numbsparse.simulator.tracing import Trace, trace
@@ -34,6 +35,7 @@ def run(name: str, file: Path | None) -> None:
         done = subprocess.run([*command, *more], env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1"})
         sys.exit(done.returncode)
     file = file or Path(f"{name}.svg")
+    check_writable(file)
     traced = trace_of(case_of(name))
     traced.save(file)
     parts = f"warps: {len(traced.warps)}, stages of shared memory: {len(traced.stages)}"

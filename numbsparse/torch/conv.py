@@ -30,7 +30,7 @@ def _window(*numbers: int) -> Window:
 
 def _numbers(space: tuple[int, ...], *sizes: Any) -> tuple[int, ...]:
     if is_compiling():  # which warns of what is kept
-        return tuple(int(n) for three in ops.conv_window(space, *sizes) for n in three)
+        return sum(ops.conv_window(space, *sizes), ())
     return sum(ops.known_window(ops.conv_window, space, *sizes), ())
 
 
@@ -81,7 +81,7 @@ def _joined(convolve: Any, images: Any, *of: Any) -> Any:
 
 conv, conv_transpose, conv_weight_grad = family(
     "conv conv_transpose conv_weight_grad",
-    "int rows, int columns, int block_size, int[] window",
+    "int rows, int columns, int block_size, SymInt[] window",
     (_conv, _transpose, _weight_grad),
     (_of_y, _of_x, of_blocks),
     _joined,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor
+from numbsparse.autograd import Tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.compat.blocksparse.arrays import check_shape, is_torch, run
 from numbsparse.layout import Layout
@@ -163,4 +163,6 @@ def gated(values: Any, gate: Any, gate_grad: bool, dw_gated: bool) -> Any:
     product = values * (column if gate_grad else column.detach())
     if gate_grad or dw_gated:
         return product
-    return product.detach() + (values - values.detach())  # 0 with the gradient of values
+    if isinstance(values, Tensor):
+        return record(product.data, (values, lambda dw, _: dw), reads=())
+    return product.detach() + (values - values.detach()).nan_to_num()  # 0: gradient of values

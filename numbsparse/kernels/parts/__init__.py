@@ -1,28 +1,26 @@
 """The parts that tensor-core kernels are made of, each with its meaning in the simulator.
 
-- `aligned`: operands as copies of 16 bytes can read them; `transpose`: a feature-major copy.
-- `plans`: what is worked out from a layout once; `calls`: launches that are worked out once.
-- `banks`: where pieces of 16 bytes are stored in shared memory, without bank conflicts.
-- `copies`: tiles of a matrix or of blocks, loaded by `cp.async`.
-- `fragments`, `fragments_tf32`: what a lane holds of an `mma.sync`, and products of tiles.
-- `one_by_one`: a loop unrolled before it is compiled.
+A kernel is a sentence of five words; `kernels/README.md` has those of the library.
+
+Schedule, who computes what, and when:
+- `plans`, `calls`: what is worked out from a layout once, and launches that are worked out once.
+- `groups`, `regions`: which lines of a layout, which kept blocks are computed together.
+- `deal`, `deal_on_gpu`: what each multiprocessor computes, in which order; `shares`: lines cut into
+  equal shares; `walk_on_gpu`: from one kept block to the next; `gates`: a number for each block.
+Source, how operands come to a stage:
+- `aligned`, `transpose`: operands as copies of 16 bytes can read them; `images`, `packed`: w split
+  into tf32, or put in the order of its steps, before the kernel; `stored_blocks`: w as it is.
+- `copies`: tiles by `cp.async`; `swizzle`: by the copy engine; `requests`, `lanes`: by a warp, as
+  the records of units say; `skewed`: rows that begin anywhere; `pixels`, `shifted`: images.
+Ring, what waits for what:
 - `ring`: stages in shared memory, walked one after another; a warp's own ring.
 - `records`: warps that walk a plan, and request copies of what each step names.
-- `groups`: which lines of a layout are computed together; `regions`: which kept blocks are.
-- `deal`, `deal_on_gpu`: which multiprocessor computes what, and when; `shares`: lines cut into
-  equal shares; `walk_on_gpu`: from one kept block of a line to the next, and how many are before.
-- `swizzle`: tiles of swizzled lines, copied by the copy engine and read as registers of an mma.
-- `requests`: tiles that a warp requests, or gathers by `cp.async`, as the records of units say;
-  `lanes`: what its lanes do, of rows that begin anywhere too.
-- `packed`: w in the order of its steps, as registers of an mma; `stored_blocks`: as it is stored.
-- `gates`: a number for each block, read ahead.
-- `pixels`: rows of images, loaded where the pixels are.
-- `tiles`: from swizzled tiles in shared memory to the products of an mma.
-- `words`: what a warp reads or writes together, several words a lane.
-- `split`: float32 as tf32, in one or three products; `images`: w split so, once, before the kernel.
-- `pieces`: sums in registers, and pieces of a sum, added in their order; `pieces_of_blocks`: those
-  that a kernel behind adds.
-- `repair`: which sums of split float32 are not finite, and what they are instead.
-- `store`, `store_boxes`, `store_float32`: accumulators to y, in three orders; `store_tile`: to any
-  rows of y; `store_lines`: those of a warp that has a line of y.
+Product, what the tiles of a stage add to the sums:
+- `banks`: where pieces of 16 bytes are, without bank conflicts; `words`: what a warp reads at once.
+- `fragments`, `fragments_tf32`, `tiles`: what a lane holds of an mma, and products of tiles;
+  `strip`: the sums of a strip; `split`: float32 as tf32; `one_by_one`: a loop unrolled.
+Sink, what becomes of the sums:
+- `pieces`, `pieces_of_blocks`: added in their order, by who has them or by a kernel behind.
+- `store`, `store_float32`, `store_boxes`, `store_pixels`: to y, in three orders or to pixels;
+  `store_tile`, `store_lines`: from the sums of an mma; `repair`: those that are not finite.
 """

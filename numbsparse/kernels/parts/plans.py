@@ -35,8 +35,8 @@ class Sent(Index):
     device_id: int
 
     def __init__(self, on_host: Index):
-        own: dict[str, Any] = {"on_host": on_host, "plans": {}, "calls": {}, "replays": {}}
-        vars(self).update(own, device_id=current_stream().device)
+        self.on_host, self.device_id = on_host, current_stream().device
+        self.plans, self.calls, self.replays = {}, {}, {}
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("rows", "columns", "block_rows", "block_columns"):
@@ -44,7 +44,7 @@ class Sent(Index):
         arrays = getattr(self.on_host, name)
         with on(self.device_id), outside_capture():
             sent = Walk(*map(to_device, arrays)) if type(arrays) is Walk else to_device(arrays)
-        vars(self)[name] = sent
+        setattr(self, name, sent)
         return sent
 
 

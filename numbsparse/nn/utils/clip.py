@@ -34,8 +34,7 @@ def clip_grad_norm(
     Returns
     -------
     Tensor: the norm before, where the gradients are. Nothing is copied to the host
-        Where it is infinite, on a GPU from 1.8e19 on, or NaN the gradients stay as they are;
-        `LossScaler` skips a step if they are infinite or NaN.
+        Where it is infinite or NaN the gradients stay as they are; `LossScaler` then skips a step.
 
     Raises ValueError for a max_norm that is not a number above 0.
 
