@@ -2,10 +2,12 @@
 
 A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
 line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks signal each other that a step is written.
+adds their sums.
 
 Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
-threads: a step takes little longer as long as some of these have nothing to do.
+threads: a step takes little longer as long as some of these have nothing to do. Sequences need
+nothing of each other, so a tile's rows of a step are written when those blocks of threads that have
+pieces of it say so. What the next step multiplies is stored first, the rest when that is said.
 """
 
 from functools import cache
