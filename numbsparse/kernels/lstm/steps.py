@@ -192,7 +192,11 @@ def taking_reads(ring: Ring, multiply: Any, two: Any) -> Any:
 
 @cuda.jit(device=True)
 def tell(arrived, i, bars, bar, parity):
-    """All warps that multiply have written what counter i counts: the first of them says so."""
+    """All warps that multiply have written what counter i counts: the first of them says so.
+
+    A warp whose piece has no reads waits for nothing else, and would be here twice.
+    """
+    mbarrier_wait(bars, bar, uint32(parity ^ 1))
     sync_warp()
     if cuda.threadIdx.x % 32 == 0:
         mbarrier_arrive(bars, bar)
