@@ -17,8 +17,11 @@ from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
-# Of the state. At 256 rows the products of a step fill the GPU: 1.2 to 1.7 times as fast (H200).
+# Of the state, where not each line of a tile has a place of its own: beyond, the products of a step
+# fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
+BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
+HALVES = 1  # of tiles, on a multiprocessor
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
@@ -29,7 +32,8 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     return (
         values.size > 0
         and values.shape[1] == B
-        and 0 < batch <= MOST_ROWS
+        and batch > 0
+        and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= places())
         and units % 8 == 0  # rows of h begin at multiples of 16 bytes
         and values.address % 16 == 0
         and (SIMULATED or compute_capability() == (9, 0))
@@ -38,9 +42,14 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
 
 
 def rows_of_tile(batch: int, units: int) -> int:
-    """Half as many where each multiprocessor has one tile of a line at most: half of the gates."""
-    half, places = ROWS // 2, 2 if SIMULATED else multiprocessors()
-    return half if -(-units // B) * -(-batch // half) <= places else ROWS
+    """Half as many, and of the gates, where each multiprocessor has one such of a line at most."""
+    half, most = ROWS // 2, places() if SIMULATED else HALVES * multiprocessors()
+    return half if -(-units // B) * -(-batch // half) <= most else ROWS
+
+
+def places() -> int:
+    """Blocks of threads that run at once."""
+    return 2 if SIMULATED else BLOCKS * multiprocessors()
 
 
 def in_fours(index: Index) -> tuple[bool]:

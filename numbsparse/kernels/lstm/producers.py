@@ -30,7 +30,6 @@ from numbsparse.kernels.ptx import (
 
 OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that copy
 THREADS = 32 * (WARPS + 2)
-BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
 
 LINE = 128  # bytes of a line of the gates' gradient in shared memory
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm import WARPS
-from numbsparse.kernels.lstm.deal import Plan, deal
-from numbsparse.kernels.lstm.producers import BLOCKS, OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
+from numbsparse.kernels.lstm.deal import BLOCKS, Plan, deal, places
+from numbsparse.kernels.lstm.producers import OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
 from numbsparse.kernels.lstm.units import TWOS
 from numbsparse.kernels.parts.pieces import clear, floats_of, join
 from numbsparse.kernels.parts.plans import planned
@@ -56,7 +56,7 @@ def run_steps(
     `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
-    count, tiles = 2 if SIMULATED else BLOCKS * multiprocessors(), -(-size[0] // ring.tile)
+    count, tiles = places(), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
     plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
     launch(
