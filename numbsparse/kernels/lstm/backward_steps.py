@@ -77,8 +77,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
     ITEM = ring.ITEM
     dz, w = Operand(LINE, LINE * ring.tile, group=ring.GROUP), Operand(ITEM * B, ITEM * B * B)
-    product = kind, 1, B, ring.FEW * B * ITEM // 32, dz, w
-    multiply = wgmma(*product), wgmma(*product, stages=2, apart=ring.STAGE)
+    multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
     TILE, first = ring.tile, DOWN - ring.tile // 32
     load = one_by_one(lambda k: loading(kind, first + k, TILE, dropped), DOWN - first)
     finish_rows = one_by_one(lambda k: finishing(kind, first + k, TILE, dropped), DOWN - first)

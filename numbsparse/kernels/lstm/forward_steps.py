@@ -80,8 +80,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
-    product = kind, 1, COLUMNS, B * ITEM // 32, h, w
-    multiply = wgmma(*product), wgmma(*product, stages=2, apart=ring.STAGE)
+    multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
     count = ring.tile // 32 * TWOS
     places = [(*divmod(k, TWOS), ring.tile) for k in range(DOWN * TWOS - count, DOWN * TWOS)]
     start = one_by_one(lambda k: starting(kind, *places[k], ring.inputs), count)

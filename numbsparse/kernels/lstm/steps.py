@@ -117,7 +117,7 @@ def multiplying(
     is (line, first row of the step, row of the batch that the tile begins with, batch, units,
     width).
     """
-    take, to_tuple = taking_reads(ring, *multiply), from_local(4 * GROUPS * TWOS)
+    take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
     (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
     BACK, TOLD = ring.transposed, 2 * ring.STAGES  # BACK: what is copied is of the step after
 
@@ -161,7 +161,7 @@ def multiplying(
 
 
 @cache
-def taking_reads(ring: Ring, multiply: Any, two: Any) -> Any:
+def taking_reads(ring: Ring, multiply: Any) -> Any:
     STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.AFTER // 2
 
     @cuda.jit(device=True)
@@ -169,22 +169,13 @@ def taking_reads(ring: Ring, multiply: Any, two: Any) -> Any:
         """acc + the products of `count` reads from read `number` of all steps on."""
         _, _, _, _, _, shared, base, bars = engine
         stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
-        left = uint32(count)
-        while left > 0:
+        for _ in range(count):
             mbarrier_wait(bars, stage, parity)
             at = uint32(base + stage * STAGE)
-            if two is not None and left > 1 and stage + 1 < STAGES:
-                mbarrier_wait(bars, uint32(stage + 1), parity)
-                acc = two(acc, shared, at + AFTER, shared, at)
-                if cuda.threadIdx.x % 32 == 0:
-                    mbarrier_arrive(bars, STAGES + stage)
-                stage, left = uint32(stage + 1), uint32(left - 1)
-            else:
-                acc = multiply(acc, shared, at + AFTER, shared, at)
+            acc = multiply(acc, shared, at + AFTER, shared, at)
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, parity = following(stage, parity, STAGES)
-            left = uint32(left - 1)
         return acc
 
     return take

@@ -41,14 +41,12 @@ def wgmma(
     columns: int = 0,
     inputs: int = 1,
     stride: int = 0,
-    stages: int = 1,
-    apart: int = 0,
 ) -> Any:
     per_column = m_tiles * n // 2
     count = max(columns, 1) * per_column
     accumulators = types.UniTuple(f32, count)
     # Of the operands, the results come first, then the two places and the mask.
-    one = _products(kind, m_tiles, n, k_steps, a, b, count, stages, apart)
+    one = _products(kind, m_tiles, n, k_steps, a, b, count)
     block = n * k_steps * 32
     text = _in_flight(_chosen(one, per_column, columns, inputs, stride, block, count))
 
@@ -122,7 +120,7 @@ more_registers = _set_registers("more_registers", "inc")
 fewer_registers = _set_registers("fewer_registers", "dec")
 
 
-def _products(kind, m_tiles, n, k_steps, a, b, first, stages, apart):
+def _products(kind, m_tiles, n, k_steps, a, b, first):
     """The text of one column's products: a function of its first accumulator and a's place."""
     terms = 8 if kind == "tf32" else 16
     kinds = f"m64n{n}k{terms}.f32.{kind}.{kind}"
@@ -130,15 +128,14 @@ def _products(kind, m_tiles, n, k_steps, a, b, first, stages, apart):
 
     def text(start, place):
         lines = []
-        for i in range(stages * k_steps):
-            k, more = i % k_steps, i // k_steps * apart
+        for k in range(k_steps):
             for m in range(m_tiles):
                 numbers = range(start + m * n // 2, start + (m + 1) * n // 2)
                 acc = ", ".join(f"${i}" for i in numbers)
                 lines += [
-                    f"add.u32 low, ${first}, {(place + a.rows(m) + a.step(k) + more) >> 4};",
+                    f"add.u32 low, ${first}, {(place + a.rows(m) + a.step(k)) >> 4};",
                     f"mov.b64 da, {{low, {_high(a)}}};",
-                    f"add.u32 low, at, {b.step(k) + more >> 4};",
+                    f"add.u32 low, at, {b.step(k) >> 4};",
                     f"mov.b64 db, {{low, {_high(b)}}};",
                     f"wgmma.mma_async.sync.aligned.{kinds} {{{acc}}}, da, db, 1, 1, 1{transposed};",
                 ]

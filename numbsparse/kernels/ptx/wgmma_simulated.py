@@ -28,8 +28,6 @@ def wgmma(
     columns: int = 0,
     inputs: int = 1,
     stride: int = 0,
-    stages: int = 1,
-    apart: int = 0,
 ) -> Any:
     """acc[g, m] += rows 64 m .. 64 m + 63 of a, times b of the g-th column that the mask names."""
     depth, block = (8 if kind == "tf32" else 16) * k_steps, n * k_steps * 32
@@ -41,10 +39,8 @@ def wgmma(
         for bit in range(inputs * max(columns, 1)):
             if mask[0] >> bit & 1:
                 e, g = divmod(bit, max(columns, 1))
-                product = 0
-                for more in range(0, stages * apart, apart) if apart else (0,):
-                    x = _matrix(kind, xs, int(i[0]) + e * stride + more, a, 64 * m_tiles, depth)
-                    product += x @ _matrix(kind, ws, at + more, b, n, depth).T
+                x = _matrix(kind, xs, int(i[0]) + e * stride, a, 64 * m_tiles, depth)
+                product = x @ _matrix(kind, ws, at, b, n, depth).T
                 for m in range(m_tiles):
                     result[:, g, m] += product[64 * m + row, column]
                 at += block
