@@ -48,10 +48,17 @@ def _output(word: str) -> Path:
     return Path(word)
 
 
+def _picture(word: str) -> Path:
+    if not word.endswith((".png", ".svg", ".pdf")):
+        raise argparse.ArgumentTypeError(f"takes a name ending in .png, .svg or .pdf, got {word}")
+    return _output(word)
+
+
 WHOLE, TIME = _from(0), _from(0.0)
 Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
 COUNT: Any = {"type": _from(1), "default": 1}
 FILE: Any = {"type": _output, "metavar": "FILE"}
+PICTURE: Any = FILE | {"type": _picture}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -254,12 +261,12 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         help="add what the map lacks of another one; may be given several times",
     )
-    command.add_argument("--png", **FILE, help="draw the map there")
+    command.add_argument("--png", **PICTURE, help="draw the map there")
     command.add_argument(
         "--csv", **FILE, help="write a line a product there, on a GPU with its roofline beside it"
     )
     command.add_argument(
-        "--roofline-png", **FILE, help="draw how many times as long as its roofline each takes"
+        "--roofline-png", **PICTURE, help="draw how many times as long as its roofline each takes"
     )
     command = add(
         "tables",
@@ -305,7 +312,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         help="which kernels to time: auto (the one that is chosen; default), all, or names with "
         "commas between, such as k1_naive,k6_hopper",
     )
-    on_gpu.add_argument("--png", **FILE, help="draw the results there")
+    on_gpu.add_argument("--png", **PICTURE, help="draw the results there")
 
 
 def _of_kernels(module: str, run: Callable[[Any, argparse.Namespace], Any]) -> Run:

@@ -20,9 +20,9 @@ from numbsparse.autograd import Tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, memory, to_device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import k0_reference
+from numbsparse.kernels.matmul import PRECISIONS, PRODUCTS, k0_reference
 from numbsparse.layout import Index, Layout
-from numbsparse.patterns.checks import any_generator
+from numbsparse.patterns.checks import any_generator, integer, number, word
 from numbsparse.simulator.accesses import record
 from numbsparse.simulator.counting import Count, count
 from numbsparse.simulator.races import Race, races
@@ -162,6 +162,11 @@ class Case:
     block_size: int
     density: float = 0.4
 
+    def __post_init__(self) -> None:
+        for name in ("batch", "in_features", "out_features", "block_size"):
+            integer(name, getattr(self, name), name != "batch")
+        number("density", self.density, 1)
+
     def __str__(self) -> str:
         return (
             f"{self.batch}x{self.in_features}x{self.out_features}"
@@ -214,7 +219,7 @@ def check_rung(
     contiguous : whether x and dy are C-contiguous, as steps of `kernels.ladder` take them
 
     Raises AssertionError that says where and by how much they differ, or that the rung wrote to an
-    operand.
+    operand; ValueError for another product, place or precision.
 
     Examples
     --------
@@ -222,6 +227,9 @@ def check_rung(
     >>> from numbsparse.testing import Case, check_rung
     >>> check_rung(LADDER["k0_cpu"], "forward", Case(3, 20, 12, 8), "float32", "cpu")
     """
+    word("product", product, PRODUCTS)
+    word("place", place, ("cpu", "cuda"))
+    word("precision", precision, PRECISIONS)
     rng, dtype = any_generator(seed), as_dtype(dtype)
     layout = case.layout(rng)
     lay = np.ascontiguousarray if contiguous else _strided

@@ -13,7 +13,10 @@ from drawn import SEED as DRAWN
 
 import numbsparse as ns
 from numbsparse import nn
+from numbsparse.kernels.matmul import rung
 from numbsparse.nn import optim, utils
+from numbsparse.simulator.accesses import Recording
+from numbsparse.testing import Case, check_rung, record
 
 F = nn.functional
 P = [nn.Parameter(np.ones(3, np.float32))]
@@ -261,6 +264,14 @@ CALLS = {  # a call that is right, and what is wrong for some of its arguments
     "rows of absent_norms": (nn.utils.absent_norms,
         {"x": X, "dy": X, "layout": W.layout, "block_size": 4},
         {"x": (X[:1], X.astype(float)), "dy": (X[:1], X.astype(float)), "block_size": (5,)}),
+    "Case": (Case, {"batch": 1, "in_features": 8, "out_features": 8, "block_size": 4}, {
+        "batch": (*SIZE[:6], *SIZE[7:]), "in_features": SIZE, "out_features": SIZE,
+        "block_size": SIZE, "density": (*NUMBER, 1.5)}),
+    "check_rung": (
+        lambda **how: check_rung(rung("k0_cpu"), case=Case(1, 8, 8, 4), dtype="float32", **how),
+        {"product": "forward", "place": "cpu"},
+        {"product": (*WORD, "y"), "place": (*WORD, "gpu"), "precision": WORD}),
+    "record": (record, {"call": Recording()}, {"call": BAD}),
     "astype": (linear().weight.data.astype, {"dtype": "float64"}, {"dtype": DTYPE}),
 }  # fmt: skip
 
@@ -280,6 +291,7 @@ OTHERS_SAY = {  # what a function says that is given
     ("MultiplicativeLSTM", "layout"), ("seeds of mLSTM", "layout"), ("flags of mLSTM", "layout"),
     ("apply", "function"), ("no rows", "logits"), ("optimizers", "optimizers"),
     ("load", "path"), ("save", "path"), ("dropout", "call"), ("dropout x", "call"),
+    ("record", "call"),
 }  # fmt: skip
 
 

@@ -7,19 +7,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_275,
+    "numbsparse": 3_290,
     "numbsparse/autograd": 795,
     "numbsparse/bench": 3_010,
-    "numbsparse/compat": 398,
+    "numbsparse/compat": 410,
     "numbsparse/device": 4_151,
     "numbsparse/distributed": 2_066,
     "numbsparse/jax": 734,
     "numbsparse/kernels": 3_421,
-    "numbsparse/kernels/conv": 3_751,
+    "numbsparse/kernels/conv": 3_753,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_613,
-    "numbsparse/kernels/matmul": 10_546,
-    "numbsparse/kernels/parts": 6_450,
+    "numbsparse/kernels/matmul": 10_478,
+    "numbsparse/kernels/parts": 6_503,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,
     "numbsparse/nn": 7_878,
@@ -27,7 +27,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/pages": 1_965,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
-    "numbsparse/simulator": 2_457,
+    "numbsparse/simulator": 2_460,
     "numbsparse/torch": 2_013,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

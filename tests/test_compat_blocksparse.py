@@ -1,11 +1,13 @@
 """BlocksparseMatMul and BlocksparseConv against sums in float64, written as their classes say."""
 
 import pickle
+import re
 from importlib.util import find_spec
 from math import prod
 
 import numpy as np
 import pytest
+from arguments_helpers import ODD, what_is_said
 from conftest import host
 
 import numbsparse as ns
@@ -178,7 +180,7 @@ def test_first_values_and_attributes():
     np.testing.assert_allclose(q.T @ q, np.eye(8), atol=1e-12)
     assert (bsmm.blocks, bsmm.bsize, bsmm.axis, bsmm.name) == (7, 8, 1, "gates")
     assert (bsmm.CB, bsmm.KB, bsmm.C, bsmm.K, bsmm.sparsity) == (4, 4, 32, 32, 0.438)
-    with pytest.raises(ValueError, match=r"shape takes an array of shape \(7, 8, 8\), got \(6, 8"):
+    with pytest.raises(ValueError, match=r"shape takes \(7, 8, 8\), got \(6, 8"):
         bsmm.identity_init()((6, 8, 8))
     again = pickle.loads(pickle.dumps(bsmm))
     assert again.w_shape == bsmm.w_shape
@@ -190,7 +192,7 @@ def test_first_values_and_attributes():
     [
         (lambda: BlocksparseMatMul([[1, 2]]), ValueError, "layout takes"),
         (lambda: BlocksparseMatMul([[1, 0]], 12), ValueError, "block_size takes one of"),
-        (lambda: BlocksparseMatMul([[1, 0]], feature_axis=2), ValueError, "takes 0 or 1, got 2"),
+        (lambda: BlocksparseMatMul([[1, 0]], feature_axis=2), ValueError, "from 0 to 1, got 2"),
         (lambda: of_ones(i=(4, 7)), ValueError, r"x takes.*\(4, 8\), got \(4, 7\); f"),
         (lambda: of_ones(i=(8, 4), axis=1), ValueError, r"\(8, 8\), got.*; feature_axis is 1"),
         (lambda: of_ones(i=(4, 8), axis=0), ValueError, r"\(8, 8\), got.*; feature_axis is 0"),
@@ -205,8 +207,33 @@ def test_refused(call, error, says):
         call()
 
 
-def of_ones(i=(4, 8), w=(1, 4, 4), gate=(1,), axis=1, i_dtype=np.float64):
-    return BlocksparseMatMul([[1], [0]], 4, axis)(np.ones(i, i_dtype), np.ones(w), np.ones(gate))
+ODD_CALLS = {  # of each argument that is odd
+    "matmul": (BlocksparseMatMul, {
+        "layout": [[1]], "block_size": 4, "feature_axis": 1, "z_order": True}),
+    "call": (lambda **how: of_ones(**how), {"gate_grad": False, "dw_gated": False}),
+    "first values": (BlocksparseMatMul([[1]], 4).ortho_init(), {"shape": (1, 4, 4)}),
+    "place": (BlocksparseMatMul([[1]], 4).block_coord, {"block": 0}),
+    "conv": (BlocksparseConv, {
+        "BCK": [(range(4), range(4))], "TRS": (3, 3), "DHW": (5, 5), "MPQ": None,
+        "strides": (1,), "dilates": (1,), "padding": "VALID"}),
+    "filter": (BlocksparseConv([(range(4), range(4))], (3,), (5,)).f_shape, {"block": 0}),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ODD_CALLS)
+def test_odd_arguments_are_taken_or_named(name):
+    call, right = ODD_CALLS[name]
+    for argument in right:
+        for odd in ODD:
+            said = what_is_said(call, right | {argument: odd})
+            named = rf"(?i)\b({argument}|kernel_size)\b.* takes? "
+            assert said is None or re.search(named, said), (argument, odd, said)
+
+
+def of_ones(i=(4, 8), w=(1, 4, 4), gate=(1,), axis=1, i_dtype=np.float64, **how):
+    bsmm = BlocksparseMatMul([[1], [0]], 4, axis)
+    return bsmm(np.ones(i, i_dtype), np.ones(w), np.ones(gate), **how)
 
 
 def lists(blocks, c_step, c_size, k_step, k_size):
@@ -326,7 +353,7 @@ def test_sizes_of_a_convolution():
         ({"BCK": [([0, 1, 2, 9], range(4))]}, "channels from 0 to 3, got 9"),
         ({"MPQ": (7,)}, r"MPQ takes \[1, 1, 6\] with these sizes, got \(7,\)"),
         ({"TRS": (9,), "padding": "VALID"}, "kernel_size takes at most the padded image"),
-        ({"strides": (0,)}, "stride takes"),
+        ({"strides": (0,)}, "strides takes"),
     ],
 )
 def test_refused_convolutions(options, says):

@@ -284,7 +284,7 @@ def prepare(patch, place, parts):
         module = import_module("numbsparse.kernels.conv.k4_wgmma.weight_grad")
         patch.setattr(module, "pieces_of", lambda items, tiles, *_: min(tiles, 3))
         regions = import_module("numbsparse.kernels.matmul.k7_small_blocks.regions")
-        shared = lambda index, B, widths, batch, ways, _: (ways.large._replace(SPLIT=2), 1)  # noqa: E731
+        shared = lambda index, B, widths, batch, ways, _: (ways[0].region._replace(SPLIT=2), 1)  # noqa: E731
         patch.setattr(regions, "region_for", shared)
         for name, most in (("IN_CACHE", 1), ("IN_MEMORY", 1), ("ROWS", 16)):
             patch.setattr(import_module("numbsparse.kernels.conv.k2_unfolded"), name, most)

@@ -184,10 +184,19 @@ def test_what_cannot_be_written_is_known_before(tmp_path):
 )
 def test_a_command_begins_only_what_it_can_write(command, capsys):
     with pytest.raises(SystemExit, match="2"):
-        command_line.main([*command.split(), "/proc/file.json"])
+        command_line.main([*command.split(), f"/proc/file.{command.split('--')[-1]}"])
     option = command.split()[-1]
     said = f"argument {option}: takes a file that can be written: [Errno"
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["bench --place cuda", "plane --minutes 1"])
+@pytest.mark.parametrize("name", ["picture", "picture.gif2", "png"])
+def test_a_picture_has_a_form(command, name, tmp_path, capsys):
+    """matplotlib would say it after the measuring."""
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main([*command.split(), "--png", str(tmp_path / name)])
+    assert "--png: takes a name ending in .png, .svg or .pdf, got" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a folder that not even root may write to")

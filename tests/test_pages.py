@@ -212,7 +212,7 @@ def test_the_goals_on_the_cpu_are_those_of_the_map():
     assert f"in {of_many(lambda x: x >= 1, ahead)} products measured, " in readme
     assert f"{median(ahead):.1f} times at the median" in readme
     behind = (of_many(lambda x: x < 1, of) for of in (half, halves))
-    assert "at half of the blocks in {}, in blocks of 4 in {} ".format(*behind) in readme
+    assert "at half of the blocks in {}, in blocks of 4 in {}.".format(*behind) in readme
 
 
 def test_the_goals_of_gates_are_those_of_the_table():

@@ -12,13 +12,13 @@ from numbsparse.kernels.matmul.k6_hopper import plan as k6
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
-from numbsparse.kernels.matmul.k7_small_blocks import region_plan, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_slots, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.parts import groups
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.regions import regions
-from numbsparse.kernels.parts.strip import Strip
+from numbsparse.kernels.parts.strip import Region, Strip
 from numbsparse.layout import Layout
 from numbsparse.ops import conv_window
 
@@ -47,9 +47,9 @@ def strips(index):
 
 
 def small_regions(index):
-    region = region_plan.Region(14, 17, 26, 32, 2, 2)
+    region = Region(14, 17, 26, 32, 2, 2)
     widths = (8 * (walk.indptr.size - 1) for walk in (index.rows, index.columns))
-    region_plan.plan_boxes(index, 8, tuple(widths), region)
+    region_slots.plan_boxes(index, 8, tuple(widths), region)
 
 
 def convolution(index):

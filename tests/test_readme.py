@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from numbsparse import device
+from numbsparse.bench.plane import known
 from numbsparse.pages import tables
 from numbsparse.pages.committed import on_gpu
+from numbsparse.pages.figure import of_rows
 
 ROOT = Path(__file__).parents[1]
 README, BENCHMARKS = ROOT / "README.md", ROOT / "BENCHMARKS.md"
@@ -77,6 +79,22 @@ def test_tables_and_figure_are_those_of_the_committed_results(tmp_path: Path) ->
     assert copy.read_text(encoding="utf-8") == BENCHMARKS.read_text(encoding="utf-8")
     # Another matplotlib may draw other pixels, of the same results.
     assert drawn_from(ROOT / picture) == drawn_from(tmp_path / picture)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "option"),
+    [("plane_cuda", "cuda", "--png"), ("plane_roofline", "cuda", "--roofline-png"),
+     ("plane_cpu", "cpu", "--png")],
+)  # fmt: skip
+def test_the_maps_pictures_are_of_the_committed_maps(name: str, place: str, option: str) -> None:
+    results, picture = (
+        f"numbsparse/bench/results/plane_{place}.json",
+        f"examples/results/{name}.png",
+    )
+    _, rows = known(place, ROOT / results)
+    drawn = drawn_from(ROOT / picture).decode() == of_rows(rows)["metadata"]["Description"]
+    command = f"plane --place {place} --minutes 0 --json {results} {option} {picture}"
+    assert drawn, f"draw it anew: python -m numbsparse {command}"
 
 
 def test_the_lstms_of_the_benchmarks_are_those_of_the_committed_results() -> None:

@@ -61,10 +61,20 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     assert (2 if case.block_size == 16 else 1) == gated.CLUSTER
     check_rung(rung("k7_small_blocks"), product, case, dtype, "cuda")
     few = 2 * case.batch * features[0]
-    for fewest, most in ((few + 1, 2), (few, -(-features[1] // 32) + 2)):
-        monkeypatch.setattr(strip_plan, "PAIRED_FROM", fewest)
-        monkeypatch.setattr(strip_plan, "PAIRED_STRIPS", most)
+    (most,) = strip_plan.uneven(index, transposed, 32 * strip.WARPS // case.block_size)
+    many = -(-features[1] // 32) + 2
+    for limits in ((few + 1, 2, 99), (few, many, 99), (few, 2, most)):
+        for name, limit in zip(("PAIRED_FROM", "PAIRED_STRIPS", "UNEVEN"), limits, strict=True):
+            monkeypatch.setattr(strip_plan, name, limit)
         assert strip_plan.strip_of(index, case.block_size, 2, transposed, sizes).CLUSTER == 1
+
+
+def test_strips_are_as_uneven_as_their_blocks():
+    kept = [[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 1, 1]]
+    index = Layout(np.array(kept, bool)).index
+    assert strip_plan.uneven(index, False, 2) == (6 / 4,)
+    assert strip_plan.uneven(index, False, 4) == (8 / 6,)
+    assert strip_plan.uneven(index, True, 1) == (6 / 4,)
 
 
 @pytest.mark.parametrize("density", [0.01, 0.02, 0.05])

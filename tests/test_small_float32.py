@@ -6,7 +6,7 @@ import pytest
 from numbsparse import device, ops
 from numbsparse.device import to_device
 from numbsparse.kernels.matmul import PRODUCTS, rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_choice, regions, strip_plan
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions, strip_plan
 from numbsparse.kernels.parts import aligned, deal
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung, count
@@ -130,7 +130,7 @@ def test_sums_that_outgrow_the_ring_leave_in_turns(rng, B, monkeypatch):
     small = regions.Region(2, 10, 3, 8, 2, FETCHERS=1, ITEM=4, AT_ONCE=1)
     ring, sums = small.STAGES * small.STAGE_BYTES, small.WARPS * small.SLOTS * 16 * B * 4
     assert sums > 2 * ring / small.WARPS
-    monkeypatch.setattr(region_choice, "region_of", lambda *_: small)
+    monkeypatch.setattr(region_plan, "region_of", lambda *_: small)
     layout = Layout(rng.random((-(-43 // B), -(-61 // B))) < 0.9)
     x, dy = (rng.standard_normal((19, n)).astype(np.float32) for n in (43, 61))
     x[3, 40] = np.inf
@@ -184,8 +184,8 @@ def test_transposed_lines_meet_in_no_bank(rng, B, density):
 @pytest.mark.parametrize("kept", [0.01, 0.05, 0.1, 0.5])
 @pytest.mark.parametrize("B", [8, 16])
 def test_transposed_lines_of_a_card_are_not_short(monkeypatch, B, kept):
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
-    region = region_choice.region_of(B, 4, kept, transposed=True)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
+    region = region_plan.region_of(B, 4, kept, transposed=True)
     assert region.DEPTH * region.ITEM >= 64
     assert region.SLOTS % region.AT_ONCE == 0
     assert region.SHARED_BYTES < 227 * 1024

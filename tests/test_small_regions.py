@@ -5,9 +5,9 @@ import pytest
 
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k7_small_blocks import region_choice, regions
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Ways, cuts_of
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, plan_regions
+from numbsparse.kernels.matmul.k7_small_blocks import region_plan, regions
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Region, Way, cuts_of
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import plan_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import PIECE
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
@@ -58,7 +58,9 @@ def test_every_block_is_in_one_slot_where_its_features_are(rng, B):
 def test_sums_of_regions_that_are_cut(dtype, B, pieces, monkeypatch):
     cut_of = []
     monkeypatch.setattr(
-        regions, "region_for", lambda index, B, widths, batch, ways, places: (ways.large, pieces)
+        regions,
+        "region_for",
+        lambda index, B, widths, batch, ways, places: (ways[0].region, pieces),
     )
     monkeypatch.setattr(regions, "cuts_of", lambda *of: cut_of.append(cuts_of(*of)) or cut_of[-1])
     case = Case(batch=33 * pieces, in_features=40, out_features=60, block_size=B, density=0.3)
@@ -70,7 +72,7 @@ def test_sums_of_regions_that_are_cut(dtype, B, pieces, monkeypatch):
 @pytest.mark.parametrize(("dtype", "B"), [("bfloat16", 8), ("float16", 16), ("float32", 8)])
 def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
     def shared(index, B, widths, batch, ways, places):
-        return ways.large._replace(SLOTS=slots, SPLIT=4), 1
+        return ways[0].region._replace(SLOTS=slots, SPLIT=4), 1
 
     monkeypatch.setattr(regions, "region_for", shared)
     case = Case(batch=83, in_features=43, out_features=60, block_size=B, density=0.3)
@@ -78,27 +80,29 @@ def test_sums_of_regions_that_a_cluster_shares(dtype, B, slots, monkeypatch):
 
 
 def test_regions_are_cut_where_that_pays():
-    def times(n, batch):
-        return [region_choice.time_of(n, 132, batch, 0.05, 0.05, pieces) for pieces in range(1, 33)]
-
-    assert np.argmin(times(50, 64)) == 0
-    assert np.argmin(times(50, 2048)) > 0
-    assert np.argmin(times(132, 8192)) == 0
     large = Region(12, 18, 38, 32, 3)
-    ways = Ways(None, large, (), 5.0, 0.0)
-    _, pieces = region_choice._fastest(ways, (1, 1, 1), (), 40, 132, 0.0)
-    assert pieces == 2  # a stage each
+
+    def pieces(n, batch, a_row=0.05):
+        ways = (Way(large, a_row),)
+        return region_plan.fastest(lambda _: (n, 1, 1), 8, batch, ways, 132)[1]
+
+    assert pieces(50, 64) == 1
+    assert pieces(50, 2048) > 1
+    assert pieces(132, 8192) == 1
+    assert pieces(1, 40, a_row=5.0) == 2  # a stage each
 
 
 @pytest.mark.parametrize(
-    ("B", "item", "together", "pieces"),
-    [(8, 4, 2, 1), (16, 4, 2, 3), (16, 4, 1, 1), (16, 2, 2, 1)],
+    ("B", "item", "of_images", "pieces"),
+    [(8, 4, False, 1), (16, 4, False, 3), (16, 4, True, 1), (16, 2, False, 1)],
 )
-def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, together, pieces):
+def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, of_images, pieces):
     """Of matrices, as images were not timed, and most of float32."""
     large = Region(12, 18 if B == 8 else 9, 38, 32, 3, ITEM=item)
-    ways = Ways(None, large, (), 0.05, 0.0013, together)
-    found = region_choice.fastest(lambda _: (88, 1, 1), B, 1000, ways, 132)
+    arithmetic = "highest" if item == 4 else "float16"
+    way, *_ = region_plan.ways_for(0.1, B, arithmetic, False, of_images)
+    ways = (way._replace(region=large, a_row=0.05),)
+    found = region_plan.fastest(lambda _: (88, 1, 1), B, 1000, ways, 132)
     assert found == (large, pieces)
 
 
@@ -112,25 +116,24 @@ def test_large_regions_of_blocks_of_16_are_cut_for_less(B, item, together, piece
 def test_regions_are_small_where_large_ones_leave_places_free(
     batch, places, which, blocks, monkeypatch
 ):
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128, 128, 0.1, seed=0)).index
-    large, smaller = region_choice.region_of(8, 2, 0.1, False), region_choice.SMALLER[2, 8]
-    ways = Ways(None, large, smaller, 0.04, 0.0013)
-    region, pieces = region_choice.region_for(index, 8, (1024, 1024), batch, ways, places)
-    assert region == (large, *(each.region for each in smaller))[which]._replace(SPLIT=blocks)
+    monkeypatch.setattr(region_plan, "SIMULATED", False)
+    ways = region_plan.ways_for(0.1, 8, "float16", False)
+    region, pieces = region_plan.region_for(index, 8, (1024, 1024), batch, ways, places)
+    assert region == ways[which].region._replace(SPLIT=blocks)
     assert pieces == 1
 
 
 @pytest.mark.parametrize(("places", "blocks"), [(2, 2), (1, 1)])
 def test_large_regions_are_of_clusters_where_each_has_two_places(places, blocks, monkeypatch):
     """Instead of pieces whose sums meet in memory; none where nothing is kept, either."""
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
-    large = region_choice.region_of(8, 2, 0.1, False)
-    ways = Ways(None, large, (), 0.04, 0.0013)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
+    large = region_plan.region_of(8, 2, 0.1, False)
 
     def found(n, together):
-        own = ways._replace(together=together)
-        return region_choice.fastest(lambda _: (n, 1, 1), 8, 2048, own, places * 5)
+        ways = (Way(large, 0.04, together=together),)
+        return region_plan.fastest(lambda _: (n, 1, 1), 8, 2048, ways, places * 5)
 
     assert found(0, 2) == (large, 1)
     assert found(5, 2) == (large._replace(SPLIT=blocks), 1)
@@ -141,33 +144,35 @@ def test_large_regions_are_of_clusters_where_each_has_two_places(places, blocks,
 @pytest.mark.parametrize(("B", "item"), [(8, 2), (16, 2), (8, 4), (16, 4)])
 def test_few_regions_of_many_rows_are_cut_into_pieces(batch, B, item, monkeypatch):
     """As many as there are places for, if rows are many; a second pass is worth no few rows."""
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(128 // B, 128 // B, 0.2, seed=0)).index
-    large, smaller = region_choice.region_of(B, item, 0.2, False), region_choice.SMALLER[item, B]
-    ways, where = Ways(None, large, smaller, 0.1, 0.0013), (index, B, (128, 128), batch)
-    region, pieces = region_choice.region_for(*where, ways, 132)
-    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    monkeypatch.setattr(region_plan, "SIMULATED", False)
+    ways = region_plan.ways_for(0.2, B, "highest" if item == 4 else "float16", False)
+    slower, where = 0.1 / ways[0].a_row, (index, B, (128, 128), batch)
+    first, *smaller = (way._replace(a_row=way.a_row * slower) for way in ways)
+    region, pieces = region_plan.region_for(*where, (first, *smaller), 132)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
     assert region in [each.region._replace(SPLIT=region.SPLIT) for each in smaller]
     assert n * pieces * region.SPLIT <= 132
     assert (region.SPLIT, pieces > 1) == ((8, False) if batch == 1023 else (1, True))
     assert batch < 1 << 17 or pieces > 64
-    fewer = tuple(each._replace(spare=6) for each in smaller)
-    region, pieces = region_choice.region_for(*where, ways._replace(smaller=fewer), 132)
-    n, *_ = region_choice.size_of(index, B, (128, 128), region)
+    fewer = [each._replace(spare=6) for each in smaller]
+    region, pieces = region_plan.region_for(*where, (first, *fewer), 132)
+    n, *_ = region_plan.size_of(index, B, (128, 128), region)
     assert region.SPLIT > 1 or n * pieces <= 126
 
 
 @pytest.mark.parametrize("places", range(2, 12))
 def test_wider_regions_where_they_save_a_round(places, monkeypatch):
-    monkeypatch.setattr(region_choice, "shared_memory", lambda: 227 * 1024)
+    monkeypatch.setattr(region_plan, "shared_memory", lambda: 227 * 1024)
     index = Layout(patterns.random(192, 192, 0.1, seed=0)).index
-    large = region_choice.region_of(8, 2, 0.1, False)
-    wider = region_choice.WIDER[large]
-    n, m = (region_choice.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
+    large = region_plan.region_of(8, 2, 0.1, False)
+    wider = region_plan.WIDER[large]
+    n, m = (region_plan.size_of(index, 8, (1536, 1536), of)[0] for of in (large, wider))
     fewer = -(-n * 12 * 18 // (14 * 17))  # without planning these
     assert m <= fewer <= n
-    ways, saves = Ways(None, large, (), 0.04, 0.0013), -(-fewer // places) < -(-n // places)
-    found, _ = region_choice.region_for(index, 8, (1536, 1536), 64, ways, places)
+    ways, saves = (Way(large, 0.04),), -(-fewer // places) < -(-n // places)
+    found, _ = region_plan.region_for(index, 8, (1536, 1536), 64, ways, places)
     assert found == (wider if saves else large)
 
 

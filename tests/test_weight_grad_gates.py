@@ -163,7 +163,7 @@ def test_regions_are_put_together_anew_of_what_gates_leave(
     """
 
     def chosen(index, B, widths, batch, ways, places):
-        large = ways.large
+        large = ways[0].region
         region = large._replace(SLOTS=24) if pieces > 1 else large  # as many as on some cards
         return region._replace(SPLIT=split), pieces
 

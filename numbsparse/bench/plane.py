@@ -122,6 +122,8 @@ def run(
     (machine, rows), written = known(place, json_file, kernels), time.perf_counter()
     for file in join:
         other, more = known(place, file, kernels)
+        if not more:
+            raise ValueError(f"{file} holds no map to join")
         if processor(other) != processor(machine or other):
             raise ValueError(f"{file} is of {processor(other)}, this map of {processor(machine)}")
         there, machine = set(map(point_of, rows)), machine or other

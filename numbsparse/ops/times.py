@@ -211,9 +211,9 @@ def _k5_blocks(of: Sizes) -> Counts:
 
 def _k6_lines(of: Sizes) -> Counts:
     """Tiles of lines, of which each multiprocessor has some; of 16 bits small ones apart."""
-    plan, halves = rung("k6_hopper").plan, of.itemsize == 2
+    plan, is_16_bit = rung("k6_hopper").plan, of.itemsize == 2
     tile = plan.line_tiles(of.size, of.rows, of.makes, of.itemsize, of.per_line)[0]
-    small = halves and tile.ROWS == 64 and tile.COLUMNS == tile.SPLIT == 1
+    small = is_16_bit and tile.ROWS == 64 and tile.COLUMNS == tile.SPLIT == 1
     tiles = ceil(of.rows / (tile.ROWS * tile.CLUSTER)) * tile.CLUSTER * tile.SPLIT
     tiles *= ceil(of.makes / (tile.COLUMNS * tile.N))
     inputs, kept = (1, 1) if small else (tile.INPUTS, tile.BLOCKS)  # of a step
@@ -222,7 +222,7 @@ def _k6_lines(of: Sizes) -> Counts:
     longest, turns = of.longest / inputs * parts, ceil(tiles / PLACES)
     chain = max(max(tiles / PLACES, 1) * steps, longest, 1)
     own = chain, chain * tile.ROWS, turns * tile.ROWS, max(longest - steps, 0)
-    images = of.n_blocks * of.size**2 / 1e6 * (not halves)  # of float32
+    images = of.n_blocks * of.size**2 / 1e6 * (not is_16_bit)
     return *(small * part for part in own), *((not small) * part for part in own), images
 
 
@@ -284,7 +284,7 @@ def _k7_lines(of: Sizes) -> Counts:
 def _k7_blocks(of: Sizes) -> Counts:
     """Regions as they are chosen, of which each multiprocessor has some, maybe with others of a
     cluster or in pieces. Slots of float32 that are left over take no time."""
-    choice = rung("k7_small_blocks").region_choice
+    choice = rung("k7_small_blocks").region_plan
     arithmetic = "highest" if of.itemsize == 4 else "float16"
     ways = choice.ways_for(of.density, of.size, arithmetic, of.across)
     sizes = partial(_k7_regions, of)
@@ -300,7 +300,7 @@ def _k7_blocks(of: Sizes) -> Counts:
 
 
 def _k7_regions(of: Sizes, region: Any) -> tuple[tuple[int, int, int], float]:
-    """What `region_choice.size_of` finds, of blocks that are random where there are any; slots."""
+    """What `region_plan.size_of` finds, of blocks that are random where there are any; slots."""
     in_group, kept = region.FEATURES // of.size, min(of.density / of.tiles, 1)
     down, across = of.reads / region.FEATURES, of.makes / region.FEATURES * of.tiles
     found = []

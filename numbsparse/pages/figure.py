@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.bench.contestants import OURS
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.plane import PLANES, Point, point_of, processor
+from numbsparse.bench.plane import PLANES, Point, processor
 from numbsparse.bench.results import Results, Row, where
 from numbsparse.bench.show import PASSES, speed_up
 from numbsparse.draw import matplotlib_figure
 from numbsparse.pages.committed import card_of
-from numbsparse.pages.mapped import FAR, speed_ups, times_the_roofline
+from numbsparse.pages.mapped import FAR, ours, speed_ups, times_the_roofline
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
 COLOURS = {"forward": "#0072b2", "input_grad": "#009e73", "weight_grad": "#d55e00"}
@@ -47,7 +46,7 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
         f"{card_of(section)}",
         fontsize=10,
     )
-    figure.savefig(path, dpi=150, metadata={"Description": digest_of(section)})
+    figure.savefig(path, **of_rows(rows))
 
 
 def draw_headline(results: Results, path: Path) -> None:
@@ -58,9 +57,10 @@ def draw_headline(results: Results, path: Path) -> None:
     print(f"the figure is in {path}")
 
 
-def digest_of(section: dict[str, Any]) -> str:
-    """What a picture carries of the results that it was drawn from."""
-    return sha256(json.dumps(section["rows"], sort_keys=True).encode()).hexdigest()
+def of_rows(rows: list[Row]) -> dict[str, Any]:
+    """How a picture is saved: it carries a digest of the results that it was drawn from."""
+    digest = sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+    return {"dpi": 150, "metadata": {"Description": digest}}
 
 
 def _draw_panel(axis: Any, rows: list[Row]) -> None:
@@ -138,19 +138,16 @@ def draw_map(place: str, machine: str, rows: list[Row], path: Path) -> None:
     """By batch and density, a panel for each block size and dtype: blue where we are faster than
     every peer, red where one is, crossed where one is at some of the products."""
     found = [(point, times) for point, times, _ in speed_ups(place, rows)]
-    _draw_cells(place, machine, found, BESIDE_PEERS, path)
+    _draw_cells(place, machine, found, BESIDE_PEERS).savefig(path, **of_rows(rows))
 
 
 def draw_roofline(place: str, machine: str, rows: list[Row], path: Path) -> None:
     """The same of how many times as long as its roofline a product takes."""
-    times = [(point_of(row), row["microseconds"].get(OURS)) for row in rows]
-    took = {point: microseconds * 1e-6 for point, microseconds in times if microseconds}
-    _draw_cells(place, machine, list(times_the_roofline(took).items()), ROOFLINE, path)
+    found = list(times_the_roofline(ours(rows)).items())
+    _draw_cells(place, machine, found, ROOFLINE).savefig(path, **of_rows(rows))
 
 
-def _draw_cells(
-    place: str, machine: str, found: list[tuple[Point, float]], of: Kind, path: Path
-) -> None:
+def _draw_cells(place: str, machine: str, found: list[tuple[Point, float]], of: Kind) -> Any:
     """A cell's median over features and products; grey where nobody measured."""
     from matplotlib.colors import LogNorm
 
@@ -190,7 +187,7 @@ def _draw_cells(
         bar.ax.set_yticklabels([f"{tick:g}" for tick in of.ends])
         bar.set_label(of.label)
     figure.suptitle(f"{of.title}\n{len(found)} products, {processor(machine)}", fontsize=10)
-    figure.savefig(path, dpi=150)
+    return figure
 
 
 def _named(batches: tuple[int, ...]) -> list[int]:

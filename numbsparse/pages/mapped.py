@@ -13,6 +13,7 @@ import io
 from collections.abc import Iterator
 from itertools import combinations
 from itertools import product as every
+from math import isnan, nan
 from statistics import median
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from numbsparse.pages.committed import CACHE, MEMORY, PIPES, limits
 TYPICAL = {"cuda": 0.1, "cpu": 0.2}  # a density: medians are told there
 CACHED = 40e6  # bytes that stay in the L2 cache of an H200 from one replay to the next
 SHARED = 1 / 32  # bytes from shared memory in the time of a float16 operation of wgmma
-BESIDE = "fastest_peer", "its_microseconds", "roofline_microseconds", "times_the_roofline"
+BESIDE = "fastest_peer", "its_microseconds", "roofline_microseconds"
 FALL, STEP, FAR = 0.9, 1.3, 3.0  # how many times as long a larger batch, one row more, any product
 
 
@@ -98,24 +99,25 @@ def changes(took: dict[Point, float]) -> Iterator[Change]:
             yield Change(took[after] / took[before], before, many)
 
 
+def ours(rows: list[Row]) -> dict[Point, float]:
+    """Seconds of each product that we computed."""
+    times = [(point_of(row), row["microseconds"].get(OURS)) for row in rows]
+    return {point: microseconds * 1e-6 for point, microseconds in times if microseconds}
+
+
 def lines(place: str, rows: list[Row]) -> str:
     """A CSV line for each of ours: the fastest peer, and on a GPU the roofline, beside it."""
-    took = {point_of(row): row["microseconds"].get(OURS) for row in rows}
-    took = {point: microseconds for point, microseconds in took.items() if microseconds}
-    peers, rung = (
-        {p: of for p, *of in speed_ups(place, rows)},
-        {point_of(r): r["rung"] for r in rows},
-    )
-    far = times_the_roofline({p: us * 1e-6 for p, us in took.items()}) if place == "cuda" else {}
+    took, rung = ours(rows), {point_of(row): row["rung"] for row in rows}
+    peers = {point: (times, peer) for point, times, peer in speed_ups(place, rows)}
+    far = times_the_roofline(took) if place == "cuda" else {}
     table = io.StringIO(newline="")
     write = csv.writer(table).writerow
     write(("in_features", "out_features", *Point._fields[1:], "rung", "microseconds", *BESIDE))
-    for point, microseconds in took.items():
-        times, peer = peers.get(point, ("", ""))
-        own, ratio = (rung[point], microseconds), far.get(point)
-        theirs = f"{microseconds * times:.3g}" if peer else ""
-        roof = (f"{microseconds / ratio:.3g}", f"{ratio:.3g}") if ratio else ("", "")
-        write((*point.features, *point[1:], *own, peer, theirs, *roof))
+    for point, seconds in took.items():
+        times, peer = peers.get(point, (nan, ""))
+        all_three = seconds, seconds * times, seconds / far.get(point, nan)
+        own, theirs, roof = ("" if isnan(each) else f"{each * 1e6:.3g}" for each in all_three)
+        write((*point.features, *point[1:], rung[point], own, peer, theirs, roof))
     return table.getvalue()
 
 
@@ -141,9 +143,7 @@ def times_the_roofline(took: dict[Point, float]) -> dict[Point, float]:
 
 def summary(rows: list[Row], most: int = 10) -> str:
     """Where a larger batch takes less, one row more takes much more, and how far limits are."""
-    times = [(point_of(row), row["microseconds"].get(OURS)) for row in rows]
-    took = {point: microseconds * 1e-6 for point, microseconds in times if microseconds}
-    if not took:
+    if not (took := ours(rows)):
         return ""
     found = sorted(changes(took))
     falls = [each for each in found if each.times < FALL]

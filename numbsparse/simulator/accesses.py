@@ -139,6 +139,8 @@ def record(call: Callable[[], Any] | Recording) -> Recording:
     """
     if isinstance(call, Recording):
         return call
+    if not callable(call):
+        raise TypeError(f"call takes a function of no arguments, got {call!r}")
     if not SIMULATED:
         raise RuntimeError(
             "recording needs the simulator: set NUMBA_ENABLE_CUDASIM=1 before import; "

@@ -16,6 +16,7 @@ from numbsparse.nn.functional.columns import with_blocks
 from numbsparse.nn.functional.shape import sum_rows, take_rows
 from numbsparse.ops import conv_window
 from numbsparse.patterns import from_bck, taps
+from numbsparse.patterns.checks import integer, word
 
 
 class BlocksparseConv:
@@ -66,19 +67,23 @@ class BlocksparseConv:
         try:
             self.BCK = [(list(cs), list(ks)) for cs, ks in BCK]
         except (TypeError, ValueError):
-            raise TypeError(f"BCK takes pairs of lists of channels, got {BCK!r}") from None
+            self.BCK = []
+        if not self.BCK:
+            raise TypeError(f"BCK takes pairs of lists of channels, got {BCK!r}")
         self.C, self.K = (len({c for pair in self.BCK for c in pair[side]}) for side in (0, 1))
         found = from_bck(self.BCK, self.C, self.K)
         self._size, self._in, self._out = found.block_size, found.in_order, found.out_order
-        self._filter, self.TRS, self.DHW = list(TRS), _three(TRS), _three(DHW)
-        self.strides, self.dilates = _three(strides), _three(dilates)
+        self.TRS, self.DHW = _three("TRS", TRS), _three("DHW", DHW)
+        self._filter = self.TRS[-len(TRS) :]
+        self.strides, self.dilates = _three("strides", strides), _three("dilates", dilates)
         spread = [(s - 1) * d + 1 for s, d in zip(self.TRS, self.dilates, strict=True)]
         named = {"SAME": [s // 2 for s in spread], "VALID": [0, 0, 0]}
-        is_word = isinstance(padding, str) and padding in named
-        self.padding = named[padding] if is_word else _three(padding, 0)
+        is_word = isinstance(padding, str)
+        padding = named[word("padding", padding, named)] if is_word else padding
+        self.padding = _three("padding", padding, 0)
         window = conv_window(tuple(self.DHW), self.TRS, self.strides, self.padding, self.dilates)
         self.MPQ = list(window.small)
-        if MPQ is not None and _three(MPQ) != self.MPQ:
+        if MPQ is not None and _three("MPQ", MPQ) != self.MPQ:
             raise ValueError(f"MPQ takes {self.MPQ} with these sizes, got {MPQ}")
         self._layout = Layout(taps(found.pattern, tuple(self.TRS)))
         self._places = np.concatenate([self._places_of(*pair) for pair in self.BCK])
@@ -106,7 +111,7 @@ class BlocksparseConv:
         """The shape of a block's filter; of all, in a row where blocks differ in size."""
         shapes = [[len(ks), len(cs), *self._filter] for cs, ks in self.BCK]
         if block is not None:
-            return shapes[block]
+            return shapes[integer("block", block, 0, self.blocks - 1)]
         return [self.blocks, *shapes[0]] if shapes.count(shapes[0]) == self.blocks else [self.sizeF]
 
     def __call__(self, f: Any, x: Any) -> Any:
@@ -144,8 +149,12 @@ class BlocksparseConv:
         return run(compute, f, gain)
 
 
-def _three(sizes: Sequence[int], fill: int = 1) -> list[int]:
-    return [fill] * (3 - len(sizes)) + list(sizes)
+def _three(argument: str, sizes: Sequence[int], fill: int = 1) -> list[int]:
+    """One to three whole numbers, from `fill` on, which is that of the axes in front."""
+    is_list = isinstance(sizes, Sequence) or getattr(sizes, "ndim", 0) == 1
+    if not is_list or not 1 <= len(sizes) <= 3:
+        raise TypeError(f"{argument} takes one to three whole numbers, got {sizes!r}")
+    return [fill] * (3 - len(sizes)) + [integer(argument, n, fill) for n in sizes]
 
 
 def _in_order(x: Tensor, order: np.ndarray) -> Tensor:

@@ -14,6 +14,7 @@ from numbsparse.nn import functional, init
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
 from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import as_pattern
+from numbsparse.patterns.checks import flag, integer
 
 Initializer = Callable[..., np.ndarray]  # of a shape and a dtype
 
@@ -63,10 +64,9 @@ class BlocksparseMatMul:
         z_order: bool = True,
         name: str = "BlocksparseMatMul",
     ) -> None:
-        check_block_size(block_size)
-        if feature_axis not in (0, 1):
-            raise ValueError(f"feature_axis takes 0 or 1, got {feature_axis!r}")
-        self.bsize, self.axis, self.z_order, self.name = block_size, feature_axis, z_order, name
+        self.bsize = block_size = check_block_size(block_size)
+        self.axis = integer("feature_axis", feature_axis, 0, 1)
+        self.z_order, self.name = flag("z_order", z_order), name
         self._layout = Layout(as_pattern(layout, "layout"))
         self.layout, self.sparsity = self._layout.pattern, round(self._layout.density, 3)
         self.blocks, (self.CB, self.KB) = self._layout.n_blocks, self._layout.shape
@@ -83,7 +83,7 @@ class BlocksparseMatMul:
 
     def block_coord(self, block: int) -> tuple[int, int]:
         """(block row, block column) of a block of the weight, by its number."""
-        index = self._layout.index
+        block, index = integer("block", block, 0, self.blocks - 1), self._layout.index
         return int(index.block_rows[block]), int(index.block_columns[block])
 
     def __call__(
@@ -95,13 +95,14 @@ class BlocksparseMatMul:
         with `dw_gated` or `gate_grad` it is times the gate. Without `gate_grad` the gate has none.
         """
         check_shape("w", w, self.w_shape)
+        learns = flag("gate_grad", gate_grad), flag("dw_gated", dw_gated)
         batch = getattr(x, "shape", ())[1 - self.axis :][:1] or (0,)
         check_shape("x", x, self.i_shape(*batch), f"; feature_axis is {self.axis}")
         if gate is not None:
             check_shape("gate", gate, self.g_shape)
 
         def compute(x: Any, w: Any, gate: Any) -> Any:
-            w = self._matrix(gated(w, gate, gate_grad, dw_gated))
+            w = self._matrix(gated(w, gate, *learns))
             return x @ w if self.axis else w.T @ x
 
         of_torch = all(is_torch(array) for array in (x, w, gate) if array is not None)
@@ -136,7 +137,8 @@ class BlocksparseMatMul:
 
     def _initializer(self, make: Callable[..., BlockSparse], **how: float) -> Initializer:
         def initializer(shape: Any, dtype: Any = "float32", partition_info: Any = None) -> Any:
-            check_shape("shape", np.empty(shape, bool), self.w_shape)
+            if not isinstance(shape, list | tuple) or tuple(shape) != self.w_shape:
+                raise ValueError(f"shape takes {self.w_shape}, got {shape!r}")
             return make(self._layout, self.bsize, dtype=dtype, **how).data
 
         return initializer

@@ -11,11 +11,11 @@ import numpy as np
 
 from numbsparse.device import SIMULATED
 from numbsparse.kernels.conv.window import Boxes, Pass, boxes_of_chunks, even_chunks, spread_of
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import SPARE, Smaller, Ways, fitted
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import SPARE, Way, fitted, small_way
 from numbsparse.kernels.parts.groups import counted
 from numbsparse.kernels.parts.pixels import UNEVEN, Images, tile_that_fits
 from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.strip import LINE, Region
 from numbsparse.layout import Index
 
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once; up to how
@@ -26,7 +26,7 @@ ROWS, A_TILE = 32, 32  # of a stage; pixels that are loaded while one is multipl
 # 0.83 of the time of tap by tap, once 1.09; of 4 x 7 and 2 x 14 1.09 to 1.25, once 0.78; at a
 # stride of 2, where boxes are of pixels of one parity, 1.0 to 1.2 (H200).
 ROWS_AT_ONCE = 8
-A_LINE, A_PIECE = 0.003, 0.03  # microseconds, of a line that is loaded, and of a piece to add up
+A_LINE, SECOND_PASS = 0.003, (2.0, 0.03, 2.0)  # microseconds of a line that is loaded; as there
 # By block size microseconds of a row in the first region; warps and their slots, microseconds, how
 # many times as long a row takes in proportion, and blocks of a cluster at most.
 A_ROW = {8: 0.031, 16: 0.019}
@@ -58,22 +58,24 @@ def boxes_of_weight_grad(
     return None, None
 
 
-def ways_of(index: Any, B: int, x: Images, columns: int, tile: Any) -> Ways | None:
+def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:
     """Regions that hold the blocks of a column in any group, with groups for their part of the
-    features; None where taps share no boxes."""
+    features; none where taps share no boxes."""
     if x.shared is None:
-        return None
-    shared, of_group, found = x.shared, LINE // 2 * x.shared.shifts, list[Smaller]()
+        return ()
+    shared, of_group, found = x.shared, LINE // 2 * x.shared.shifts, list[Way]()
     box = max(shared.room, ROWS)
     slots, most = planned(index, slots_in_groups, B, of_group // B)
     x_groups, dy_groups = x.shape[1] // of_group, -(-columns // (LINE // 2))
-    for (warps, each), alone, slower, together in REGIONS[B]:
+    for (warps, each), *how in REGIONS[B]:
         if warps * each >= most:
             high = -(-x_groups // max(-(-slots // (warps * each)), 1))
             groups = max(high + dy_groups, -(-4 * high // 3))  # x has three quarters at most
             region = Region(warps, each, groups, ROWS, 2, 4, BOX=box, SHIFTS=shared.shifts)
-            found.append(Smaller(in_stages(region, B), alone, slower, together, SPARE, A_PIECE))
-    return Ways(tile, found[0].region, tuple(found), A_ROW[B], A_LINE)
+            region = in_stages(region, B)
+            found = found or [Way(region, A_ROW[B])]
+            found.append(small_way(found[0], region, *how, A_LINE, SECOND_PASS, SPARE))
+    return tuple(found)
 
 
 def in_stages(region: Region, B: int) -> Region:

@@ -33,7 +33,6 @@ from numbsparse.kernels.conv.window import (
     spread_of,
 )
 from numbsparse.kernels.elementwise import fill
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE
 from numbsparse.kernels.matmul.k7_small_blocks.regions import in_regions
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import (
     MOST_STEPS,
@@ -70,7 +69,7 @@ from numbsparse.kernels.parts.pixels import (
 )
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.store import PIXELS
-from numbsparse.kernels.parts.strip import WARP_COLUMNS, Strip, blocks_of_step
+from numbsparse.kernels.parts.strip import LINE, WARP_COLUMNS, Strip, blocks_of_step
 from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
@@ -154,8 +153,9 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     if boxes:
         x_images = sharing(x_images, boxes, tile, features)
     dy_images = images_of(dy, window.small, window.small, [(0, 0, 0)], 1)
-    ways = ways_of(lines, B, x_images, dy.shape[2], tile)
-    whole = in_regions(x_images, dy_images, lines, dvalues, precision, None, ways)
+    ways = ways_of(lines, B, x_images, dy.shape[2])
+    of_boxes = None, ways, tile if boxes else None
+    whole = in_regions(x_images, dy_images, lines, dvalues, precision, *of_boxes)
     if not whole or (precision == "highest" and x.itemsize == 4):
         repair_blocks(x, dy, index, window, dvalues)
 

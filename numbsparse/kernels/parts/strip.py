@@ -1,4 +1,4 @@
-"""A strip of y in a block of threads: its warps, its sums and what a stage of its ring has.
+"""A strip of y, or a region of w, in a block of threads: its warps, its sums, a stage of its ring.
 
 `matmul.k7_small_blocks` has such of matrices, `conv.k6_strips` of images.
 """
@@ -9,6 +9,7 @@ from numbsparse.kernels.card import handed_over, registers
 from numbsparse.kernels.parts.pieces import part_bytes, parts_at
 from numbsparse.kernels.parts.swizzle import PERIOD
 
+LINE = 128  # bytes of a group of a region in a row of the batch
 SECTOR = 32  # bytes that memory writes at once
 WARP_COLUMNS = 32
 ALIGNED = 4  # steps: what says where they are is fetched by 16 bytes
@@ -155,3 +156,55 @@ def registers_of(strip: Strip) -> tuple[int, int, dict[str, Any]]:
 def blocks_of_step(B: int, item: int) -> int:
     """Two of 8 x 8 fill the 16 terms of an mma of 16 bits."""
     return 16 // B if item == 2 else 1
+
+
+class Region(NamedTuple):
+    """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
+    of the ring; warps that request them from the copy engine; bytes of a value; slots that are
+    multiplied at once, of which a warp has a multiple; and blocks of threads, a cluster, that sum
+    over a part of the batch each.
+
+    A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
+    batch. Where taps share boxes (`pixels.Shared`) it has room for BOX lines, and its features
+    count once for each of SHIFTS lines. There are slots for all blocks of a column that a group of
+    x may have.
+    """
+
+    WARPS: int
+    SLOTS: int
+    GROUPS: int
+    DEPTH: int
+    STAGES: int
+    FETCHERS: int = 2
+    ITEM: int = 2
+    AT_ONCE: int = 1
+    SPLIT: int = 1
+    BOX: int = 0
+    SHIFTS: int = 1
+
+    @property
+    def FEATURES(self) -> int:
+        """Of a group."""
+        return LINE // self.ITEM
+
+    @property
+    def LINES(self) -> int:
+        """That a group has room for."""
+        return self.BOX or self.DEPTH
+
+    @property
+    def GROUP_BYTES(self) -> int:
+        return LINE * self.LINES
+
+    @property
+    def CODES(self) -> int:
+        """Of the slots of all warps."""
+        return self.WARPS * self.SLOTS
+
+    @property
+    def STAGE_BYTES(self) -> int:
+        return self.GROUPS * self.GROUP_BYTES
+
+    @property
+    def SHARED_BYTES(self) -> int:
+        return self.STAGES * self.STAGE_BYTES + PERIOD

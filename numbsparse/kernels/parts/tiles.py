@@ -142,7 +142,7 @@ def take_along_slab(form: Form, operand: Operand) -> Any:
     GROUPS, line_of = operand.groups, number_of(operand.together)
 
     @cuda.jit(device=True)
-    def halves(tile, start, s, pitch, raw):
+    def of_16_bits(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for j in range(GROUPS):
@@ -156,7 +156,7 @@ def take_along_slab(form: Form, operand: Operand) -> Any:
                 raw[j, e] = pair if term < pitch else uint32(0)
 
     @cuda.jit(device=True)
-    def singles(tile, start, s, pitch, raw):
+    def of_float32(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for j in range(GROUPS):
@@ -165,7 +165,7 @@ def take_along_slab(form: Form, operand: Operand) -> Any:
                 value = tile[start + line_of(j, g) * pitch + term]
                 raw[j, e] = value if term < pitch else uint32(0)
 
-    return halves if form.is_16_bit else singles
+    return of_16_bits if form.is_16_bit else of_float32
 
 
 @cache
@@ -177,7 +177,7 @@ def take_across_slab(form: Form, groups: int) -> Any:
     UNITS = groups // 4
 
     @cuda.jit(device=True)
-    def halves(tile, start, s, pitch, raw):
+    def of_16_bits(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         shift = uint32(16 * (pitch % 2))  # the lines of an odd term begin inside a word
@@ -188,7 +188,7 @@ def take_across_slab(form: Form, groups: int) -> Any:
                 take_four(tile, even + 16 * u, odd + 16 * u, shift, raw, 4 * u, e)
 
     @cuda.jit(device=True)
-    def singles(tile, start, s, pitch, raw):
+    def of_float32(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for e in range(2):
@@ -197,7 +197,7 @@ def take_across_slab(form: Form, groups: int) -> Any:
                 for k in range(4):
                     raw[4 * u + k, e] = tile[at + 32 * u + k]
 
-    return halves if form.is_16_bit else singles
+    return of_16_bits if form.is_16_bit else of_float32
 
 
 @cache

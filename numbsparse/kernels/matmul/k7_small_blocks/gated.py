@@ -2,10 +2,15 @@
 
 Strips: blocks of w times their gates, packed (`parts.packed`).
 Of few rows lanes multiply blocks of 8 as they copy them (`stored_blocks`): those of zero are not
-read, but multiplied; of blocks of 16 who multiplies reads the gates (`parts.gates`). W is packed
-where it would be without gates (`is_packed`): where that began at 129 rows, 200 to 480 rows of
-8,192 features at density 0.1, all gates one, took an H200 1.23 to 1.73 times as long as none, half
-of them zero 0.88 to 1.26; read in the product they take 0.99 to 1.22 and 0.87 to 1.15.
+read, but multiplied. Their gates are loaded after the stage before is requested, when it is known
+which they are: where a fetcher waited for both, all gates one took 1.3 to 1.5 times as long as
+none, not 1.2 to 1.3; as stages of gates that are 0 and 1 alone are copied as without, 1.08 to 1.12
+(64 rows, H200). Of blocks of 16 who multiplies reads the gates (`parts.gates`): they are copied
+into the stage, and no fetcher waits for them: 1.07, not 1.21, and half of them zero 1.04, not 1.19;
+in float32 0.88 of 128 rows, not 1.12.
+W is packed where it would be without gates (`is_packed`): where that began at 129 rows, 200 to 480
+rows of 8,192 features at density 0.1, all gates one, took an H200 1.23 to 1.73 times as long as
+none, half of them zero 0.88 to 1.26; read in the product they take 0.99 to 1.22 and 0.87 to 1.15.
 
 A block of threads has a stage of the plan, and a thread a place for a block in it. The steps of
 each column move together, and those that have two blocks are put together anew, so that a stage has
@@ -25,11 +30,11 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.coordinates import bits_below
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import NEW_COLUMN, PLACE_BITS, Region
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import NEW_COLUMN, PLACE_BITS
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import MOST_STEPS
 from numbsparse.kernels.parts.packed import COUNT_BITS, RUN, packing
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
-from numbsparse.kernels.parts.strip import ALIGNED, Strip
+from numbsparse.kernels.parts.strip import ALIGNED, Region, Strip
 from numbsparse.kernels.parts.walk_on_gpu import (
     begins_group,
     group_of,

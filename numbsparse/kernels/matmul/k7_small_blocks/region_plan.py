@@ -1,81 +1,51 @@
-"""Which kept blocks of w a block of threads computes together, and in which order its warps do.
+"""Which regions a weight-gradient is computed in, which are the fastest, and in how many pieces.
 
 A region is a panel of block rows by a run of block columns: so many that the slots of its warps,
 one product of 16 x B each, are taken, or the shared memory that the features of x and dy take. Of
-both only the groups of features that a block of the region needs are loaded. A slot is a block of
-16 x 16, or two blocks of 8 x 8 of one column. Slots are in order of columns, so that most find the
-dy of their column already in registers.
+both only the groups of features that a block of the region needs are loaded.
+
+As many blocks as the registers hold read least of x and dy. Where such regions are too few for all
+multiprocessors there are smaller ones, of clusters or in pieces; or the last ones are cut.
 """
 
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.cores import compiled, threads
-from numbsparse.kernels.parts.groups import counted
-from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
+from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.plans import planned
-from numbsparse.kernels.parts.shifted import BOX_BITS
-from numbsparse.kernels.parts.swizzle import PERIOD, PIECE
+from numbsparse.kernels.parts.strip import Region, blocks_of_step
+from numbsparse.kernels.parts.swizzle import PERIOD
 from numbsparse.layout import Index
 
-LINE = 128  # bytes of a group in a row of the batch
-NO_GROUP = -1
-PLACE_BITS = 10
-PLACE = (1 << PLACE_BITS) - 1
-NEW_COLUMN = 1 << 3 * PLACE_BITS
+MOST_PIECES = 32  # of a batch in large regions; small ones are as many as there are places, at most
+# Microseconds (H200): of a large region, beside those that grow with the batch; of a second pass,
+# by itself and for each piece, and how much of A_SUM its sums take. By blocks of a cluster: the
+# part of the places that so large ones find, and microseconds until they have added their sums.
+# With one piece and no clusters 2,048 to 8,192 rows took 1.0 to 1.9 times as long, 512 to 1,024
+# rows of 1,024 and 2,048 features 1.4 to 1.8 times. In pieces of small regions 8,192 rows of 512
+# and 1,024 features take 0.50 to 0.94 of the time.
+# A second pass of matrices in blocks of 16 takes less: of products that are cut more for it 22 in
+# float32 took 0.84 of the time at the mean, 1.08 at worst, two of 16 bits 0.79 and 1.05; with half
+# of their sums' time, as in float32, those took up to 1.43 (drawn, H200).
+A_REGION, SECOND_PASS = 4.5, (6.0, 0.0, 1.0)
+SECOND_PASS_OF_16 = {2: (4.0, 0.0, 1.0), 4: (4.0, 0.0, 0.5)}
+# Of pieces of small regions, which are added in turn; and rows that are not cut so. 4,096 to 16,384
+# rows of 128 to 1,024 features took 0.64 to 0.86 of the time with what adds them now.
+SMALL_PASS, UNCUT_ROWS = (2.0, 0.05, 2.0), 1023
+SPLITS = {2: (1.0, 1.0), 4: (0.9, 1.6), 8: (0.91, 2.9)}
+# More, where clusters take nearly all places: 120 to 132 blocks of threads, 128 to 384 rows, took
+# 1.0 to 1.2 us longer than expected, 72 of them and 1,024 rows no longer. A large region of two
+# took 46 us of 2,048 rows, in two pieces 54.
+CROWDED, CROWDED_ROWS = 1.0, 512
 
-
-class Region(NamedTuple):
-    """Warps that multiply, slots of a warp, groups of features, rows of a stage of x and dy, stages
-    of the ring; warps that request them from the copy engine; bytes of a value; slots that are
-    multiplied at once, of which a warp has a multiple; and blocks of threads, a cluster, that sum
-    over a part of the batch each.
-
-    A group is DEPTH lines of FEATURES; of a transposed operand FEATURES lines of DEPTH rows of the
-    batch. Where taps share boxes (`pixels.Shared`) it has room for BOX lines, and its features
-    count once for each of SHIFTS lines. There are slots for all blocks of a column that a group of
-    x may have.
-    """
-
-    WARPS: int
-    SLOTS: int
-    GROUPS: int
-    DEPTH: int
-    STAGES: int
-    FETCHERS: int = 2
-    ITEM: int = 2
-    AT_ONCE: int = 1
-    SPLIT: int = 1
-    BOX: int = 0
-    SHIFTS: int = 1
-
-    @property
-    def FEATURES(self) -> int:
-        """Of a group."""
-        return LINE // self.ITEM
-
-    @property
-    def LINES(self) -> int:
-        """That a group has room for."""
-        return self.BOX or self.DEPTH
-
-    @property
-    def GROUP_BYTES(self) -> int:
-        return LINE * self.LINES
-
-    @property
-    def CODES(self) -> int:
-        """Of the slots of all warps."""
-        return self.WARPS * self.SLOTS
-
-    @property
-    def STAGE_BYTES(self) -> int:
-        return self.GROUPS * self.GROUP_BYTES
-
-    @property
-    def SHARED_BYTES(self) -> int:
-        return self.STAGES * self.STAGE_BYTES + PERIOD
+Size = tuple[int, int, int]  # see `size_of`
 
 
 class Sums(NamedTuple):
@@ -95,48 +65,245 @@ class Sums(NamedTuple):
         return self.B // 8
 
 
-def plan_boxes(
-    index: Index, B: int, widths: tuple[int, int], region: Region, offsets: Any = None
-) -> tuple[Any, ...]:
-    """As `plan_regions`. With the `offsets` of taps x are images: then behind the groups of a
-    region, what `pixels` knows of each."""
-    sides = -(-widths[0] // B), -(-widths[1] // B)
-    groups, *rest = plan_regions(index, B, sides, region)
-    if offsets is not None:
-        a_tap = widths[0] // len(offsets) // (region.FEATURES * region.SHIFTS)
-        of_x = boxes_of(groups >> 1, offsets, a_tap)
-        of_dy = boxes_of(groups >> 1, ((0, 0, 0, 0),), WIDTHS)
-        groups = np.hstack([groups, np.where(groups & 1, of_dy, of_x)])
-    return groups, *rest
+class Way(NamedTuple):
+    """A region, and microseconds: of a row of the batch; beside those of its rows; and of a row of
+    a group that is copied, where that takes longer. Blocks of a cluster that has one, at most.
 
-
-def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -> tuple[Any, ...]:
-    """What `regions` reads.
-
-    groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
-    codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a
-    stage, in 10 bits each, and NEW_COLUMN where the slot before had another column. Of boxes that
-    taps share in BOX_BITS each, of x by lines of BOX to a group.
-    used (regions, WARPS): the slots that are taken, first ones first.
-    blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
+    What a second pass takes, see SECOND_PASS. Of small regions a place has one piece of the batch
+    at most, and `spare` ones have none.
     """
-    of_group = region.FEATURES // B
-    row_groups, column_groups = -(-sides[0] // (of_group * region.SHIFTS)), -(-sides[1] // of_group)
-    height, items, slots, _ = planned(index, regions_of_blocks, B, sides, region)
-    n, group_of = slots.size, np.arange(sides[0]) // (of_group * region.SHIFTS)
-    lines = tuple(index.columns), group_of, group_of // height, items
-    xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
-    groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
-    _line_up(*lines, of_group, xs, dys, groups)
 
-    codes = np.zeros((n, region.WARPS, region.SLOTS), np.int64 if region.BOX else np.uint32)
-    blocks = np.full((*codes.shape, 2), -1, np.int32)
-    used = np.zeros((n, region.WARPS), np.int32)
-    taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
-    rows, places = (of_group * many for many in (region.SHIFTS, region.BOX or 1))
-    how = of_group, rows, places, BOX_BITS if region.BOX else PLACE_BITS, B
-    _deal_slots(*lines, *how, xs, dys, slots, taken, last, run, codes, used, blocks)
-    return groups, *(a.reshape(-1) for a in (codes, used, blocks))
+    region: Region
+    a_row: float
+    alone: float = A_REGION
+    a_group: float = 0.0
+    together: int = 1
+    again: tuple[float, float, float] = SECOND_PASS
+    small: bool = False
+    spare: int = 0
+
+
+Ways = tuple[Way, ...]  # to choose from, the large region first
+
+# The part of the blocks that is kept, at most, and the region, found by trial on an H200.
+REGIONS_16_BIT = {
+    8: ((0.05, Region(12, 18, 36, 16, 3, 4)), (1, Region(12, 18, 26, 32, 2, 4))),
+    16: ((0.05, Region(12, 11, 54, 16, 2, 4)), (1, Region(12, 11, 27, 16, 4, 4))),
+}
+# With 8192 features and 64 rows, a twentieth of the blocks of 8, 9.3 us instead of 13.8: one round.
+WIDER = {Region(12, 18, 26, 32, 2, 4): Region(14, 17, 26, 32, 2, 2)}
+# With AT_ONCE=1 2,048 rows took 1.10 to 1.12 times as long in blocks of 8, 1.06 in blocks of 16.
+REGIONS_FLOAT32 = {
+    8: (
+        (0.03, Region(12, 14, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.07, Region(12, 18, 54, 16, 2, 4, ITEM=4, AT_ONCE=2)),
+        (1, Region(12, 22, 36, 16, 3, 4, ITEM=4, AT_ONCE=2)),
+    ),
+    16: (
+        (0.03, Region(16, 8, 108, 8, 2, 4, ITEM=4, AT_ONCE=2)),
+        (0.12, Region(12, 12, 54, 16, 2, 4, ITEM=4)),
+        (1, Region(12, 12, 36, 16, 3, 4, ITEM=4)),
+    ),
+}
+# Where those leave multiprocessors free; by bytes of a value and block size. Of those of half a
+# large one there is one round where smaller ones take two: 4,096 features, density 0.1, 40 to 1,024
+# rows of 16 bits took 0.68 to 0.84 of the time without it, of float32 0.73 to 0.98 (H200). With two
+# sizes between, of 16 bits, fewer places are left over: 34 products of 256 to 3,072 features and
+# 128 to 8,192 rows that take them 0.62 to 1.27 of the time, 0.93 at the median.
+# Beside those of its rows microseconds, how many times as long as in proportion a row takes, and
+# blocks of a cluster.
+SMALLER = {
+    (2, 8): (
+        (Region(12, 12, 24, 32, 2, 4), 4.2, 1.2, 1),
+        (Region(8, 9, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 6, 16, 32, 3), 2.2, 1.4, 8),
+        (Region(8, 4, 16, 32, 3), 2.2, 1.64, 8),
+    ),
+    (2, 16): (
+        (Region(8, 8, 24, 32, 2), 4.2, 1.4, 1),
+        (Region(8, 5, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 4, 16, 32, 3), 2.2, 1.25, 8),
+        (Region(8, 2, 16, 32, 3), 2.2, 1.64, 8),
+    ),
+    (4, 8): (
+        (Region(8, 16, 24, 16, 4, ITEM=4, AT_ONCE=2), 4.2, 1.2, 1),
+        (Region(8, 8, 24, 16, 4, ITEM=4, AT_ONCE=2), 2.2, 1.25, 8),
+    ),
+    (4, 16): (
+        (Region(8, 8, 24, 16, 4, ITEM=4), 4.2, 1.2, 1),
+        (Region(8, 4, 24, 16, 4, ITEM=4), 2.2, 1.25, 8),
+    ),
+}
+# Microseconds of a row of the batch in a region, and of a sum that is written and read again; of a
+# row of a group that is copied, and of a transposed one.
+A_ROW = {("highest", 8): 0.23, ("highest", 16): 0.19, ("high", 8): 0.16, ("high", 16): 0.13}
+A_ROW_OF_16_BIT, A_SUM, A_GROUP = {8: 0.04, 16: 0.033}, 1.6e-6, (0.0013, 0.0025)
+# Multiprocessors that pieces leave free, of images: of 64, 28 x 28, 128 to 128 features, blocks of
+# 16, 132 pieces took 30.8 us, 126 25.6; of 32 of 56 x 56, 46.4 and 44.4 (H200). Why is not known.
+SPARE = 6
+
+
+def ways_of(
+    index: Index, B: int, columns: int, arithmetic: str, transposed: bool, of_images: bool
+) -> Ways:
+    """To compute a weight-gradient of so many columns of dy."""
+    item = 4 if (arithmetic, B) in A_ROW else 2
+    width = min(512, -(-columns // B) * B)
+    kept, *_ = planned(index, steps_in_strips, B, False, width, 32, blocks_of_step(B, item))
+    return ways_for(kept, B, arithmetic, transposed, of_images)
+
+
+def ways_for(
+    kept: float, B: int, arithmetic: str, transposed: bool, of_images: bool = False
+) -> Ways:
+    """Where so much is kept of the blocks of strips."""
+    item = 4 if (arithmetic, B) in A_ROW else 2
+    large, first = region_of(B, item, kept, transposed), 1 if of_images else 0
+    row, again = A_ROW.get((arithmetic, B), A_ROW_OF_16_BIT[B]), SECOND_PASS
+    if B == 16 and not of_images:
+        again = SECOND_PASS_OF_16[item]
+    found = [Way(large, row, together=1 if of_images else 2, again=again)]
+    costs = A_GROUP[transposed], SMALL_PASS, SPARE * first
+    for smaller, *how in SMALLER[item, B][first:]:  # of images the first is not timed
+        region = large if SIMULATED else fitted(smaller)
+        found.append(small_way(found[0], region, *how, *costs))
+    return tuple(found)
+
+
+def small_way(large: Way, region: Region, alone: float, slower: float, *more: Any) -> Way:
+    """Of a region whose rows take so many times as long as in proportion to those of the large one:
+    `more` are blocks of a cluster, the time of a group and of a second pass, places to spare."""
+    a_row = slower * large.a_row * (region.CODES / large.region.CODES)
+    together, a_group, again, spare = more
+    return Way(region, a_row, alone, a_group, together, again, True, spare)
+
+
+def region_of(B: int, item: int, kept: float, transposed: bool) -> Region:
+    """As many blocks as the registers of a multiprocessor hold, if shared memory holds their x and
+    dy; where few are kept near each other, more features of fewer rows or stages.
+
+    Lines of a transposed operand are no shorter than 64 bytes: those are slow to fetch.
+    """
+    rows = 64 // item if transposed else 0
+    if shared_memory() is None:
+        return _region_in_the_simulator(B, item, kept, transposed)
+    if item == 2:
+        region = next(region for most, region in REGIONS_16_BIT[B] if kept <= most)
+        if rows > region.DEPTH:
+            stages = max(region.STAGES * region.DEPTH // rows, 2)
+            region = region._replace(DEPTH=rows, STAGES=stages)
+    else:
+        found = (region for most, region in REGIONS_FLOAT32[B] if kept <= most)
+        region = next(region for region in found if rows <= region.DEPTH)
+    return fitted(region)
+
+
+def fitted(region: Region) -> Region:
+    """With as many groups as shared memory holds."""
+    limit = (shared_memory() or 0) - PERIOD - 16 * (region.STAGES + 1)  # and barriers
+    if region.ITEM == 4:
+        limit -= 16 * region.WARPS * region.SLOTS  # where the slots' operands are
+    limit -= 16 * region.WARPS * region.SLOTS  # what gates leave
+    groups = min(region.GROUPS, limit // (region.STAGES * region.GROUP_BYTES))
+    return region._replace(GROUPS=groups)
+
+
+def _region_in_the_simulator(B: int, item: int, kept: float, transposed: bool) -> Region:
+    if item == 4:
+        groups, depth = (4, 16) if kept > 0.2 else (8, 8)
+        return Region(2, 4, groups, depth, 2, 1, 4, 1 if kept > 0.4 else 2)
+    groups, depth = (5, 32) if kept > 0.2 or transposed else (8, 16)  # 5: odd, as on some cards
+    return Region(2, 128 // B, groups, depth, 2)
+
+
+def region_for(
+    index: Index, B: int, widths: tuple[int, int], batch: int, ways: Ways, places: int
+) -> tuple[Region, int]:
+    """The region that takes least time, and into how many pieces of the batch those are cut that
+    are left when all places have as many.
+
+    What `fastest` finds.
+    """
+    sizes = partial(planned, index, size_of, B, widths)
+    return fastest(sizes, B, batch, ways, places)
+
+
+def fastest(
+    size_of_region: Callable[[Region], Size], B: int, batch: int, ways: Ways, places: int
+) -> tuple[Region, int]:
+    """Of regions that are so many.
+
+    That is the large one; or, where that saves a round, the wider one, of a few more slots; or,
+    where the large one leaves places free, a smaller one, which reads more of x and dy and has less
+    to add up, maybe of a cluster or in pieces.
+    """
+    large, size = ways[0], size_of_region(ways[0].region)
+    n, height, groups = size
+    if wider := WIDER.get(large.region):
+        fewer = ceil(n * large.region.CODES / wider.CODES)
+        if ceil(fewer / places) < ceil(n / places):
+            n, size, ways = fewer, (fewer, height, groups), (large._replace(region=wider),)
+    ways = ways if n < places else ways[:1]
+    sizes = (size, *(size_of_region(way.region) for way in ways[1:]))
+    return _fastest(ways, sizes, B, batch, places)
+
+
+def size_of(index: Index, B: int, widths: tuple[int, int], region: Region) -> Size:
+    """(how many regions there are, the height of their panels, their groups of dy in all)."""
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    height, _, slots, groups = planned(index, regions_of_blocks, B, sides, region)
+    return slots.size, height, groups
+
+
+@lru_cache
+def _fastest(
+    ways: Ways, sizes: tuple[Size, ...], B: int, batch: int, places: int
+) -> tuple[Region, int]:
+    found = [
+        each
+        for way, size in zip(ways, sizes, strict=True)
+        for each in times_of(way, size, B, batch, places)
+    ]
+    return min(found, key=lambda each: each[0])[1:]
+
+
+def times_of(
+    way: Way, size: Size, B: int, batch: int, places: int
+) -> Iterator[tuple[float, Region, int]]:
+    """(microseconds, the region, pieces): by pieces of the batch, and by blocks of a cluster."""
+    region, (n, height, groups), (alone, each, part) = way.region, size, way.again
+    high, (whole, rest) = height * region.LINES / region.DEPTH, divmod(n, places)
+    a_row = max(way.a_row, way.a_group * (high + groups / max(n, 1)))
+    most, sums = MOST_PIECES, region.CODES * 16 * B * A_SUM
+    if way.small:
+        cut = way.together > 1 and batch > UNCUT_ROWS
+        most = max((places - way.spare) // max(n, 1), 1) if cut else 1
+    for pieces in range(1, min(most, -(-batch // region.DEPTH)) + 1):
+        time = whole * (way.alone + a_row * batch)
+        time += ceil(rest * pieces / places) * (way.alone + a_row * batch / pieces)
+        adding = alone + pieces * (each + rest * part * sums) if pieces > 1 else 0.0
+        yield time + adding, region, pieces
+    for blocks, (room, meeting) in SPLITS.items():
+        if blocks <= way.together:
+            crowded = n * blocks > 0.75 * places and batch <= CROWDED_ROWS
+            meeting += CROWDED if crowded else 0.0
+            time = way.alone + a_row * batch / blocks + meeting
+            yield ceil(n * blocks / (room * places)) * time, region._replace(SPLIT=blocks), 1
+
+
+class Cuts(NamedTuple):
+    """Regions that are whole, as many as fill all places; those that are left, and into how many
+    pieces of the batch they are cut."""
+
+    whole: int
+    left: int
+    pieces: int
+
+
+def cuts_of(n: int, places: int, pieces: int) -> Cuts:
+    """Of n regions."""
+    left = n % places if pieces > 1 else 0
+    return Cuts(n - left, left, pieces)
 
 
 def regions_of_blocks(
@@ -201,56 +368,3 @@ def _run(before, height, widest, per_slot, of_group, capacity, items, slots):
                     slots[n - 1] += taken
                     items[top // height, column] = n - 1
     return n, groups
-
-
-@compiled()
-def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
-    """The groups of each region, those of x first, and in xs and dys the place of each."""
-    indptr, rows, _ = walk
-    for column in range(indptr.size - 1):
-        for k in range(indptr[column], indptr[column + 1]):
-            item = items[panel_of[rows[k]], column]
-            xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
-    for item in range(len(groups)):
-        place = 0
-        for side, places in enumerate((xs, dys)):
-            for group in range(places.shape[1]):
-                if places[item, group]:
-                    groups[item, place], places[item, group] = 2 * group + side, place
-                    place += 1
-
-
-@compiled()
-def _deal_slots(
-    walk, group_of, panel_of, items, of_group, of_rows, of_places, bits, B, xs, dys, slots, taken,
-    last, run, codes, used, blocks,
-):  # fmt: skip
-    """Equal runs of the slots, but for one, to the warps of each region, column by column.
-
-    of_rows, of_places : blocks of a group of x, and places for them in a stage
-    taken, last, run : of each region so far, the slots, its last column, and the blocks of that
-    """
-    (indptr, rows, stored), per_slot, pieces = walk, 16 // B, B // PIECE
-    n_warps = used.shape[1]
-    for column in range(indptr.size - 1):
-        own = column // of_group
-        for k in range(indptr[column], indptr[column + 1]):
-            row = rows[k]
-            item, group = items[panel_of[row], column], group_of[row]
-            run[item] = run[item] + 1 if last[item] == column else 0
-            last[item], half = column, run[item] & (per_slot - 1)  # per_slot is 1 or 2
-            taken[item] += 1 - half
-            nth = taken[item] - 1
-            warp = ((nth + 1) * n_warps - 1) // slots[item]
-            slot = nth - slots[item] * warp // n_warps
-            x = (xs[item, group] * of_places + row - group * of_rows) * pieces
-            dy = (dys[item, own] * of_group + column - own * of_group) * pieces
-            blocks[item, warp, slot, half] = stored[k]
-            if half:
-                codes[item, warp, slot] &= ~(((1 << bits) - 1) << bits)
-                codes[item, warp, slot] |= x << bits
-            else:
-                new = run[item] == 0 or slot == 0
-                second = x + (pieces - 1)
-                codes[item, warp, slot] = x | second << bits | dy << 2 * bits | new << 3 * bits
-                used[item, warp] += 1

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import PLACE, PLACE_BITS, Sums
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Sums
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import PLACE, PLACE_BITS
 from numbsparse.kernels.parts.fragments import adding
 from numbsparse.kernels.parts.shifted import IN_BOXES, loads_in_boxes, place_in_boxes
 from numbsparse.kernels.parts.split import add_product, splitting

@@ -17,18 +17,19 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import handed_over, multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.gated import thinning
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import (
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import (
     Cuts,
+    Sums,
     Ways,
     cuts_of,
     region_for,
     ways_of,
 )
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import LINE, Region, Sums, plan_boxes
 from numbsparse.kernels.matmul.k7_small_blocks.region_products import places_tf32, products
-from numbsparse.kernels.matmul.k7_small_blocks.region_store import (
+from numbsparse.kernels.matmul.k7_small_blocks.region_slots import (
     Into,
     add_up,
+    plan_boxes,
     storer,
     storer_of_cluster,
 )
@@ -48,6 +49,7 @@ from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
 from numbsparse.kernels.parts.shifted import rows_of_lane
+from numbsparse.kernels.parts.strip import LINE, Region
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -78,13 +80,13 @@ A_TILE = 512  # see `pixels.tile_that_fits`: what a stage takes hardly depends o
 @of_any_rows
 def in_regions(
     x: Any, dy: Any, index: Any, dvalues: Any, precision: str, gates: Any = None,
-    ways: Ways | None = None,
+    ways: Ways = (), tile: Any = None,
 ) -> bool:  # fmt: skip
     """dvalues[b] = x[:, rows of b].T @ dy[:, columns of b]; of matrices, or `pixels.Images`.
 
     Anything where gates[b] is 0. Of images sums that a split made NaN stay so; returns whether
     images are made of whole tiles: else zeros are multiplied by pixels, and may give NaN. Where
-    taps share boxes there are `ways` to do so.
+    taps share boxes of pixels there are `ways` to do so, and the `tile` of a stage's outputs.
     """
     B, batch, widths = dvalues.shape[1], x.shape[0], (x.shape[1], dy.shape[1])
     arithmetic, item = precision if dvalues.itemsize == 4 else dvalues.dtype.name, dvalues.itemsize
@@ -100,8 +102,8 @@ def in_regions(
     loaded: Any = ()
     rows, tops, offsets, whole_tiles = region.DEPTH, (), None, True
     if of_images:
-        tile = ways.tile or tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN)
-        if ways.tile:
+        shared, tile = tile, tile or tile_that_fits(x.batch, x.outputs, rows, A_TILE, UNEVEN)
+        if shared:
             within, loaded = x.within(index, tile, rows), prod(x.seen(tile))
         offsets, whole_tiles = x.taps, is_whole(tile, x.outputs)
         rows, tops = prod(tile), x.tops(index, tile)

@@ -38,10 +38,12 @@ ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as ma
 # time, one 1.19; of a tenth 0.86 to 1.18, of a twentieth 1.11 to 1.49 (H200).
 HIGH, HIGH_FROM = 128, 0.8
 LOW = (32, *HEIGHTS)  # of few features
-# Two strips of a cluster share their groups where x has so many bytes, and as many strips need it.
-# At 99 drawn products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92
-# of the time apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06 (H200).
-PAIRED_FROM, PAIRED_STRIPS = (0, 2) if SIMULATED else (2**24, 6)
+# Two strips of a cluster share their groups where x has so many bytes, as many strips need it, and
+# none has so many times as many blocks as on average: the other one waits for it. At 99 drawn
+# products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92 of the time
+# apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 32 more, of hubs, clusters,
+# feature-major or with gates, the 7 whose strips are uneven took 0.68 to 0.96 apart (H200).
+PAIRED_FROM, PAIRED_STRIPS, UNEVEN = (0, 2, 99.0) if SIMULATED else (2**24, 6, 1.25)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
 # warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
@@ -107,8 +109,9 @@ def strip_of(
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same of a large x. Where strips are
-    too few for the GPU, they are narrower, and blocks of a cluster share the sum (`shared_out`).
+    share their groups in a cluster if they need much the same of a large x, and have as many
+    blocks. Where strips are too few for the GPU, they are narrower, and blocks of a cluster share
+    the sum (`shared_out`).
     """
     batch, features, columns = sizes
     widest = warps_for(columns, item)
@@ -121,6 +124,7 @@ def strip_of(
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
         paired = item * batch * features >= PAIRED_FROM and columns > (PAIRED_STRIPS - 1) * width
+        paired = paired and planned(index, uneven, transposed, width // B)[0] < UNEVEN
         stages, packed = 4 if B == 16 else 3, packed or (alike and (paired or B == 16))
         cluster = 2 if alike and paired and (B == 16 or not gated) else 1
     ragged = gated != "" and features % B != 0
@@ -142,6 +146,13 @@ def groups_of(
         if found[0] < WORTH * of_wide[0]:
             return WIDE, of_wide
     return WIDTH, found
+
+
+def uneven(index: Index, transposed: bool, columns: int) -> tuple[float]:
+    """How many times as many blocks as on average a strip of so many block columns has."""
+    starts = (index.rows if transposed else index.columns).indptr
+    strips = np.diff(starts[np.append(np.arange(0, starts.size - 1, columns), starts.size - 1)])
+    return (float(strips.max() / max(strips.mean(), 1)),)
 
 
 def fitted(base: Strip, mean: float, most: int, halves: bool = False) -> tuple[Strip, int]:

@@ -243,10 +243,10 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = stored(y, form, depth)
-    halves = form.is_16_bit and 0 < slab < 8
+    narrow = form.is_16_bit and 0 < slab < 8
     if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
-    elif y.batch_is_contiguous and not halves and (skew or (order == ANY and source.engine)):
+    elif y.batch_is_contiguous and not narrow and (skew or (order == ANY and source.engine)):
         order = LINES
     sums = Sums(form, x_side, w_side, order)
     warps, tiled = warps_of(form, not source.engine), batch > 8 * groups

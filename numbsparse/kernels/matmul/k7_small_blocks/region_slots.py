@@ -1,22 +1,29 @@
-"""From the sums of a region's slots to dvalues, through shared memory, as whole blocks.
+"""Slots of a region: which kept blocks they are, and how their sums get to dvalues.
 
-A slot is 16 x B values: a block of 16 x 16, or two of 8 x 8, one after the other. Lanes put their
-sums in their places there, and read neighbours, 8 bytes to 32.
+A slot is 16 x B values: a block of 16 x 16, or two of 8 x 8 of one column, one after the other.
+They are in order of columns, so that most find the dy of their column already in registers. Lanes
+put their sums in their places in shared memory, and read neighbours, 8 bytes to 32, of whole
+blocks.
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.matmul.k7_small_blocks.region_choice import Cuts
-from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Sums
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Cuts, Sums, regions_of_blocks
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.one_by_one import one_by_one
+from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
+from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import repair_block
+from numbsparse.kernels.parts.shifted import BOX_BITS
 from numbsparse.kernels.parts.store import PACK
-from numbsparse.kernels.parts.swizzle import feature_of, feature_of_eight
+from numbsparse.kernels.parts.strip import Region
+from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight
 from numbsparse.kernels.parts.words import words_of_lane
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
@@ -30,7 +37,12 @@ from numbsparse.kernels.ptx import (
     sync_warp,
     wait_for_earlier_kernels,
 )
+from numbsparse.layout import Index
 
+NO_GROUP = -1
+PLACE_BITS = 10
+PLACE = (1 << PLACE_BITS) - 1
+NEW_COLUMN = 1 << 3 * PLACE_BITS
 ADDERS, AHEAD = 4, 4  # warps of a block that adds up what was cut; pieces read at once
 MANY_AHEAD = {8: 16, 16: 8}  # of regions that are cut into many: where taps share boxes
 # Pieces of a slot: so many are added by all warps of a block of threads. 16 to 64 of 8,192 rows and
@@ -44,6 +56,103 @@ class Into(NamedTuple):
     partials: Any  # of regions that were cut
     blocks: Any  # of each slot, see `plan_regions`
     dvalues: Any  # along one axis
+
+
+def plan_boxes(
+    index: Index, B: int, widths: tuple[int, int], region: Region, offsets: Any = None
+) -> tuple[Any, ...]:
+    """As `plan_regions`. With the `offsets` of taps x are images: then behind the groups of a
+    region, what `pixels` knows of each."""
+    sides = -(-widths[0] // B), -(-widths[1] // B)
+    groups, *rest = plan_regions(index, B, sides, region)
+    if offsets is not None:
+        a_tap = widths[0] // len(offsets) // (region.FEATURES * region.SHIFTS)
+        of_x = boxes_of(groups >> 1, offsets, a_tap)
+        of_dy = boxes_of(groups >> 1, ((0, 0, 0, 0),), WIDTHS)
+        groups = np.hstack([groups, np.where(groups & 1, of_dy, of_x)])
+    return groups, *rest
+
+
+def plan_regions(index: Index, B: int, sides: tuple[int, int], region: Region) -> tuple[Any, ...]:
+    """What `regions` reads.
+
+    groups (regions, GROUPS): twice the group, plus 1 where it is one of dy; or -1.
+    codes (regions, WARPS, SLOTS): where both pieces of x and the first of dy are in a row of a
+    stage, in 10 bits each, and NEW_COLUMN where the slot before had another column. Of boxes that
+    taps share in BOX_BITS each, of x by lines of BOX to a group.
+    used (regions, WARPS): the slots that are taken, first ones first.
+    blocks (regions, WARPS, SLOTS, 2): the stored blocks, or -1.
+    """
+    of_group = region.FEATURES // B
+    row_groups, column_groups = -(-sides[0] // (of_group * region.SHIFTS)), -(-sides[1] // of_group)
+    height, items, slots, _ = planned(index, regions_of_blocks, B, sides, region)
+    n, group_of = slots.size, np.arange(sides[0]) // (of_group * region.SHIFTS)
+    lines = tuple(index.columns), group_of, group_of // height, items
+    xs, dys = np.zeros((n, row_groups), np.int16), np.zeros((n, column_groups), np.int16)
+    groups = np.full((n, region.GROUPS), NO_GROUP, np.int32)
+    _line_up(*lines, of_group, xs, dys, groups)
+
+    codes = np.zeros((n, region.WARPS, region.SLOTS), np.int64 if region.BOX else np.uint32)
+    blocks = np.full((*codes.shape, 2), -1, np.int32)
+    used = np.zeros((n, region.WARPS), np.int32)
+    taken, last, run = np.zeros(n, np.int64), np.full(n, -1), np.zeros(n, np.int64)
+    rows, places = (of_group * many for many in (region.SHIFTS, region.BOX or 1))
+    how = of_group, rows, places, BOX_BITS if region.BOX else PLACE_BITS, B
+    _deal_slots(*lines, *how, xs, dys, slots, taken, last, run, codes, used, blocks)
+    return groups, *(a.reshape(-1) for a in (codes, used, blocks))
+
+
+@compiled()
+def _line_up(walk, group_of, panel_of, items, of_group, xs, dys, groups):
+    """The groups of each region, those of x first, and in xs and dys the place of each."""
+    indptr, rows, _ = walk
+    for column in range(indptr.size - 1):
+        for k in range(indptr[column], indptr[column + 1]):
+            item = items[panel_of[rows[k]], column]
+            xs[item, group_of[rows[k]]] = dys[item, column // of_group] = 1
+    for item in range(len(groups)):
+        place = 0
+        for side, places in enumerate((xs, dys)):
+            for group in range(places.shape[1]):
+                if places[item, group]:
+                    groups[item, place], places[item, group] = 2 * group + side, place
+                    place += 1
+
+
+@compiled()
+def _deal_slots(
+    walk, group_of, panel_of, items, of_group, of_rows, of_places, bits, B, xs, dys, slots, taken,
+    last, run, codes, used, blocks,
+):  # fmt: skip
+    """Equal runs of the slots, but for one, to the warps of each region, column by column.
+
+    of_rows, of_places : blocks of a group of x, and places for them in a stage
+    taken, last, run : of each region so far, the slots, its last column, and the blocks of that
+    """
+    (indptr, rows, stored), per_slot, pieces = walk, 16 // B, B // PIECE
+    n_warps = used.shape[1]
+    for column in range(indptr.size - 1):
+        own = column // of_group
+        for k in range(indptr[column], indptr[column + 1]):
+            row = rows[k]
+            item, group = items[panel_of[row], column], group_of[row]
+            run[item] = run[item] + 1 if last[item] == column else 0
+            last[item], half = column, run[item] & (per_slot - 1)  # per_slot is 1 or 2
+            taken[item] += 1 - half
+            nth = taken[item] - 1
+            warp = ((nth + 1) * n_warps - 1) // slots[item]
+            slot = nth - slots[item] * warp // n_warps
+            x = (xs[item, group] * of_places + row - group * of_rows) * pieces
+            dy = (dys[item, own] * of_group + column - own * of_group) * pieces
+            blocks[item, warp, slot, half] = stored[k]
+            if half:
+                codes[item, warp, slot] &= ~(((1 << bits) - 1) << bits)
+                codes[item, warp, slot] |= x << bits
+            else:
+                new = run[item] == 0 or slot == 0
+                second = x + (pieces - 1)
+                codes[item, warp, slot] = x | second << bits | dy << 2 * bits | new << 3 * bits
+                used[item, warp] += 1
 
 
 @cache
