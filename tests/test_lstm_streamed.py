@@ -225,6 +225,16 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     assert all((np.diff(waits[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))
 
 
+def test_more_sequences_are_streamed_where_each_line_has_a_place(monkeypatch):
+    monkeypatch.setattr(deal, "places", lambda: 6)
+    values = ns.to_device(np.zeros((16, B, B), np.float32))
+    index = ops.index_beside(ns.Layout(np.ones((2, 8), bool)), values)
+    here = deal.SIMULATED or deal.compute_capability() == (9, 0)
+    for units, batch, streamed in ((64, 192, True), (64, 193, False), (32, 384, True)):
+        monkeypatch.setattr(deal, "MOST_ROWS", 190)
+        assert deal.serves(values, index, batch, units) == (streamed and here)
+
+
 def test_gates_of_different_layouts_are_not_streamed():
     """A read loads the adjacent blocks of a unit's four gates."""
     pattern, values = np.ones((2, 8), bool), ns.to_device(np.zeros((15, B, B), np.float32))

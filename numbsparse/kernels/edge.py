@@ -11,10 +11,8 @@ ZERO = np.float32(0)
 
 
 def inside(values, rows, columns, in_blocks, in_features, out_features, out, together=1):
-    """out[b] = values[b] within the features, (n_blocks, B, B); rows repeat every in_blocks.
-
-    So many block columns `together` are of the same features, as the gates of an LSTM.
-    """
+    """out[b] = values[b] within the features, (n_blocks, B, B); rows repeat every in_blocks, and so
+    many block columns `together` are of the same features."""
     size = out.shape[1]
     args = values.span, rows, columns, size, in_blocks, in_features, out_features, together
     launch(inside_kernel, blocks(out.size), THREADS, *args, out.span)
