@@ -21,7 +21,6 @@ B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
 # fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
 BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
-HALVES = 1  # of tiles, on a multiprocessor
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
@@ -42,9 +41,9 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
 
 
 def rows_of_tile(batch: int, units: int) -> int:
-    """Half as many, and of the gates, where each multiprocessor has one such of a line at most."""
-    half, most = ROWS // 2, places() if SIMULATED else HALVES * multiprocessors()
-    return half if -(-units // B) * -(-batch // half) <= most else ROWS
+    """Half as many, and of the gates, where each such of a line has a place of its own."""
+    half = ROWS // 2
+    return half if -(-units // B) * -(-batch // half) <= places() else ROWS
 
 
 def places() -> int:
