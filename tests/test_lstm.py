@@ -1,5 +1,7 @@
 """The LSTM as one operation: beside torch's, beside itself step by step, and in training."""
 
+import copy
+
 import numpy as np
 import pytest
 from conftest import host
@@ -138,6 +140,29 @@ def test_gradients_with_layer_norm(rng):
         return F.concatenate([part.reshape(-1) for part in parts])
 
     check_grads(run, *arguments, order=2)
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "layer norm"])
+@pytest.mark.parametrize("batch", [1, 9], ids=["a row", "rows"])
+def test_what_units_beyond_the_last_hold_reaches_no_gradient(rng, norm, batch):
+    hidden = 13
+    exact, _ = draw(rng, "float64", hidden, B, batch, norm, False)
+
+    def beyond(value):
+        arguments = copy.deepcopy(exact)
+        for a in arguments:
+            if isinstance(a, ns.BlockSparse):
+                index, rows = a.layout.index, a.shape[0]
+                a.values[index.block_rows == rows // B, rows % B :] = value
+                a.values[index.block_columns // 4 == hidden // B, :, hidden % B :] = value
+            elif a.ndim == 1:  # bias and gain
+                a.reshape(-1, 4, B)[-1, :, hidden % B :] = value
+        *results, of_gain = outcome(F.lstm, arguments, None)
+        of_units = of_gain.reshape(-1, 4, B)[-1, :, : hidden % B] if norm else of_gain
+        return [*results, of_units]
+
+    for a, b in zip(beyond(0), beyond(np.nan), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_backward_again_after_one_that_failed(rng, put, place, monkeypatch):

@@ -10,9 +10,11 @@ import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.lstm import deal
+from numbsparse.kernels.lstm import steps as steps_kernels
 from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.nn import functional as F
 from numbsparse.ops import lstm_streamed
+from numbsparse.testing import races
 
 STEPS, B = 3, 32
 HUB = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]], bool)
@@ -99,6 +101,41 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     np.testing.assert_array_equal(beyond.astype(float), 0)
 
 
+@pytest.mark.parametrize(
+    ("batch", "join", "waits"),
+    [(32, 12, True), (32, 12, False), (64, -5, True), (128, 12, True)],
+    ids=["half a tile", "without waiting", "cut lines", "two tiles"],
+)
+def test_steps_wait_for_what_they_take(rng, monkeypatch, batch, join, waits):
+    """Of whole tiles; rows beyond the batch are copied as they come and left out."""
+    if not ns.device.SIMULATED:
+        pytest.skip("races are found in the simulator")
+    monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
+    monkeypatch.setattr(deal, "TO_JOIN", join)
+    made: list[deal.Plan] = []
+
+    def planned(*args):
+        made.append(deal.deal(*args))
+        return made[-1] if waits else made[-1]._replace(awaited=0 * made[-1].awaited)
+
+    monkeypatch.setattr(steps_kernels, "deal", planned)
+    exact, _ = draw(rng, HALVES[0], B, 2 * B, batch, False)
+
+    def put(a, to=HALVES[0]):
+        a = a.astype(as_dtype(to))
+        return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
+
+    x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, precision="high")
+
+    def run():
+        trace = ops.lstm(x, cells, h, put(exact[5], "float32"))
+        ops.lstm_grad(trace, cells, trace.h[1:], None, None)
+
+    assert (races(run) == []) == waits
+    assert any((plan.pieces[:, 4] > 1).any() for plan in made) == (join < 0)
+
+
 @pytest.mark.parametrize("dtype", [HALVES[0], "float32"])
 def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, dtype):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
@@ -107,16 +144,18 @@ def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, d
     units, to, ends = 24, as_dtype(dtype), []
     values, x = rng.standard_normal((4, B, B)), rng.standard_normal((2, 1, B))
     for beyond in (0, np.nan):
-        values[:, units:] = beyond
+        values[:, units:] = values[:, :, units:] = beyond
         w = ns.BlockSparse(values.astype(to), np.ones((1, 4)), shape=(units, 4 * B)).to("cuda")
         h, bias = (ops.zeros(shape, to, "cuda") for shape in ((1, units), (4 * B,)))
         c = ops.zeros(h.shape, "float32", "cuda")
         weight_ih = ns.BlockSparse(ops.inside(w), w.layout)
         cells = ops.LSTMCells(w, bias, weight_ih, precision="high")
         trace = ops.lstm(ns.to_device(x.astype(to)), cells, h, c)
-        ends.append(trace.h.numpy().astype(float))
-    assert ends[0][1:].all()
-    np.testing.assert_array_equal(*ends)
+        grads = ops.lstm_grad(trace, cells, trace.h[1:], None, None)
+        ends.append([a.numpy().astype(float) for a in (trace.h, grads.gates, grads.c, grads.bias)])
+    assert ends[0][0][1:].all()
+    for without, with_nan in zip(*ends, strict=True):
+        np.testing.assert_array_equal(without, with_nan)
 
 
 @pytest.mark.parametrize("places", [1, 3, 50])
@@ -129,10 +168,10 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     pattern[:, 4] = pattern[2] = False
     pattern[:, 5] = pattern[3] = True
     index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
-    starts, pieces, read_starts, reads, partials, tickets = deal.deal(
+    starts, pieces, read_starts, reads, awaited, partials, tickets = deal.deal(
         index, places, transposed, few, 10, tiles
     )
-    line, count, part, first_part, many, top = pieces.T
+    line, count, part, first_part, many, top, ends = pieces.T
     item = top // 64 * 9 + line  # a line of a tile
     lengths = np.tile(pattern.sum(1 if transposed else 0) * (4 // few), tiles)
     np.testing.assert_array_equal(np.bincount(item, count), lengths)
@@ -156,6 +195,12 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     np.testing.assert_array_equal(np.diff(read_starts), taken)
     assert max(taken) <= -(-lengths.sum() // places) + count.max()
 
+    place = np.repeat(np.arange(places), np.diff(starts))
+    told = {(p, t) for p, t in zip(place, top // 64, strict=True)}
+    assert sorted(zip(place[ends != 0], top[ends != 0] // 64, strict=True)) == sorted(told)
+    assert ((np.diff(top) >= 0) | (np.diff(place) > 0)).all()
+    np.testing.assert_array_equal(awaited, np.bincount([t for _, t in told], minlength=tiles))
+
 
 def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     """Inputs are rows below those of the lines: blocks and rows of their own, counted down."""
@@ -178,6 +223,16 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
     within = np.delete(np.arange(waits.size), ends)
     np.testing.assert_array_equal(waits[within] == 0, inputs[within])
     assert all((np.diff(waits[a:b]) >= 0).all() for a, b in pairwise([0, *(ends + 1)]))
+
+
+def test_more_sequences_are_streamed_where_each_line_has_a_place(monkeypatch):
+    monkeypatch.setattr(deal, "places", lambda: 6)
+    values = ns.to_device(np.zeros((16, B, B), np.float32))
+    index = ops.index_beside(ns.Layout(np.ones((2, 8), bool)), values)
+    here = deal.SIMULATED or deal.compute_capability() == (9, 0)
+    for units, batch, streamed in ((64, 192, True), (64, 193, False), (32, 384, True)):
+        monkeypatch.setattr(deal, "MOST_ROWS", 190)
+        assert deal.serves(values, index, batch, units) == (streamed and here)
 
 
 def test_gates_of_different_layouts_are_not_streamed():

@@ -76,7 +76,7 @@ from numbsparse.ops.loss_scale import (
     guarded_sgd_numbers,
     judge,
 )
-from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad
+from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad, without_padding
 from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
 from numbsparse.ops.normalize import (

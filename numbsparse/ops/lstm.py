@@ -13,6 +13,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.lstm import GATES
 from numbsparse.ops.create import empty_beside, zeros
+from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import cast, copy, gapless, write
 from numbsparse.ops.lstm_streamed import home, streamed
 from numbsparse.ops.matmul import matmul
@@ -127,7 +128,7 @@ def lstm_grad(
     dy, dh, dc : the gradients of y, of the last h and of the last c; each may be None
         With an `exchange` the first two are those of all units, equal on all ranks.
     """
-    weight_hh, exchange = cells.weight_hh, cells.exchange
+    weight_hh, exchange = without_padding(cells.weight_hh, trace.c.shape[2]), cells.exchange
     precision = checked_precision(cells.precision)
     bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
     gates, hs, cs, scales = trace
@@ -172,6 +173,11 @@ def lstm_grad(
             through_gates(t - 1)
     dbias = _summed(dbias, bias.dtype)
     return LSTMGrads(dgates, dc, dbias, None if dgain is None else _summed(dgain, bias.dtype))
+
+
+def without_padding(w: BlockSparse, units: int) -> BlockSparse:
+    """With zeros for gates beyond the last unit: their gradients are 0, and NaN * 0 is NaN."""
+    return w.with_values(inside(w, units=units)) if units % w.block_size else w
 
 
 def check(x: Any, cells: LSTMCells, h: Any, c: Any) -> None:

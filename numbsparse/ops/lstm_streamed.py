@@ -50,7 +50,8 @@ class Streamed:
 
     def __init__(self, weight: BlockSparse, index: Any, batch: int):
         self._weight, self._index = weight, index
-        self.parts = WARPS * -(-batch // home("deal").ROWS)  # of the gradient of the bias
+        tile = home("deal").rows_of_tile(batch, weight.shape[0])
+        self.parts = WARPS * -(-batch // tile)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
         """Whether `forward` multiplies these inputs itself: whole blocks, far fewer than of h."""
@@ -67,7 +68,7 @@ class Streamed:
     def forward(self, *arrays: Any, inputs: Any = None) -> None:
         """All steps, from the first h and c on; `inputs` to be multiplied here are x and its
         weight."""
-        kernels, counters = home("forward_steps"), _counters(arrays[0].shape[0])
+        kernels, counters = home("forward_steps"), self._counters(arrays[0].shape[0])
         index = self._index
         values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
         arrays = tuple(map(_aligned, arrays))
@@ -80,10 +81,14 @@ class Streamed:
 
     def backward(self, *arrays: Any) -> None:
         """All steps but the last, from its gradient on."""
-        kernels, counters = home("backward_steps"), _counters(arrays[0].shape[0])
+        kernels, counters = home("backward_steps"), self._counters(arrays[0].shape[0])
         arrays = tuple(map(_aligned, arrays))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
         kernels.backward(*arrays, values, self._index, counters)
+
+    def _counters(self, steps: int) -> DeviceArray:
+        """A zero for each step and tile."""
+        return zeros((steps * self.parts // WARPS,), "float32", "cuda").view("int32")
 
 
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
@@ -128,7 +133,3 @@ def home(name: str) -> ModuleType:
 def _aligned(array: DeviceArray | None) -> DeviceArray | None:
     """At a multiple of 16 bytes, as outputs, which are allocated here, always are."""
     return array if array is None or array.address % 16 == 0 else copy(array)
-
-
-def _counters(steps: int) -> DeviceArray:
-    return zeros((steps,), "float32", "cuda").view("int32")

@@ -13,7 +13,7 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
+from numbsparse.kernels.lstm.deal import KINDS, B, rows_of_tile
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import LINE, Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
@@ -59,11 +59,12 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived):
     as they are stored.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    ring = RINGS[dgates.itemsize]._replace(tiled=batch > ROWS)
+    tile = rows_of_tile(batch, units)
+    ring = RINGS[dgates.itemsize]._replace(tile=tile, tiled=batch > tile)
     item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
-    operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, ROWS, panel))
+    operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
@@ -75,10 +76,12 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived):
 def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
     ITEM = ring.ITEM
-    dz, w = Operand(LINE, LINE * ROWS), Operand(ITEM * B, ITEM * B * B)
+    dz, w = Operand(LINE, LINE * ring.tile, group=ring.GROUP), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
-    load = one_by_one(lambda down: loading(kind, down, dropped), DOWN)
-    finish_rows = one_by_one(lambda down: finishing(kind, down, dropped), DOWN)
+    TILE, first = ring.tile, DOWN - ring.tile // 32
+    load = one_by_one(lambda k: loading(kind, first + k, TILE, dropped), DOWN - first)
+    finish_rows = one_by_one(lambda k: finishing(kind, first + k, TILE, dropped), DOWN - first)
+    store_rows = one_by_one(lambda k: storing_states(first + k, TILE), DOWN - first)
     WORDS = DOWN * eights(kind).WORDS
     OF_GATES = GATES * WORDS
 
@@ -86,9 +89,14 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     def finish(sums, loaded, given, where):
         exchange(sums[0])
         finish_rows(sums, loaded, given, where)
-        add_biases(loaded[5], given.dbias, where)
+        fold_biases(loaded[5])
 
-    run = multiplying(ring, multiply, 1, None, load, finish, AHEAD)
+    @cuda.jit(device=True)
+    def rest(sums, loaded, given, where):
+        store_rows(sums, loaded, given, where)
+        add_biases(loaded[5], given.dbias, where, TILE)
+
+    run = multiplying(ring, multiply, 1, (None, load, finish, rest), AHEAD)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -105,7 +113,7 @@ OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
 
 
 @cache
-def loading(kind: str, down: int, dropped: bool) -> Any:
+def loading(kind: str, down: int, TILE: int, dropped: bool) -> Any:
     """What the gradients of eight units take besides their sums."""
     WORDS, load_eight, *_ = eights(kind)
     Z, STATE, OWN, load_floats = down * GATES * WORDS, down * 8, down * WORDS, eights("tf32").load
@@ -113,8 +121,8 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
     @cuda.jit(device=True)
     def load(loaded, given, where):
         z, slope, share, before, of_c, _ = loaded
-        (line, first_row, top, batch, units, width), n, unit = where, row_of(down), unit_of_eight()
-        n = min(top + n, batch - 1)
+        (line, first_row, top, batch, units, width), unit = where, unit_of_eight()
+        n = min(top + row_of(down, TILE), batch - 1)
         i = (first_row + n) * width + line * COLUMNS + unit
         for gate in range(GATES):
             load_eight(given.gates, i + gate * B, z, Z + gate * WORDS)
@@ -130,39 +138,52 @@ def loading(kind: str, down: int, dropped: bool) -> Any:
 
 
 @cache
-def finishing(kind: str, down: int, dropped: bool) -> Any:
-    """The gradients of eight units, to their places."""
+def finishing(kind: str, down: int, TILE: int, dropped: bool) -> Any:
+    """The gradients of eight units; those of the gates to their places."""
     WORDS, _, store_eight, *_ = eights(kind)
-    Z, STATE, store_floats = down * GATES * WORDS, down * 8, eights("tf32").store
-    compute = one_by_one(lambda k: computing(kind, down, k, dropped), TWOS)
+    Z = down * GATES * WORDS
+    compute = one_by_one(lambda k: computing(kind, down, k, TILE, dropped), TWOS)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
         compute(sums, loaded, where)
-        z, _, _, _, of_c, _ = loaded
-        (line, first_row, top, batch, units, width), n, unit = where, row_of(down), unit_of_eight()
-        n += top
+        z = loaded[0]
+        (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
+        n = top + row_of(down, TILE)
         i = (first_row + n) * width + line * COLUMNS + unit
         if n < batch:
             for gate in range(GATES):
                 store_eight(given.dgates, i + gate * B, z, Z + gate * WORDS)
-            if line * B + unit < units:
-                store_floats(given.dc, n * units + line * B + unit, of_c, STATE)
 
     return finish
 
 
 @cache
-def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
+def storing_states(down: int, TILE: int) -> Any:
+    """The gradients of c of eight units, to their places."""
+    STATE, store_floats = down * 8, eights("tf32").store
+
+    @cuda.jit(device=True)
+    def store(sums, loaded, given, where):
+        line, _, top, batch, units, _ = where
+        n, unit = top + row_of(down, TILE), line * B + unit_of_eight()
+        if n < batch and unit < units:
+            store_floats(given.dc, n * units + unit, loaded[4], STATE)
+
+    return store
+
+
+@cache
+def computing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
     """The gradients of gates and c of two units take their places; the bias', of both rows."""
     (WORDS, _, _, take, put), (*_, take_floats, put_floats) = eights(kind), eights("tf32")
     Z, STATE, OWN = down * GATES * WORDS, down * 8, down * WORDS
-    FIRST = 2 * down
+    FIRST, ALONE = 2 * down, down == DOWN - TILE // 32
 
     @cuda.jit(device=True)
     def compute(sums, loaded, where):
         z, slope, share, before, of_c, biases = loaded
-        (line, _, top, batch, units, _), n, unit = where, row_of(down), unit_of_eight()
+        (line, _, top, batch, units, _), n, unit = where, row_of(down, TILE), unit_of_eight()
         there = top + n < batch and line * B + unit < units
         a_i, a_f = take(z, Z, two), take(z, Z + WORDS, two)
         a_g, a_o = take(z, Z + 2 * WORDS, two), take(z, Z + 3 * WORDS, two)
@@ -180,23 +201,27 @@ def computing(kind: str, down: int, two: int, dropped: bool) -> Any:
             for j in range(2):
                 d, i = dz[gate, j] if there else float32(0), two * GATES + gate
                 dz[gate, j] = d
-                biases[i, j] = d if down == 0 else biases[i, j] + d
+                biases[i, j] = d if ALONE else biases[i, j] + d
             put(z, Z + gate * WORDS, two, dz[gate, 0], dz[gate, 1])
 
     return compute
 
 
 @cuda.jit(device=True)
-def add_biases(biases, dbias, where):
-    """Sums over the 16 rows of a warp: of two threads each keeps one half and gives the other."""
-    line, _, top, _, _, width = where
+def fold_biases(biases):
+    """Sums over the rows of a warp: of two threads each keeps one half and gives the other."""
     fold(biases, 8, 16)
     fold(biases, 4, 8)
     fold(biases, 2, 4)
+
+
+@cuda.jit(device=True)
+def add_biases(biases, dbias, where, rows):
+    line, _, top, _, _, width = where
     warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
     k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
     column = line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B
-    at = (top // ROWS * WARPS + warp) * width + column
+    at = (top // rows * WARPS + warp) * width + column
     a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
     dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
     dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]

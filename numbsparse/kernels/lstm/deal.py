@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.device import SIMULATED, DeviceArray, compute_capability
+from numbsparse.device import SIMULATED, DeviceArray, compute_capability, multiprocessors
 from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.parts import store
 from numbsparse.kernels.parts.deal import dealt, even_pieces, in_turn
 from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
-B, ROWS = 32, 64  # of a block; of a tile of the batch
-# Of the state. At 256 rows the products of a step fill the GPU: 1.2 to 1.7 times as fast (H200).
+B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
+# Of the state, where not each line of a tile has a place of its own: beyond, the products of a step
+# fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
+BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
@@ -29,12 +31,24 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     return (
         values.size > 0
         and values.shape[1] == B
-        and 0 < batch <= MOST_ROWS
+        and batch > 0
+        and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= places())
         and units % 8 == 0  # rows of h begin at multiples of 16 bytes
         and values.address % 16 == 0
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
     )
+
+
+def rows_of_tile(batch: int, units: int) -> int:
+    """Half as many, and of the gates, where each such of a line has a place of its own."""
+    half = ROWS // 2
+    return half if -(-units // B) * -(-batch // half) <= places() else ROWS
+
+
+def places() -> int:
+    """Blocks of threads that run at once."""
+    return 2 if SIMULATED else BLOCKS * multiprocessors()
 
 
 def in_fours(index: Index) -> tuple[bool]:
@@ -62,23 +76,31 @@ class Plan(NamedTuple):
     """What each place takes, and memory for the parts of lines that are cut: see `deal`."""
 
     starts: Any  # (places + 1,), of its pieces
-    pieces: Any  # (n, 6)
+    pieces: Any  # (n, 7)
     read_starts: Any  # (places + 1,)
     reads: Any  # (m, 4)
+    awaited: Any  # (tiles,), places that have pieces of it
     partials: Any  # of each part `sums` float32
     tickets: Any  # and WARPS of these
 
 
 def deal(
-    index: Index, places: int, transposed: bool, blocks_of_read: int, sums: int, tiles: int = 1
+    index: Index,
+    places: int,
+    transposed: bool,
+    blocks_of_read: int,
+    sums: int,
+    tiles: int = 1,
+    rows: int = ROWS,
 ) -> Plan:
     """The work of each place.
 
     Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
     has, its part of all cut lines, the line's first part, how many there are (a line that is whole
-    has one), and the row that its tile begins with. Of a read: the first of its blocks, the block
-    row of h that they meet, or the first block column of the gates' gradient, whether it waits for
-    these, and the tile's row. The largest pieces are dealt first, each to the place that has least.
+    has one), the row that its tile begins with, and whether it is the place's last of that tile. Of
+    a read: the first of its blocks, the block row of h that they meet, or the first block column of
+    the gates' gradient, whether it waits for these, and the tile's row. The largest pieces are
+    dealt first, each to the place that has least; a place takes its tiles in their order.
 
     Block rows beyond the lines are of inputs: their reads precede all others and do not wait, and
     block and row are counted down from -1: the first of them is -1. The last read of a piece always
@@ -86,16 +108,14 @@ def deal(
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lines = indptr.size - 1
-    lengths = np.tile(np.diff(indptr), tiles)
-    most = max(-(-int(lengths.sum()) // places), 1)  # a fair share
-    item, first, count, nth, many = even_pieces(lengths, most, 1)
+    (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
     part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
-    cost = count + TO_BEGIN_AND_END + TO_JOIN * (many > 1)
-    largest = np.argsort(-cost, kind="stable")
-    owners, _ = dealt(cost[largest], places)
-    order, starts = in_turn(owners, places)
-    order = largest[order]
+    by_tile = np.argsort(tile, kind="stable")
+    order, starts = in_turn(owners[by_tile], places)
+    order = by_tile[order]
+    of_place = owners[order] * tiles + tile[order]
+    ends = np.diff(of_place, append=-1) != 0
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
@@ -107,16 +127,33 @@ def deal(
     n_blocks = np.count_nonzero(index.block_rows < lines)
     block = np.where(inputs, n_blocks - 1 - block, block)
     other = np.where(inputs, lines - 1 - other, other)
-    reads = np.stack([block, other, waits, of_tile * ROWS], 1)
-    pieces = np.stack([line, count, part, part - nth, many, tile * ROWS], 1)
+    reads = np.stack([block, other, waits, of_tile * rows], 1)
+    pieces = np.stack([line, count, part, part - nth, many, tile * rows], 1)[order]
     return Plan(
         starts,
-        pieces[order].astype(np.int32),
+        np.column_stack([pieces, ends]).astype(np.int32),
         np.append(0, np.cumsum(count[order]))[starts].astype(np.int32),
         np.pad(reads, ((0, 1), (0, 0))).astype(np.int32),  # one that is never taken
+        np.bincount(tile[order][ends], minlength=tiles).astype(np.int32),
         scratch(parts * sums, np.float32),
         scratch(parts * WARPS, np.int32),
     )
+
+
+def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
+    """(the `even_pieces` with which the last place ends first, the place of each)."""
+    fair, longest = max(-(-int(lengths.sum()) // places), 1), max(int(lengths.max()), 1)
+    found: Any = None
+    for most in np.unique(np.geomspace(longest, min(fair, longest), 8).round().astype(int))[::-1]:
+        pieces = even_pieces(lengths, most, 1)
+        cost = pieces[2] + TO_BEGIN_AND_END + TO_JOIN * (pieces[4] > 1)
+        largest = np.argsort(-cost, kind="stable")
+        places_of, end = dealt(cost[largest], places)
+        if found is None or end < found[0]:
+            owners = np.empty_like(places_of)
+            owners[largest] = places_of
+            found = end, pieces, owners
+    return found[1:]
 
 
 def _reads(

@@ -18,7 +18,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, rows_of_tile
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
 from numbsparse.kernels.lstm.producers import Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
@@ -59,8 +59,9 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
     nothing before, and the index is of both weights, those of h above those of x.
     """
     (batch, units), (steps, _, width) = c.shape[1:], gates.shape
-    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tiled=batch > ROWS)
-    of_read, rows = (ring.FEW, B, B), (1, ROWS, B)
+    tile = rows_of_tile(batch, units)
+    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tile=tile, tiled=batch > tile)
+    of_read, rows = (ring.FEW, B, B), (1, tile, B)
     operands = [(values, of_read), (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
@@ -75,15 +76,18 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
 @cache
 def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     ITEM = ring.ITEM
-    h = Operand(ITEM * B, ITEM * B * ROWS)
+    h = Operand(ITEM * B, ITEM * B * ROWS, group=ring.GROUP)
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
     multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    start = one_by_one(lambda k: starting(kind, *divmod(k, TWOS), ring.inputs), DOWN * TWOS)
-    load = one_by_one(lambda k: loading(kind, *divmod(k, TWOS), dropped), DOWN * TWOS)
-    finish = one_by_one(lambda k: finishing(kind, *divmod(2 * k, TWOS), dropped), DOWN * TWOS // 2)
-    run = multiplying(ring, multiply, GATES, start, load, finish, True)
+    count = ring.tile // 32 * TWOS
+    places = [(*divmod(k, TWOS), ring.tile) for k in range(DOWN * TWOS - count, DOWN * TWOS)]
+    start = one_by_one(lambda k: starting(kind, *places[k], ring.inputs), count)
+    load = one_by_one(lambda k: loading(kind, *places[k], dropped), count)
+    finish = one_by_one(lambda k: finishing(kind, *places[2 * k], dropped), count // 2)
+    rest = one_by_one(lambda k: storing_rest(kind, *places[2 * k]), count // 2)
+    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), True)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -98,7 +102,7 @@ OF_GATES = GATES, *SUMS
 
 
 @cache
-def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
+def starting(kind: str, down: int, two: int, TILE: int, inputs: bool) -> Any:
     """The x part, but where inputs are multiplied here, and bias of a two of each gate."""
     take, FIRST = loading_two(kind), 2 * down
 
@@ -106,7 +110,7 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
     def start(sums, given, where):
         line, first_row, top, batch, _, width = where
         column = line * COLUMNS + unit_of(two)
-        at = (first_row + min(top + row_of(down), batch - 1)) * width + column
+        at = (first_row + min(top + row_of(down, TILE), batch - 1)) * width + column
         for gate in range(GATES):
             shift = take(given.bias, column + gate * B)
             for j in range(2):
@@ -120,7 +124,7 @@ def starting(kind: str, down: int, two: int, inputs: bool) -> Any:
 
 
 @cache
-def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
+def loading(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
     """c and the dropout factors of the update of a two."""
     take, take_floats, FIRST = loading_two(kind), loading_two("tf32"), 2 * down
 
@@ -128,7 +132,7 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
     def load(loaded, given, where):
         (state, share), (line, first_row, top, batch, units, _) = loaded, where
         unit = min(line * B + unit_of(two), units - 2)
-        at = (first_row + min(top + row_of(down), batch - 1)) * units + unit
+        at = (first_row + min(top + row_of(down, TILE), batch - 1)) * units + unit
         state[two, FIRST], state[two, FIRST + 1] = take_floats(given.c, at)
         if dropped:
             share[two, FIRST], share[two, FIRST + 1] = take(given.kept, at)
@@ -137,25 +141,38 @@ def loading(kind: str, down: int, two: int, dropped: bool) -> Any:
 
 
 @cache
-def finishing(kind: str, down: int, two: int, dropped: bool) -> Any:
-    """Gates, c and h of four units, two and two neighbours, to their places."""
-    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
+    """Gates, c and h of four units, two and two neighbours; h to its place."""
+    store = storing_twos(kind, two, down)
     compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
-        (state, share), (line, first_row, top, batch, units, width) = loaded, where
-        n = top + row_of(down)
+        (state, share), (line, first_row, top, batch, units, _) = loaded, where
+        n = top + row_of(down, TILE)
         compute(sums, state, share)
+        left = units - line * B if n < batch else int64(0)
+        store(given.hs, (first_row + n + batch) * units + line * B, left, share)
+
+    return finish
+
+
+@cache
+def storing_rest(kind: str, down: int, two: int, TILE: int) -> Any:
+    """Their gates and c, which no other unit takes."""
+    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+
+    @cuda.jit(device=True)
+    def rest(sums, loaded, given, where):
+        (state, _), (line, first_row, top, batch, units, width) = loaded, where
+        n = top + row_of(down, TILE)
         left = units - line * B if n < batch else int64(0)
         at = (first_row + n) * width + line * COLUMNS
         for gate in range(GATES):
             store(given.gates, at + gate * B, left, sums[gate])
-        at = (first_row + n + batch) * units + line * B
-        store_floats(given.c, at, left, state)
-        store(given.hs, at, left, share)
+        store_floats(given.c, (first_row + n + batch) * units + line * B, left, state)
 
-    return finish
+    return rest
 
 
 @cache

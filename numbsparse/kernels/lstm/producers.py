@@ -3,8 +3,9 @@
 Of a block of threads one warp copies weights, one copies rows, and four warps multiply. A ring of
 stages is between them: a stage is one read and its rows, and is full when it has both. The weights
 of the next step are on their way before this step ends, so memory has no pause between steps. The
-rows follow when all blocks of the grid have written theirs: with those that were ready early told
-apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096 (H200).
+rows follow when all blocks of threads have written theirs of the tile: with those that were ready
+early told apart, a training step took 3 % less at 18,432 units, and 2 % more at 2,048 and 4,096
+(H200).
 """
 
 from functools import cache
@@ -29,12 +30,11 @@ from numbsparse.kernels.ptx import (
 
 OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that copy
 THREADS = 32 * (WARPS + 2)
-BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
 
 LINE = 128  # bytes of a line of the gates' gradient in shared memory
 
-# `engine` is (tensor maps, reads, the place's first and last of them, shared memory, its first
-# item, barriers).
+# `engine` is (tensor maps, reads, the place's first and last of them, how many places each tile
+# waits for, shared memory, its first item, barriers).
 
 
 class Ring(NamedTuple):
@@ -45,7 +45,8 @@ class Ring(NamedTuple):
     STAGES: int
     transposed: bool = False  # when rows of the gates' gradient are copied, else rows of h
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
-    tiled: bool = False  # whether the batch takes several tiles of rows
+    tile: int = ROWS  # rows of the batch
+    tiled: bool = False  # whether it takes several tiles
 
     @property
     def WEIGHTS(self) -> int:
@@ -54,7 +55,17 @@ class Ring(NamedTuple):
 
     @property
     def ROWS(self) -> int:
-        return ROWS * (self.FEW if self.transposed else 1) * B * self.ITEM
+        return self.tile * (self.FEW if self.transposed else 1) * B * self.ITEM
+
+    @property
+    def GROUP(self) -> int:
+        """Bytes from 8 rows of the product to the next 8: of half a tile every other 8 are none."""
+        return (LINE if self.transposed else B * self.ITEM) * self.tile // 8
+
+    @property
+    def AFTER(self) -> int:
+        """Where the first rows of the product begin in a stage; those that are none, in weights."""
+        return self.WEIGHTS - (self.GROUP if self.tile < ROWS else 0)
 
     @property
     def STAGE(self) -> int:
@@ -68,19 +79,19 @@ def copying(ring: Ring, rows: bool) -> Any:
     PANEL = LINE // ring.ITEM  # columns of the gates' gradient in a line
     AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
-    INPUTS, TILED, TRANSPOSED = ring.inputs, ring.tiled, ring.transposed
+    INPUTS, TILED, TRANSPOSED, TILE = ring.inputs, ring.tiled, ring.transposed, ring.tile
 
     @cuda.jit(device=True)
     def copy(engine, of_steps, arrived):
-        maps, reads, first, last, shared, base, bars = engine
+        maps, reads, first, last, awaited, shared, base, bars = engine
         fence_tensor_map(maps[MAP])
         if INPUTS:
             fence_tensor_map(maps[MAP_OF_INPUTS])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        names, waits, tops = int32(0), int32(0), int32(0)
+        names, waits, tops, tiles = int32(0), int32(0), int32(0), awaited.size
         steps, row, down = of_steps
         for step in range(steps):
-            first_row, waited = int32(row), step == 0
+            first_row, tile, ready = int32(row), 0, -1  # the last tile whose rows are there
             for read in range(first, last):
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
@@ -94,10 +105,11 @@ def copying(ring: Ring, rows: bool) -> Any:
                 if rows:
                     wait = shfl_idx(waits, uint32(ahead)) != 0
                     if TILED:
-                        first_row = int32(row + shfl_idx(tops, uint32(ahead)))
-                    if wait and not waited:
-                        wait_for_all(arrived, step - 1)
-                        waited = True
+                        top = shfl_idx(tops, uint32(ahead))
+                        first_row, tile = int32(row + top), top // TILE
+                    if wait and step > 0 and tile > ready:
+                        wait_for_all(arrived, (step - 1) * tiles + tile, awaited[tile])
+                        ready = tile
                 mbarrier_wait(bars, STAGES + stage, parity)
                 if elect() != 0:
                     at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name < 0
@@ -119,10 +131,10 @@ def copying(ring: Ring, rows: bool) -> Any:
 
 
 @cuda.jit(device=True)
-def wait_for_all(arrived, i):
-    """Until all warps of the grid that multiply have written what counter i counts."""
+def wait_for_all(arrived, i, places):
+    """Until so many places have written what counter i counts."""
     if cuda.threadIdx.x % 32 == 0:
-        while load_acquire(arrived, i) < WARPS * cuda.gridDim.x:
+        while load_acquire(arrived, i) < places:
             pass
     sync_warp()
     fence_proxy_async_global()

@@ -2,10 +2,12 @@
 
 A kernel says what sums begin with, what is loaded besides and what becomes of them. A piece of a
 line is multiplied read by read; where several blocks of threads share the line, the last of them
-adds their sums. All blocks signal each other that a step is written.
+adds their sums.
 
 Of more rows of the batch than a tile has, each tile has pieces of its own, and other blocks of
-threads: a step takes little longer as long as some of these have nothing to do.
+threads: a step takes little longer as long as some of these have nothing to do. Sequences need
+nothing of each other, so a tile's rows of a step are written when those blocks of threads that have
+pieces of it say so. What the next step multiplies is stored first, the rest when that is said.
 """
 
 from functools import cache
@@ -13,12 +15,12 @@ from typing import Any
 
 from numba import cuda, int64, uint16, uint32, uint64
 
-from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
+from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.lstm import WARPS
-from numbsparse.kernels.lstm.deal import ROWS, Plan, deal
-from numbsparse.kernels.lstm.producers import BLOCKS, OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
+from numbsparse.kernels.lstm.deal import BLOCKS, Plan, deal, places
+from numbsparse.kernels.lstm.producers import OF_ROWS, OF_WEIGHTS, THREADS, Ring, copying
 from numbsparse.kernels.lstm.units import TWOS
 from numbsparse.kernels.parts.pieces import clear, floats_of, join
 from numbsparse.kernels.parts.plans import planned
@@ -30,6 +32,7 @@ from numbsparse.kernels.ptx import (
     first_multiple,
     from_local,
     mbarrier_arrive,
+    mbarrier_init,
     mbarrier_wait,
     sync_warp,
     to_local,
@@ -53,9 +56,9 @@ def run_steps(
     `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
-    count, tiles = 2 if SIMULATED else BLOCKS * multiprocessors(), -(-size[0] // ROWS)
+    count, tiles = places(), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
-    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles)
+    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
     launch(
         kernel, count, THREADS,
         tensor_maps(*operands),
@@ -71,7 +74,7 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     `of_steps` is how many there are, the first row of what is copied for the first of them, and how
     far down it is to the next; `size` (batch, units, width).
     """
-    STAGES, BARS = ring.STAGES, 2 * ring.STAGES
+    STAGES, BARS, TOLD = ring.STAGES, 2 * ring.STAGES + 1, 2 * ring.STAGES
     copy_weights, copy_rows = copying(ring, False), copying(ring, True)
     limits = {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
 
@@ -82,9 +85,10 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
         first, last = plan.read_starts[place], plan.read_starts[place + 1]
         base = first_multiple(shared, uint32(1024))
-        engine = maps, plan.reads, first, last, shared, base, bars
+        engine = maps, plan.reads, first, last, plan.awaited, shared, base, bars
         if cuda.threadIdx.x == 0:
             begin_ring(bars, 0, STAGES, 2, WARPS)
+            mbarrier_init(bars, TOLD, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == OF_WEIGHTS:
@@ -101,18 +105,21 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
 
 @cache
 def multiplying(
-    ring: Ring, multiply: Any, GROUPS: int, begin: Any, load: Any, finish: Any, ahead: bool
+    ring: Ring, multiply: Any, GROUPS: int, of_line: tuple[Any, Any, Any, Any], ahead: bool
 ) -> Any:
     """run(sums, loaded, engine, work, cut, given, arrived, of_steps, size): all steps of a warp.
 
     sums : (GROUPS, *units.SUMS)
 
-    begin(sums, given, where), if any, is first in a line, load(loaded, given, where) next where
-    `ahead`, else after the products, and finish(sums, loaded, given, where) last. `where` is (line,
-    first row of the step, row of the batch that the tile begins with, batch, units, width).
+    `of_line` is of functions: begin(sums, given, where), if any, is first in a line, load(loaded,
+    given, where) next where `ahead`, else after the products, finish(sums, loaded, given, where)
+    stores what the next step multiplies, and `rest` what is left, when the others are told. `where`
+    is (line, first row of the step, row of the batch that the tile begins with, batch, units,
+    width).
     """
     take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
-    BACK, TILED = ring.transposed, ring.tiled  # BACK: what is copied is of the step after
+    (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
+    BACK, TOLD = ring.transposed, 2 * ring.STAGES  # BACK: what is copied is of the step after
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
@@ -120,11 +127,11 @@ def multiplying(
         batch, units, width = size
         if BACK:
             row += down
-        number, warp = uint32(0), int64(cuda.threadIdx.x // 32)
+        number, told, warp = uint32(0), uint32(0), int64(cuda.threadIdx.x // 32)
         for step in range(steps):
             for k in range(first, last):
                 line, count, part = pieces[k, 0], pieces[k, 1], pieces[k, 2]
-                first_part, many = pieces[k, 3], pieces[k, 4]
+                first_part, many, ends = pieces[k, 3], pieces[k, 4], pieces[k, 6]
                 top = int64(pieces[k, 5]) if TILED else int64(0)
                 where = int64(line), row, top, batch, units, width
                 clear(sums)
@@ -142,21 +149,25 @@ def multiplying(
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
+                if ends != 0:
+                    tell(arrived, step * engine[4].size + top // TILE, engine[7], TOLD, told)
+                    told ^= uint32(1)
+                if whole:
+                    rest(sums, loaded, given, where)
                 number += uint32(count)
             row += down
-            tell(arrived, step)
 
     return run
 
 
 @cache
 def taking_reads(ring: Ring, multiply: Any) -> Any:
-    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.WEIGHTS // 2
+    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.AFTER // 2
 
     @cuda.jit(device=True)
     def take(acc, number, count, engine):
         """acc + the products of `count` reads from read `number` of all steps on."""
-        _, _, _, _, shared, base, bars = engine
+        _, _, _, _, _, shared, base, bars = engine
         stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
         for _ in range(count):
             mbarrier_wait(bars, stage, parity)
@@ -171,9 +182,17 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
 
 
 @cuda.jit(device=True)
-def tell(arrived, i):
-    """This warp has written what counter i counts."""
+def tell(arrived, i, bars, bar, parity):
+    """All warps that multiply have written what counter i counts: the first of them says so.
+
+    A warp whose piece has no reads waits for nothing else, and would be here twice.
+    """
+    mbarrier_wait(bars, bar, uint32(parity ^ 1))
     sync_warp()
     if cuda.threadIdx.x % 32 == 0:
-        fence_proxy_async_global()
-        add_release(arrived, i, 1)
+        mbarrier_arrive(bars, bar)
+    if cuda.threadIdx.x < 32:
+        mbarrier_wait(bars, bar, parity)
+        if cuda.threadIdx.x == 0:
+            fence_proxy_async_global()
+            add_release(arrived, i, 1)

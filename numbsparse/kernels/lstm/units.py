@@ -39,9 +39,10 @@ UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
 
 
 @cuda.jit(device=True)
-def row_of(down):
+def row_of(down, rows):
+    """Of a tile of so many; of 32 only the lower one of a thread's is there."""
     thread = cuda.threadIdx.x
-    return int64(thread // 32 * 16 + thread % 32 // 4 + 8 * down)
+    return int64(thread // 32 * (rows // 4) + thread % 32 // 4 + 8 * down - (64 - rows) // 4)
 
 
 @cuda.jit(device=True)

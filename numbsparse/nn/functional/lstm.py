@@ -196,12 +196,16 @@ class _LSTM:
             rows = ops.reshape(h, (dz.shape[0], weight_hh.shape[0]))
             return ops.sddmm_in_parts(rows.T, dz, weight_hh, SHARES, done, precision)
 
+        def back(dz: Any, weight: Any) -> Any:
+            w = ops.without_padding(weight, trace.c.shape[2])
+            return ops.matmul(dz, w.T, precision=precision)
+
         makers = [
-            lambda: ops.matmul(grads.gates, weight_ih.T, precision=precision),
+            lambda: back(grads.gates, weight_ih),
             lambda: product(x, weight_ih),
             lambda: recurrent(trace.h[:-1]),
             lambda: grads.bias,
-            lambda: ops.matmul(grads.gates[0], weight_hh.T, precision=precision),
+            lambda: back(grads.gates[0], weight_hh),
             lambda: grads.c,
             lambda: grads.gain,
         ]
