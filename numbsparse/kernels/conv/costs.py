@@ -6,8 +6,10 @@ what all taps see of x, or of the boxes that they share; those of the result and
 the busiest multiprocessor sums, where lines are as uneven as in a random layout. An output of an
 input-gradient at a stride is a square of pixels; `k4_wgmma` multiplies whole squares of outputs.
 `costs.json` has the factors, fitted to 497 products that were drawn and timed, of each by the rungs
-that were near; those of over 40 us, and input-gradients at a stride, counted three times.
-`python -m numbsparse times --conv` fits others. What counts is the order of the rungs.
+that were near. Those of over 40 us, and input-gradients at a stride, counted three times; five
+points of tests/test_conv_choice.py about ten times more, and rungs not timed there had the times
+of the older factors. `python -m numbsparse times --conv --json FILE` fits such a file to what it
+measures, without such weights, and so not this very one. What counts is the order of the rungs.
 """
 
 import json
