@@ -141,6 +141,21 @@ def test_norms_of_blocks(case, pair):
         np.testing.assert_allclose(host(a.block_norms(by)), norms, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1e-30, 1e25], ids=str)
+def test_norms_of_blocks_whose_squares_float32_does_not_hold(put, rng, size):
+    values = (rng.standard_normal((3, 8, 8)) * size).astype(np.float32)
+    norms = np.sqrt((values.astype(np.float64) ** 2).sum((1, 2)))
+    w = put(ns.BlockSparse(values, np.ones((1, 3))))
+    weight = ns.Tensor(w, requires_grad=True)
+    lengths = nn.functional.block_norms(weight)
+    nn.functional.sum(lengths).backward()
+    for got in (w.block_norms(), lengths.data):
+        np.testing.assert_allclose(host(got), norms, rtol=1e-6)
+    np.testing.assert_allclose(
+        host(weight.grad.data.data), values / norms[:, None, None], rtol=2e-6
+    )
+
+
 def test_a_remapped_matrix_has_the_values_of_both(case, pair):
     a, b = pair
     moved = a.remap(b.layout)

@@ -9,11 +9,11 @@ memory, wide for columns. Where outputs are few, each is cut in parts that a sec
 """
 
 from functools import lru_cache
-from math import prod
+from math import prod, sqrt
 from typing import Any
 
 import numpy as np
-from numba import cuda, float32
+from numba import cuda, float32, float64
 
 from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -30,7 +30,8 @@ ENOUGH_BLOCKS = 4 if SIMULATED else 512  # more blocks than that are not made by
 def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -> None:
     """out[...] = the sum, mean or max of `a` over `axes`; `out` is C-contiguous.
 
-    Or "sum of sizes", "sum of squares" or "max of sizes", the size of a value being |value|.
+    Or "sum of sizes" or "max of sizes", the size of a value being |value|; or "length", the root of
+    the sum of squares, which are of float64, as of float32 they are soon inf or 0.
     """
     if out.size == 0:
         return
@@ -38,6 +39,7 @@ def reduce(name: str, out: DeviceArray, a: DeviceArray, axes: tuple[int, ...]) -
     kernel = KERNELS.get(name, joining)
     walk, n, length, threads, parts = _plan(a.shape, strides_within(a, a.shape), axes)
     divisor = float(length) if name == "mean" else 1.0
+    parts = 1 if name == "length" else parts  # whose sums would be of float32
     flat, grid = a.span, (-(-n // threads[0]), parts)
     if parts == 1:
         launch(kernel, grid, threads, flat, *walk, n, length, length, divisor, out.span)
@@ -83,7 +85,7 @@ def _parts(n: int, length: int, threads: tuple[int, int]) -> int:
     return max(1, min(useful, wanted))
 
 
-def _reduction(combine, identity, sizes=False, squares=False):
+def _reduction(combine, identity, sizes=False, lengths=False, WIDE=float32):
     @cuda.jit
     def kernel(
         a,
@@ -97,7 +99,7 @@ def _reduction(combine, identity, sizes=False, squares=False):
         divisor,
         out,
     ):
-        scratch = cuda.shared.array(MOST_THREADS, float32)
+        scratch = cuda.shared.array(MOST_THREADS, WIDE)
         x, y, part = cuda.threadIdx.x, cuda.threadIdx.y, cuda.blockIdx.y
         width, t = cuda.blockDim.x, cuda.threadIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         item = cuda.blockIdx.x * width + x
@@ -108,7 +110,7 @@ def _reduction(combine, identity, sizes=False, squares=False):
             for i in range(first + y, min(first + per_part, length), cuda.blockDim.y):
                 place = start + offset(i, reduced_shape, reduced_strides)
                 value = abs(widened(a[place])) if sizes else widened(a[place])
-                acc = combine(acc, value * value if squares else value)
+                acc = combine(acc, WIDE(value) * WIDE(value) if lengths else value)
         scratch[t] = acc
         cuda.syncthreads()
         half = cuda.blockDim.y // 2
@@ -118,7 +120,8 @@ def _reduction(combine, identity, sizes=False, squares=False):
             cuda.syncthreads()
             half //= 2
         if y == 0 and item < n:
-            out[item * cuda.gridDim.y + part] = rounded(scratch[t] / divisor, out)
+            whole = sqrt(scratch[t]) if lengths else scratch[t] / divisor
+            out[item * cuda.gridDim.y + part] = rounded(whole, out)
 
     return kernel
 
@@ -126,6 +129,6 @@ def _reduction(combine, identity, sizes=False, squares=False):
 SUM, MAX = _reduction(plus, np.float32(0)), _reduction(larger, LOWEST)
 KERNELS = {
     "sum of sizes": _reduction(plus, np.float32(0), sizes=True),
-    "sum of squares": _reduction(plus, np.float32(0), squares=True),
+    "length": _reduction(plus, np.float64(0), lengths=True, WIDE=float64),
     "max of sizes": _reduction(larger, LOWEST, sizes=True),
 }

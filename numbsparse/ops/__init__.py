@@ -28,7 +28,7 @@ from numbsparse.ops.activations import (
     stretched_sigmoid_grad,
     tanh,
 )
-from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, placed, remap
+from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, placed, remap, row_norms
 from numbsparse.ops.average import average_step, check_average
 from numbsparse.ops.cell import cell, cell_grad
 from numbsparse.ops.columns import column_dots, scale_columns

@@ -79,8 +79,9 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
     """The norm of each kept block, (n_blocks,), in the order of `w.data`.
 
     l1 is `sum(abs(w))`, l2 `sqrt(sum(w**2))`, max `max(abs(w))`, of what is inside the edge.
-    In float64 on the CPU, in float32 on a GPU, where the result stays. Of a convolution's weight
-    the rows of each tap end after `tap_features`. Raises ValueError for another norm.
+    In float64 on the CPU, in float32 on a GPU, where the result stays and squares are of float64.
+    Of a convolution's weight the rows of each tap end after `tap_features`. Raises ValueError for
+    another norm.
 
     >>> w = BlockSparse(np.float32([[[3, -4], [0, 0]], [[1, 1], [1, 1]]]), [[1, 1]])
     >>> w.block_norms("l1"), w.block_norms(), w.block_norms("max")
@@ -89,7 +90,7 @@ def block_norms(w: BlockSparse, by: str = "l2", tap_features: int | None = None)
     checked_norm(by)
     values = inside(w, tap_features)
     flat = reshape(values, (w.n_blocks, w.block_size**2))
-    norms = (_norms_on_gpu if isinstance(values, DeviceArray) else _norms_on_cpu)(flat, by)
+    norms = row_norms(flat, by)
     return in_order(norms, w.stored_layout) if w.is_transposed else norms
 
 
@@ -98,7 +99,9 @@ def checked_norm(by: str) -> str:
     return word("by", by, NORMS)
 
 
-def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
+def row_norms(values: Any, by: str) -> Any:
+    if isinstance(values, DeviceArray):
+        return _norms_on_gpu(values, by)
     values = _wide(values)
     if by == "l2":
         return np.sqrt(np.einsum("ni,ni->n", values, values, dtype=np.float64))
@@ -109,9 +112,9 @@ def _norms_on_cpu(values: np.ndarray, by: str) -> np.ndarray:
 
 def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
     norms = empty((values.shape[0],), np.float32)
-    kernel = {"l1": "sum of sizes", "l2": "sum of squares", "max": "max of sizes"}[by]
+    kernel = {"l1": "sum of sizes", "l2": "length", "max": "max of sizes"}[by]
     kernels.reduce.reduce(kernel, norms, values, (1,))
-    return elementwise.sqrt(norms) if by == "l2" else norms
+    return norms
 
 
 def sum(w: BlockSparse, axis: int | None = None, *, out: None = None) -> Any:

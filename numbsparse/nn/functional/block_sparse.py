@@ -58,8 +58,8 @@ def _lengths(values: Tensor) -> Tensor:
     def gradient(dy: Tensor, lengths: Tensor) -> Tensor:
         return multiply(values, reshape(by_length(dy, lengths), (-1, 1)))
 
-    squares = ops.sum(ops.multiply(values.data, values.data), 1)
-    return record(ops.sqrt(squares), (values, gradient))
+    lengths = ops.row_norms(values.data, "l2")
+    return record(ops.cast(lengths, values.dtype), (values, gradient))
 
 
 def _largest(values: Tensor) -> Tensor:
