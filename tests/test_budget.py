@@ -17,18 +17,18 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels": 3_425,
     "numbsparse/kernels/conv": 3_755,
     "numbsparse/kernels/ladder": 1_940,
-    "numbsparse/kernels/lstm": 1_725,
+    "numbsparse/kernels/lstm": 1_726,
     "numbsparse/kernels/matmul": 10_435,
     "numbsparse/kernels/parts": 6_460,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,
-    "numbsparse/nn": 7_885,
+    "numbsparse/nn": 7_888,
     "numbsparse/ops": 5_680,
     "numbsparse/pages": 1_961,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_459,
-    "numbsparse/torch": 2_013,
+    "numbsparse/torch": 2_030,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -99,6 +99,22 @@ def test_numerically(rng, layers, end, option):
     assert abs(got - expected) <= 1e-9 * (1 + abs(expected)) * 100
 
 
+@pytest.mark.parametrize("option", ["plain", "layer norm"])
+def test_what_units_beyond_the_last_hold_reaches_none(rng, put, place, option):
+    dtype, ends = "float64" if place == "cpu" else "float32", []
+    lstm = made(1, option, dtype, place)
+    numbers = rng.standard_normal((STEPS, BATCH, INPUTS)).astype(dtype)
+    x = ns.Tensor(put(numbers), requires_grad=True)
+    for beyond in (0, np.nan):
+        for p in filter(sparse, lstm.parameters()):
+            values = host(p.values).copy()
+            values[p.data.layout.index.block_columns // 4 == 1, :, UNITS % B :] = beyond
+            p.data.values = put(values)
+        ends.append(gradients_of(lstm, x, "tanh"))
+    for without, with_nan in zip(*ends, strict=True):
+        np.testing.assert_array_equal(without, with_nan)
+
+
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.skipif(not find_spec("torch"), reason="torch is not installed")

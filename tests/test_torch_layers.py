@@ -113,6 +113,21 @@ def test_lstm(layers, batch_first):
         )  # fmt: skip
 
 
+def test_what_units_of_an_lstm_beyond_the_last_hold_reaches_no_gradient():
+    lstm, found = nst.LSTM(10, 13, 2, **DOUBLE), []
+    x, h, c = drawn(5, 3, 10), drawn(2, 3, 13), drawn(2, 3, 13, seed=1)
+    for beyond in (0, torch.nan):
+        for name, p in lstm.named_parameters():
+            if p.dim() == 1:
+                p.detach().view(-1, 4, 4)[-1, :, 1:] = beyond
+            else:
+                last = lstm.handles[name].layout.index.block_columns // 4 == 3
+                p.detach()[torch.from_numpy(last), :, 1:] = beyond
+        inputs = [x, h, c, *lstm.parameters()]
+        found.append(grads(lstm(x, (h, c))[0], inputs))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("shapes", [[(2, 3, 14)], [(3, 3, 14), (2, 3, 14)], [(2, 3, 12)] * 2])
 def test_an_lstm_refuses_a_state_of_another_shape(shapes):
     lstm, state = nst.LSTM(10, 14, 2, layout=layout(4, 4), **DOUBLE), [drawn(*s) for s in shapes]

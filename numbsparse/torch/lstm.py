@@ -72,11 +72,17 @@ def _forward_backward(ctx: Any, dy: Any, dc: Any, *of_trace: Any) -> tuple[Any, 
     columns, size, needs = bias.shape[0], weight_hh.shape[1], ctx.needs_input_grad
     of_ih = (layout_ih, x.shape[2], columns, size, precision)
     of_hh = (layout_hh, hs.shape[2], columns, size, precision)
-    dx = operators.transposed((dgates, weight_ih), of_ih) if needs[0] else None
+    dx = _back(dgates, weight_ih, of_ih, hs.shape[2]) if needs[0] else None
     dhh = operators.sddmm((hs[:-1], dgates), of_hh) if needs[2] else None
     dih = _later(ctx, weight_ih, lambda: operators.sddmm((x, dgates), of_ih)) if needs[1] else None
-    dh = operators.transposed((dgates[0], weight_hh), of_hh) if needs[4] else None
+    dh = _back(dgates[0], weight_hh, of_hh, hs.shape[2]) if needs[4] else None
     return dx, dih, dhh, dbias, dh, dc0, None
+
+
+def _back(dgates: Any, w: Any, how: Any, units: int) -> Any:
+    """dgates @ w.T; what w holds beyond the last unit does not count, be it NaN."""
+    w = without_padding((w,), (*how[:3], units)) if units % how[3] else w
+    return operators.transposed((dgates, w), how)
 
 
 class _Later(torch.autograd.Function):
@@ -145,6 +151,17 @@ lstm_grad = operator(
     backward=_grad_backward,
     tensors=9,
     wide=(2, 6),
+    half_on_cpu=False,
+)
+
+
+without_padding = operator(
+    "lstm_without_padding(Tensor w, str layout, int rows, int columns, int units) -> Tensor",
+    lambda w, *how: given_back(ops.without_padding(matrix(w, *how[:3]), how[3]).values, w),
+    lambda w, *_: torch.empty_like(w),
+    save=lambda ctx, *of: None,
+    backward=_grad_backward,
+    tensors=1,
     half_on_cpu=False,
 )
 

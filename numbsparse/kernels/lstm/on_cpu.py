@@ -32,7 +32,8 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
     if gain is not None:
         dgain += np.einsum("ij,ij->j", gates, dgates)
         dgates *= gain
-        dz[:, -1, :, (c.shape[1] - 1) % block_size + 1 :] = 0  # whatever gain is there
+        for padded in (dz, by_gate(dgain, block_size)):  # whatever gates and gain are there
+            padded[..., -1, :, (c.shape[1] - 1) % block_size + 1 :] = 0
 
 
 def parts(batch: int) -> int:

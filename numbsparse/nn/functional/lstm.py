@@ -125,6 +125,7 @@ def lstm_step_by_step(
     """The same of other functions, a step after the other: what is right, and what create_graph
     differentiates again."""
     outputs, B = [], weight_hh.matrix.block_size
+    weight_ih, weight_hh = (_without_padding(w, h.shape[1]) for w in (weight_ih, weight_hh))
     from_inputs = matmul(x, weight_ih, precision=precision)
     for t, x_part in enumerate(unbind(from_inputs)):
         z = add(x_part, matmul(h, weight_hh, precision=precision))
@@ -135,6 +136,11 @@ def lstm_step_by_step(
         h, c = cell_of_gates(gates, c, None if kept is None else kept[t], h.dtype)
         outputs.append(h)
     return stack(outputs), h, c
+
+
+def _without_padding(w: Tensor, units: int) -> Tensor:
+    inside = ops.without_padding(w.matrix, units)
+    return record(inside, (w, lambda dv, v: _without_padding(dv, units)), reads=())
 
 
 def _gates(z: Tensor, block_size: int, units: int) -> list[Tensor]:
