@@ -148,9 +148,9 @@ def add_parts(
     """add(acc, own, warp, base): own = a slice of the sums of all blocks, where there is one.
 
     All threads of the cluster come here or call `meet`, after the last use of what shared memory
-    holds from byte `base` on. Where that is FREE, because nothing else uses it, the cluster has met
-    once before. acc (LINES, TILES, FOURS, 4) and own, with TILES / SLICES tiles or one more, are
-    flat arrays of a lane.
+    holds from byte `base` on. Where that is FREE, as nothing else uses it, the cluster has met once
+    before (14 products of k7 took 1.05 to 1.19 times as long without it, 1.12 at the mean, H200).
+    acc (LINES, TILES, FOURS, 4) and own, TILES / SLICES tiles or one more, are flat in each lane.
 
     Block k of the first SLICES has the k-th of them, and the others leave their parts of it there:
     stores need not wait for each other, as loads from another block do.

@@ -3,7 +3,8 @@
 Those of a layout made on a GPU are those of `plan`, but neighbouring strips are a group, whatever
 they keep: which strips meet the same inputs would take longer to find out than the product takes. A
 warp writes the steps of a group; it goes through the words of bits of the group's lines, 32 inputs
-at a time. Where a strip is a group of its own and a step one block of it, a thread writes the step.
+at a time, whose blocks its lanes look up at once. Where a strip is a group of its own and a step
+one block of it, a thread writes the step.
 
 Of gates that only the GPU knows, records of 16 bits and a long batch leave out blocks whose gate is
 zero. A block of threads reads the steps of a group; a thread looks at the gates of a step. The
@@ -47,7 +48,12 @@ from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
-from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.ptx import (
+    let_next_kernel_start,
+    shfl_idx,
+    sync_warp,
+    wait_for_earlier_kernels,
+)
 from numbsparse.layout import Index
 
 # Bytes of x up to which tiles are dealt anew of what gates leave. Of half of the blocks, 2,048 rows
@@ -117,7 +123,7 @@ def steps_kernel(tile: Tile) -> Any:
         if lane < COLUMNS:
             strip = group * COLUMNS + lane
             strips[group, lane] = strip if strip < lines * ACROSS else -1
-        own = line + lane % COLUMNS  # of this lane's blocks
+        named = cuda.local.array(COLUMNS, int32)  # the blocks at the input 32 at + lane
         # As if each block had a step of its own, and each group one more.
         first = indptr[line] * (ACROSS * PARTS) + group
         first += (indptr[line + 1] - indptr[line]) * (across * PARTS)
@@ -125,20 +131,26 @@ def steps_kernel(tile: Tile) -> Any:
         kept, x_tile, block = uint32(0), uint32(0), uint32(0)
         for at in range(words.shape[1]):
             masks, there = kept_by(words, line, COLUMNS, at)
+            for c in range(COLUMNS):
+                named[c] = 0
+                if masks >> uint32(c) & uint32(1):
+                    named[c] = blocks[entry_of(words, before, indptr, line + c, at * 32 + lane)]
+            sync_warp()  # else shuffles gave other blocks (H200)
             while there != 0:
                 bit, columns, there = next_kept(there, masks)
-                count, x = int32(cuda.popc(columns)), at * 32 + bit
+                count, x, entry = int32(cuda.popc(columns)), at * 32 + bit, int32(0)
+                for c in range(COLUMNS):
+                    of_column = shfl_idx(named[c], uint32(bit))
+                    entry = of_column if lane % COLUMNS == c else entry
                 for part in range(PARTS):
                     if place == INPUTS or taken + count > BLOCKS:
                         finish(records, step, kept, place, taken, x_tile, block, uint32(0))
                         step, place, taken, kept = step + 1, 0, 0, uint32(0)
                     if lane // COLUMNS == place:
                         x_tile = uint32(x * PARTS + part)
-                        if columns >> uint32(lane % COLUMNS) & uint32(1):
-                            entry = blocks[entry_of(words, before, indptr, own, x)]
-                            block = uint32((entry * ACROSS + across) * PARTS + part)
-                            if x == edge:
-                                block = uint32(block | uint32(EDGE))
+                        block = uint32((entry * ACROSS + across) * PARTS + part)
+                        if x == edge:
+                            block = uint32(block | uint32(EDGE))
                     kept = uint32(kept | uint32(columns << uint32(place * COLUMNS)))
                     place, taken = place + 1, taken + count
         finish(records, step, kept, place, taken, x_tile, block, uint32(LAST))
