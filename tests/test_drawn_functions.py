@@ -228,7 +228,7 @@ ELSEWHERE = {  # with tests of their own
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMCells", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),
     *("set_precision", "draws_noted", "draws_repeated", "full", "zeros", "index_beside", "is_half"),
-    *("size_of_blocks", "without_padding"),
+    *("size_of_blocks", "without_padding", "row_norms"),
     *(
         "space_of",
         "state_dtype",
