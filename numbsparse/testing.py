@@ -193,7 +193,7 @@ def check_rung(
     place: str,
     seed: Any = 0,
     precision: str = "highest",
-    feature_major: bool = False,
+    feature_major: bool | tuple[bool, bool] = False,
     tile: int | None = None,
     contiguous: bool = False,
 ) -> None:
@@ -214,7 +214,8 @@ def check_rung(
     seed : int or numpy.random.Generator
     precision : "highest" or "high"
     feature_major : whether activations are (features, batch) in memory; inputs with gaps between
-        the features, such that each begins at 16 bytes
+        the features, such that each begins at 16 bytes. Or two: of x and y (dy and dx in
+        input_grad), of x and dy in weight_grad
     tile : the number of one of the rung's tiles, where it has several
     contiguous : whether x and dy are C-contiguous, as steps of `kernels.ladder` take them
 
@@ -281,16 +282,17 @@ def _run(
     out: Any,
     place: str,
     precision: str,
-    feature_major: bool,
+    feature_major: bool | tuple[bool, bool],
 ) -> Any:
     """Fill `out`; gives the operands as they are afterwards."""
+    first, second = (feature_major,) * 2 if isinstance(feature_major, bool) else feature_major
     send: Any = to_device if place == "cuda" else np.ascontiguousarray
-    if feature_major:
-        there = send(out.T).T if out.ndim == 2 else send(out)
-        operands = [_feature_major(a, send) if a.ndim == 2 else send(a) for a in operands]
-    else:
-        there = send(out)
-        operands = [_strided_to_device(a) if place == "cuda" else a for a in operands]
+    by_rows: Any = _strided_to_device if place == "cuda" else lambda array: array
+    there = send(out.T).T if second and out.ndim == 2 else send(out)
+    operands = [
+        by_rows(a) if not across else _feature_major(a, send) if a.ndim == 2 else send(a)
+        for a, across in zip(operands, (first, second), strict=True)
+    ]
     index: Index = ops.index_beside(layout, there)
     run(*operands, index, there, precision)
     out[:] = there.numpy() if isinstance(there, DeviceArray) else there

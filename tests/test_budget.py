@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_288,
+    "numbsparse": 3_290,
     "numbsparse/autograd": 795,
     "numbsparse/bench": 3_020,
     "numbsparse/compat": 409,
@@ -18,7 +18,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/conv": 3_755,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_726,
-    "numbsparse/kernels/matmul": 10_446,
+    "numbsparse/kernels/matmul": 10_448,
     "numbsparse/kernels/parts": 6_460,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,

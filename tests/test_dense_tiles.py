@@ -1,6 +1,7 @@
 """Products of many small blocks as those of a dense w: `k9_dense_tiles`."""
 
 from functools import partial
+from itertools import product as every
 
 import numpy as np
 import pytest
@@ -27,12 +28,12 @@ RUNG = rung("k9_dense_tiles")
     "shape", [(1, 1, 128), (2, 1, 128), (1, 2, 128), (1, 4, 128), (1, 1, 64), (1, 2, 64)], ids=str
 )
 @pytest.mark.parametrize("product", ["forward", "input_grad"])
-@pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "features"])
+@pytest.mark.parametrize("feature_major", list(every((False, True), repeat=2)), ids=str)
 @pytest.mark.parametrize(("dtype", "B"), [("float16", 8), ("bfloat16", 16), ("float16", 16)])
 @pytest.mark.parametrize("sizes", [(67, 139, 75), (88, 168, 152)], ids=["any", "aligned"])
 def test_products(sizes, dtype, B, feature_major, product, shape, depth, monkeypatch):
-    """Features end within a block, and tiles of w and of rows are not full; y is stored item by
-    item, or in pieces."""
+    """Features end within a block, and tiles of w and of rows are not full: 88 rows are two of 44;
+    y is stored item by item, or in pieces, in the order of x or in the other one."""
     monkeypatch.setattr(tiles, "shape_of", lambda *sizes: shape)
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
     batch, features, columns = sizes

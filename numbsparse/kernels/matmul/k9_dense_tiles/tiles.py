@@ -35,7 +35,7 @@ from numbsparse.kernels.parts.pieces import add_parts, meeting, slice_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import dense_of, nan_in_rows, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
-from numbsparse.kernels.parts.store import KINDS, Sums, order_of, output_of, storer
+from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
 from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
 from numbsparse.kernels.parts.swizzle import PERIOD, PIECE, load_for
 from numbsparse.kernels.ptx import (
@@ -82,6 +82,8 @@ def in_dense_tiles(x: Any, values: Any, index: Index, y: Any, transposed: bool) 
         tile = free
     row_tiles = -(-batch // tile.ROWS)
     rows = tile.ROWS if x_transposed else even_rows(batch, row_tiles)
+    if order == FEATURES:  # a lane stores `PIECE` rows at once
+        rows = -(-rows // PIECE) * PIECE
     x_map = tensor_map(x, (depth, SQUARE) if x_transposed else (rows, SQUARE))
     own = x.T if x_transposed else x
     launch(
