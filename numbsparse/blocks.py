@@ -29,7 +29,10 @@ class Blocks:
     __hash__ = object.__hash__
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("a BlockSparse is not made dense silently: call .toarray() or .to_dense()")
+        raise TypeError(
+            "a BlockSparse is not made dense silently: call .toarray() or .to_dense(), "
+            "or to move it .to(place)"
+        )
 
     @property
     def dtype(self) -> Any:
