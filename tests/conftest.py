@@ -223,6 +223,14 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(42)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_kernels():
+    """What the CPU compiles for few rows takes a twelfth of a cold run."""
+    from few_rows_helpers import take_few_kernels
+
+    take_few_kernels()
+
+
 @pytest.fixture(autouse=True)
 def turns_and_holes(request):
     """In the simulator every other test runs the threads of a block the other way round.

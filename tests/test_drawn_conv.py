@@ -386,7 +386,7 @@ def test_pixels_longer_than_a_line_of_the_cache(monkeypatch):
     """Where they begin anywhere they are copied, so that each begins at a line: with gaps."""
     monkeypatch.setattr(sys.modules[__name__], "grid_of", lambda _, size: (-(-80 // size),) * 2)
     factors = factors_of("cuda") | {
-        "numbers": ["float32", *HALVES],
+        "numbers": ["float32", HALVES[-1]],  # of either 16 bits as many bytes
         "size": [8, 16, 32],
         "batch": [2, 1],
         "space": [(3,), (2, 2)],

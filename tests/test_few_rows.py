@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from drawn import FEW_ROWS, takes_few
+from drawn import takes_few
+from few_rows_helpers import FEW_ROWS
 
 import numbsparse as ns
 from numbsparse.kernels.matmul.k0_cpu import few_rows, lines
@@ -67,11 +68,12 @@ def test_few_rows_are_those_that_are_quicker_so(size, transposed, a_line, batch,
 
 
 @pytest.mark.parametrize("cores", [1, 3])
-@pytest.mark.parametrize(("size", "transposed"), [(4, False), (16, True)])
-def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, cores):
+@pytest.mark.parametrize(("size", "transposed", "rows"), [(4, False, 1), (16, True, 4)])
+def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, rows, cores):
     """Of any number of cores, with more strips than block columns, empty ones and a ragged edge."""
     monkeypatch.setattr(few_rows, "cores_for", lambda multiply_adds: cores)
     monkeypatch.setattr(few_rows, "WORTH", 1 << 40)
+    monkeypatch.setattr(few_rows, "rows_at_once", lambda size, batch: rows)
     for columns in (1, 5, 40):
         pattern = ns.patterns.random(7, columns, 0.4, seed=columns)
         pattern[3], pattern[:, columns // 2] = False, False
@@ -84,7 +86,7 @@ def test_strips_of_lines_are_shared_out(rng, monkeypatch, size, transposed, core
         monkeypatch.setattr(lines, "pays", lambda *of: False)
         many = ns.matmul(x, w)
         monkeypatch.setattr(lines, "pays", lambda *of: True)
-        for batch in (1, 3, 12):
+        for batch in (rows, rows + 2, 12):
             out = np.full((batch, w.shape[1]), np.nan, np.float32)
             ns.matmul(x[:batch], w, out=out)
             np.testing.assert_array_equal(out, many[:batch])
@@ -98,7 +100,7 @@ def test_the_last_rows_of_a_batch_follow_as_few(rng, monkeypatch, slab):
     x = rng.standard_normal((200, 38)).astype(np.float32)
     for rows, v in ((x, w), (rng.standard_normal((200, 31)).astype(np.float32), w.T)):
         many = ns.matmul(rows, v)
-        for batch in (33, 47, 70, 96, 129):
+        for batch in (34, 47, 67, 96, 130):
             out = np.full((batch, v.shape[1]), np.nan, np.float32)
             ns.matmul(rows[:batch], v, out=out)
             np.testing.assert_array_equal(out, many[:batch])

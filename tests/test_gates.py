@@ -3,21 +3,13 @@
 import numpy as np
 import pytest
 from conftest import HALVES, host
-from drawn import Space, is_compiled
+from drawn import Space
 from gate_helpers import close, pattern, spread
 
 import numbsparse as ns
 from numbsparse import device, nn, ops
 from numbsparse.dtypes import as_dtype
 from numbsparse.nn import functional as F
-
-
-def has_kernel(case):
-    """Whether the CPU's few rows, if it computes them, are compiled for other tests anyway."""
-    how = case["dtype"], case["block_size"], case["batch"]
-    products = ("forward", "input_grad")
-    return case["place"] == "cuda" or all(is_compiled(*how, product) for product in products)
-
 
 CASES = Space(
     {
@@ -34,7 +26,6 @@ CASES = Space(
     lambda case: (
         (case.get("place"), case.get("dtype")) != ("cuda", "float64")
         and not (case.get("place") == "cpu" and case.get("dtype") in HALVES)
-        and (not {"place", "dtype", "block_size", "batch"} <= case.keys() or has_kernel(case))
     ),
 ).covering()
 

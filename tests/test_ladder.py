@@ -76,7 +76,7 @@ def runs():
                     if serves(rung, product, case, dtype, place, precision)
                     # A CPU has float32 for them.
                     and not (place == "cpu" and case in LARGE and dtype in HALVES)
-                    and (name != "k0_cpu" or is_quick(product, case, dtype))
+                    and (name != "k0_cpu" or is_compiled(dtype, case.block_size, product))
                 ]
                 if place == "cuda" and device.SIMULATED:
                     problems = in_turn(problems, shift)
@@ -88,11 +88,6 @@ def runs():
 def serves(rung, product, case, dtype, place, precision):
     asked = product, case.block_size, as_dtype(dtype), place, case.batch, precision
     return rung.unsupported(*asked) is None
-
-
-def is_quick(product, case, dtype):
-    """Whether the CPU's kernel for few rows, if it takes one, is among those that tests share."""
-    return ON_GPU or is_compiled(dtype, case.block_size, case.batch, product)
 
 
 def in_turn(problems, shift):

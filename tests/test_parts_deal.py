@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from numbsparse.kernels.parts.deal import dealt, in_turn, lines_of_strips
+from numbsparse.kernels.parts.deal import CHOICE, dealt, in_step, in_turn, lines_of_strips
 
 
 def test_pieces_go_where_it_is_free_first():
@@ -57,3 +57,21 @@ def test_warps_of_a_strip_get_neighbours_and_much_the_same(together, rng):
     of_warp = np.append(lengths, np.zeros(12, int))[lines].reshape(7, warps, columns).sum(2)
     assert (np.ptp(of_warp, axis=1) <= 8 * together).all()
     assert (np.diff(of_warp.sum(1)) <= 0).all()
+
+
+@pytest.mark.parametrize("warps", [1, 5])
+def test_of_a_few_groups_the_one_that_keeps_warps_even_is_next(warps, rng):
+    """The first of equals; what is chosen leaves its place to the next one that waits."""
+    counts = rng.poisson(0.3, (40, 4 * warps)).astype(np.uint8)
+    counts[7] = 0  # not needed
+    order = np.full(len(counts), -1)
+    needed, loads = np.flatnonzero(counts.any(1)), counts.reshape(40, warps, 4).sum(2).astype(int)
+    n, few, expected = len(needed), list(range(CHOICE)), []
+    assert in_step(counts, warps, order) == n
+    for k in range(1, n + 1):
+        due, had = k * loads.sum(0), loads[expected].sum(0)  # n times a warp's, and what it had
+        cost = [((n * (had + loads[needed[i]]) - due) ** 2).sum() if i < n else np.inf for i in few]
+        best = int(np.argmin(cost))
+        expected.append(int(needed[few[best]]))
+        few[best] = CHOICE + k - 1
+    assert order[:n].tolist() == expected

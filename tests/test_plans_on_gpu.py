@@ -174,7 +174,7 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
         records, strips, lengths = planned(index, steps_of, transposed, tile, n % 3 == 0)
         tiles, starts = planned(index, schedule, lengths, rows, 5)
         own = plan.Plan(records, strips, tiles, starts)
-        values = ns.to_device(np.zeros((layout.n_blocks, 32, 32), "f2"))
+        values = ns.to_device(np.zeros((layout.n_blocks, 8, 8), "f2"))  # which are not looked at
         again, x = n % 2, ns.to_device(np.zeros(9, "f2"))
         monkeypatch.setattr(plan_on_gpu, "CACHED", 18 * again)
         found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates), x, rows, 5)

@@ -123,7 +123,7 @@ def line_kernel(lines: Lines) -> Any:
         slots = cuda.shared.array(0, float32)  # sums of lines that began in an earlier warp
         first_slot = int64(0)
         tile = int64(cuda.blockIdx.y if TILED else 0)
-        top = tile * (w_view[2] if ENGINE else ROWS)  # of the rows of the batch
+        top = tile * (w_view[2] if ENGINE else ROWS)  # of the batch; else these are equal
         own_view = y_view
         if ENGINE:  # what is behind the rows of this tile is of the next one, or of nobody
             own_view = min(y_view[0], top + w_view[2]), y_view[1], y_view[2], y_view[3]
