@@ -14,7 +14,6 @@ from numbsparse.distributed.links import Links, RankLost
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
 from numbsparse.distributed.rendezvous import met
-from numbsparse.dtypes import type_name
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import check_form, check_written, operand
 from numbsparse.patterns.checks import integer, word
@@ -248,12 +247,6 @@ class Group:
         if (key := str(about)) not in self._agreed:
             self._links.meet(about)
             self._agreed.add(key)
-
-
-def check_kind(argument: str, given: Any, kind: type) -> None:
-    """Refuse what is no such object."""
-    if not isinstance(given, kind):
-        raise TypeError(f"{argument} takes a numbsparse {kind.__name__}, got {type_name(given)}")
 
 
 def _plain(x: Any) -> Any:

@@ -21,7 +21,7 @@ import scipy.sparse
 from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import elementwise, embedding, reduce
 from numbsparse.ops.create import zeros
@@ -57,8 +57,7 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
     if layout.shape != w.layout.shape:
         raise ValueError(f"layout takes {w.layout.shape} blocks, as the matrix, got {layout.shape}")
     if fresh is not None:
-        if not isinstance(fresh, BlockSparse):
-            raise TypeError(f"fresh takes a BlockSparse or None, got {type_name(fresh)}")
+        check_kind("fresh", fresh, BlockSparse, "a BlockSparse or None")
         w, fresh = _like_each_other(w, fresh, "remap")
     if layout == w.layout:
         return w
