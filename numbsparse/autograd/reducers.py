@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -102,3 +103,13 @@ def _with_own(leaf: Tensor, gradient: Tensor) -> Tensor:
 
 
 _adding = Lock()  # what one thread reads in `.grad` another may have added to before it writes
+
+
+def _free() -> None:
+    """In a forked process the thread that held the lock is not there to release it."""
+    global _adding
+    _adding = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free)

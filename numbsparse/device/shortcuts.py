@@ -8,6 +8,7 @@ kernels took so much longer of the processor, LLVM's part counted and the linker
 `resolved_once` 31 %, `lazy_lifetimes` 19 %, `twins` 5 to 8 %.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,16 @@ _depth = 0  # how many contexts are open
 _replaced: list[tuple[Any, str, Any]] = []  # (owner, name, Numba's own), while one is
 
 Function = Callable[..., Any]
+
+
+def _free() -> None:
+    """In a forked process the thread that held the lock is not there to release it."""
+    global _lock
+    _lock = Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free)
 
 
 @contextmanager
