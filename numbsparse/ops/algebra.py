@@ -100,20 +100,16 @@ def checked_norm(by: str) -> str:
 
 def row_norms(values: Any, by: str) -> Any:
     if isinstance(values, DeviceArray):
-        return _norms_on_gpu(values, by)
+        norms = empty((values.shape[0],), np.float32)
+        kernel = {"l1": "sum of sizes", "l2": "length", "max": "max of sizes"}[by]
+        kernels.reduce.reduce(kernel, norms, values, (1,))
+        return norms
     values = _wide(values)
     if by == "l2":
         return np.sqrt(np.einsum("ni,ni->n", values, values, dtype=np.float64))
     if by == "l1":
         return np.abs(values).sum(axis=1, dtype=np.float64)
     return np.abs(values).max(axis=1).astype(np.float64)
-
-
-def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    norms = empty((values.shape[0],), np.float32)
-    kernel = {"l1": "sum of sizes", "l2": "length", "max": "max of sizes"}[by]
-    kernels.reduce.reduce(kernel, norms, values, (1,))
-    return norms
 
 
 def sum(w: BlockSparse, axis: int | None = None, *, out: None = None) -> Any:
