@@ -6,6 +6,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from distributed_helpers import run, values
+from distributed_programs import after_a_fork
 from mutants_forked import forked
 
 from numbsparse.autograd import Tensor, reducers
@@ -51,3 +53,7 @@ def shortcut():
 def test_a_forked_process_waits_for_no_thread_of_its_parents(lock, work):
     with held_elsewhere(lock):
         assert list(forked(lambda say: say(work()), 10)) == [[2.0, 2.0]]
+
+
+def test_a_forked_process_does_not_leave_the_group_of_its_parent():
+    assert values(run(after_a_fork)) == [2.0, 2.0]
