@@ -104,12 +104,5 @@ def _with_own(leaf: Tensor, gradient: Tensor) -> Tensor:
 
 _adding = Lock()  # what one thread reads in `.grad` another may have added to before it writes
 
-
-def _free() -> None:
-    """In a forked process the thread that held the lock is not there to release it."""
-    global _adding
-    _adding = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free)
+if hasattr(os, "register_at_fork"):  # a thread that held it does not release it in the child
+    os.register_at_fork(after_in_child=_adding._at_fork_reinit)  # type: ignore[attr-defined]

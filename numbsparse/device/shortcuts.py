@@ -27,17 +27,10 @@ _lock = Lock()
 _depth = 0  # how many contexts are open
 _replaced: list[tuple[Any, str, Any]] = []  # (owner, name, Numba's own), while one is
 
+if hasattr(os, "register_at_fork"):  # a thread that held it does not release it in the child
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
 Function = Callable[..., Any]
-
-
-def _free() -> None:
-    """In a forked process the thread that held the lock is not there to release it."""
-    global _lock
-    _lock = Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_free)
 
 
 @contextmanager
