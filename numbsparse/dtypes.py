@@ -92,6 +92,12 @@ def type_name(x: Any) -> str:
     return name if library == "builtins" else f"{library}.{name}"
 
 
+def check_kind(argument: str, value: Any, kinds: Any, takes: str) -> None:
+    """Refuse what is of another type; `takes` says what was expected."""
+    if not isinstance(value, kinds):
+        raise TypeError(f"{argument} takes {takes}, got {type_name(value)}")
+
+
 def is_bfloat16(dtype: np.dtype) -> bool:
     return dtype.kind == "V" and dtype.name == "bfloat16"
 

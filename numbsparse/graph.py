@@ -10,7 +10,7 @@ from numbsparse import device, edits, ops
 from numbsparse.autograd import Tensor, is_recording
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, DeviceArray
-from numbsparse.dtypes import refuse_masked, type_name
+from numbsparse.dtypes import check_kind, refuse_masked
 from numbsparse.ops.precision import checked_precision
 from numbsparse.trees import mapped
 
@@ -78,8 +78,7 @@ class Graph:
     """What `graph` gives. `captures` counts the graphs that it holds."""
 
     def __init__(self, step: Callable[..., Any]):
-        if not callable(step):
-            raise TypeError(f"step takes a function, got {type_name(step)}")
+        check_kind("step", step, Callable, "a function")
         update_wrapper(self, step)
         self._step = step
         self._recordings: dict[Hashable, Recording] = {}

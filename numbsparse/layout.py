@@ -11,7 +11,7 @@ from weakref import ref
 import numpy as np
 import scipy.sparse
 
-from numbsparse.dtypes import as_array, type_name
+from numbsparse.dtypes import as_array, check_kind
 from numbsparse.patterns import as_pattern
 from numbsparse.patterns.checks import integer, pair
 
@@ -302,8 +302,7 @@ class Layout:
         return self.select(other._positions(self.flat_indices) < 0)
 
     def _check_shape(self, other: Layout, what: str) -> None:
-        if not isinstance(other, Layout):
-            raise TypeError(f"{what} takes a Layout, got {type_name(other)}")
+        check_kind(what, other, Layout, "a Layout")
         if self.shape != other.shape:
             raise ValueError(
                 f"{what} takes two layouts of one shape, got {self.shape} and {other.shape}"

@@ -428,3 +428,13 @@ def waiting(peer_memory, wait):
                 os.kill(os.getpid(), signal.SIGKILL)
             passes(model, x)
             ns.synchronize() if step < 3 or wait == "GPU" else group.barrier()
+
+
+def after_a_fork():
+    """A collective after a process that was forked here has left its copy of the group."""
+    with init() as group:
+        if (child := os.fork()) == 0:
+            group.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        return float(group.all_reduce(np.ones(1))[0])

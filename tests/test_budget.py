@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_293,
-    "numbsparse/autograd": 795,
+    "numbsparse": 3_297,
+    "numbsparse/autograd": 798,
     "numbsparse/bench": 3_020,
     "numbsparse/compat": 409,
-    "numbsparse/device": 4_153,
-    "numbsparse/distributed": 2_070,
-    "numbsparse/jax": 734,
+    "numbsparse/device": 4_157,
+    "numbsparse/distributed": 2_071,
+    "numbsparse/jax": 733,
     "numbsparse/kernels": 3_425,
     "numbsparse/kernels/conv": 3_755,
     "numbsparse/kernels/ladder": 1_940,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_460,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 351,
-    "numbsparse/nn": 7_888,
-    "numbsparse/ops": 5_680,
+    "numbsparse/nn": 7_860,
+    "numbsparse/ops": 5_653,
     "numbsparse/pages": 1_961,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 434,
     "numbsparse/simulator": 2_459,
-    "numbsparse/torch": 2_030,
+    "numbsparse/torch": 2_025,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -11,6 +11,7 @@ from numbsparse.device import Capture
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k7_small_blocks import gated, strip_plan
+from numbsparse.nn import functional as F
 from numbsparse.testing import races
 
 pytestmark = [
@@ -140,7 +141,7 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
     used, gone = (w, 1) if call == "x @ w" else (w.T, 2)  # all of whose gates are zero
     gates = np.float32([0.5, 0, 0, 3 * (gone == 2)])
     x = rng.standard_normal((3, used.shape[0])).astype(dtype)
-    dense = ns.ops.scale_blocks(w, ns.to_device(gates)).toarray()
+    dense = F.scale_blocks(w, ns.to_device(gates)).numpy()
     dense = dense if used is w else dense.T
     right = x.astype(np.float64) @ dense
     x[:, gone * size : (gone + 1) * size] = np.nan
@@ -254,6 +255,6 @@ def test_a_captured_step_skips_nothing_and_gives_the_same(rng):
     if device.SIMULATED:
         strange = ns.BlockSparse(np.full((3, 4, 4), np.nan, np.float32), w.layout).to("cuda")
         with Capture().under_way():
-            whole = ops.scale_blocks(strange, given[0])
+            whole = F.scale_blocks(strange, given[0]).matrix
         assert whole.layout is w.layout
         assert (whole.values.numpy()[1] == 0).all()

@@ -221,7 +221,6 @@ ELSEWHERE = {  # with tests of their own
         "in_layout",
         "placed",
         "block_norms",
-        "on_device",
     ),
     *("transpose_window", "repeated", "replayed", "replayed_in", "started", "check_factors"),
 }

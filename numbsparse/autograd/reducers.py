@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -102,3 +103,6 @@ def _with_own(leaf: Tensor, gradient: Tensor) -> Tensor:
 
 
 _adding = Lock()  # what one thread reads in `.grad` another may have added to before it writes
+
+if hasattr(os, "register_at_fork"):  # a thread that held it does not release it in the child
+    os.register_at_fork(after_in_child=_adding._at_fork_reinit)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from numbsparse.autograd.contexts import AT_WORK, NOTED, RECORDING, Vjp, recordi
 from numbsparse.autograd.tensor import Tensor, as_tensor, tensors_of
 from numbsparse.autograd.watch import fingerprints, function_of
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind
 from numbsparse.ops.operands import check_form
 from numbsparse.patterns.checks import flag
 
@@ -45,8 +45,7 @@ def grad(
     >>> first.item(), second.item()
     (27.0, 18.0)
     """
-    if not isinstance(output, Tensor):
-        raise TypeError(f"output takes a Tensor, got {type_name(output)}")
+    check_kind("output", output, Tensor, "a Tensor")
     inputs = tensors_of("inputs", inputs)
     seed = seed_of(output, grad_output, "grad_output")
     again = flag("create_graph", create_graph)

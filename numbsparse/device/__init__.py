@@ -61,7 +61,7 @@ from numbsparse.device.runtime import (
     why_unavailable,
 )
 from numbsparse.device.streams import Stream as Stream
-from numbsparse.device.streams import beside, joined, order
+from numbsparse.device.streams import beside, joined, order, refuse_in_capture
 from numbsparse.device.streams import current as current_stream
 from numbsparse.device.streams import stream as stream
 from numbsparse.device.streams import synchronize as synchronize

@@ -8,6 +8,7 @@ kernels took so much longer of the processor, LLVM's part counted and the linker
 `resolved_once` 31 %, `lazy_lifetimes` 19 %, `twins` 5 to 8 %.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ READ = {"numba": range(61, 69), "numba_cuda": range(30, 31)}
 _lock = Lock()
 _depth = 0  # how many contexts are open
 _replaced: list[tuple[Any, str, Any]] = []  # (owner, name, Numba's own), while one is
+
+if hasattr(os, "register_at_fork"):  # a thread that held it does not release it in the child
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 Function = Callable[..., Any]
 

@@ -11,7 +11,8 @@ from numbsparse.autograd import Tensor
 from numbsparse.autograd.reducers import reducers
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.buckets import Bucket, Work, buckets_of
-from numbsparse.distributed.group import Group, check_kind
+from numbsparse.distributed.group import Group
+from numbsparse.dtypes import check_kind
 from numbsparse.layout import layout_of
 from numbsparse.nn import kept
 from numbsparse.ops.elementwise import copy_into, gapless
@@ -66,8 +67,8 @@ class DataParallel:
     """
 
     def __init__(self, model: nn.Module, group: Group, *, bucket: int = BUCKET):
-        check_kind("model", model, nn.Module)
-        check_kind("group", group, Group)
+        check_kind("model", model, nn.Module, "a numbsparse Module")
+        check_kind("group", group, Group, "a numbsparse Group")
         self.model, self.group, self.bucket = model, group, integer("bucket", bucket)
         named = list(model.named_parameters())
         self._names, self._parameters = [n for n, _ in named], [p for _, p in named]

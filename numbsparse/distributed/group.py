@@ -1,6 +1,7 @@
 """Group: the processes that train together, and what they compute together."""
 
 import atexit
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -14,7 +15,6 @@ from numbsparse.distributed.links import Links, RankLost
 from numbsparse.distributed.on_gpu import DTYPES, ByNCCL
 from numbsparse.distributed.on_host import OPERATIONS, ByMPI, BySockets, call
 from numbsparse.distributed.rendezvous import met
-from numbsparse.dtypes import type_name
 from numbsparse.ops.elementwise import gapless
 from numbsparse.ops.operands import check_form, check_written, operand
 from numbsparse.patterns.checks import integer, word
@@ -62,7 +62,7 @@ class Group:
         self._agreed: set[str] = set()
         self._parts: list[Group] = []
         self._waiting: list[Any] = []  # flags that kernels here wait for
-        self._is_open = size > 1
+        self._is_open, self._process = size > 1, os.getpid()
         if size > 1:
             atexit.register(self._at_exit)
 
@@ -158,7 +158,7 @@ class Group:
 
     def close(self) -> None:
         """Leave: wait until the GPU and the other ranks are done. `with` does it at its end."""
-        if self._is_open and self._nccl:
+        if self._is_to_leave() and self._nccl:
             self._begin_pass("ended its program")
             device.synchronize()
             self.barrier()
@@ -175,10 +175,14 @@ class Group:
             if isinstance(error, RankLost):  # which is not this program's fault
                 sys.exit(f"{error}; rank {self.rank} ends")
 
+    def _is_to_leave(self) -> bool:
+        """Not by a process that was forked from a rank, which goes on."""
+        return self._is_open and self._process == os.getpid()
+
     def _leave(self, failed: str) -> None:
         for part in self._parts:
             part._leave(failed)
-        if self._is_open:
+        if self._is_to_leave():
             self._is_open = False
             atexit.unregister(self._at_exit)
             self._links.close(failed)
@@ -248,12 +252,6 @@ class Group:
         if (key := str(about)) not in self._agreed:
             self._links.meet(about)
             self._agreed.add(key)
-
-
-def check_kind(argument: str, given: Any, kind: type) -> None:
-    """Refuse what is no such object."""
-    if not isinstance(given, kind):
-        raise TypeError(f"{argument} takes a numbsparse {kind.__name__}, got {type_name(given)}")
 
 
 def _plain(x: Any) -> Any:

@@ -9,7 +9,8 @@ import numpy as np
 
 from numbsparse import nn
 from numbsparse.autograd import Tensor
-from numbsparse.distributed.group import Group, check_kind
+from numbsparse.distributed.group import Group
+from numbsparse.dtypes import check_kind
 from numbsparse.nn import kept
 from numbsparse.nn.optim.optimizer import Optimizer, check_gradient, checked_header
 
@@ -50,8 +51,8 @@ class ShardedOptimizer(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer, group: Group):
-        check_kind("optimizer", optimizer, Optimizer)
-        check_kind("group", group, Group)
+        check_kind("optimizer", optimizer, Optimizer, "a numbsparse Optimizer")
+        check_kind("group", group, Group, "a numbsparse Group")
         self.group, self._groups = group, optimizer._groups  # settings are set there
         self._cuts = [_Cut(parameter, group) for parameter in self.parameters]
         self._inner = self._of_parts(optimizer)
@@ -200,7 +201,7 @@ def save(path: Any, state: Any, group: Group) -> None:
     >>> with dist.init() as group:
     ...     dist.save(path, {"step": 3}, group)
     """
-    check_kind("group", group, Group)
+    check_kind("group", group, Group, "a numbsparse Group")
     failed: BaseException | None = None
     if group.rank == 0:
         try:

@@ -17,8 +17,9 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor, record
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.distributed.exchange import Exchange, PeerExchange
-from numbsparse.distributed.group import Group, check_kind
+from numbsparse.distributed.group import Group
 from numbsparse.distributed.start import init
+from numbsparse.dtypes import check_kind
 from numbsparse.nn import LSTM, Linear, Module, Parameter
 from numbsparse.nn import functional as F
 from numbsparse.nn.recurrent import checked_state, checked_steps
@@ -56,7 +57,7 @@ class Split(Module):
     def __init__(self, group: Group | None):
         super().__init__()
         self.group = init() if group is None else group
-        check_kind("group", self.group, Group)
+        check_kind("group", self.group, Group, "a numbsparse Group")
         self._layouts: dict[str, Any] = {}  # of whole weights, with how they are cut
 
     def keep(self, name: str, weight: Tensor, axis: int, argument: str) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.blocks import Blocks, check_values, checked_shape
-from numbsparse.dtypes import as_array, type_name
+from numbsparse.dtypes import as_array, check_kind, type_name
 from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
@@ -254,8 +254,7 @@ def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | 
 
 
 def _array(argument: str, x: Any) -> jax.Array:
-    if not isinstance(x, jax.Array | np.ndarray):
-        raise TypeError(f"{argument} takes an array of JAX or NumPy, got {type_name(x)}")
+    check_kind(argument, x, jax.Array | np.ndarray, "an array of JAX or NumPy")
     if isinstance(x, jax.Array):
         return x
     array = as_array(x, argument)

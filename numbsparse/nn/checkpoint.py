@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.nn.safetensors import is_safetensors, open_tensors, write_tensors
 from numbsparse.npz import open_npz, write_npz
 
@@ -46,9 +46,8 @@ def save(path: Any, state: Any) -> None:
     >>> sorted(np.load(path))[:3]
     ['losses/0', 'losses/1', 'losses@list']
     """
-    if not isinstance(state, Mapping | list | tuple):
-        got = type_name(state)
-        raise TypeError(f"state takes a dict or a list, such as model.state_dict(), got {got}")
+    takes = "a dict or a list, such as model.state_dict()"
+    check_kind("state", state, Mapping | list | tuple, takes)
     members: dict[str, Any] = {}
     _flatten(state, "", members)
     if is_safetensors(path):

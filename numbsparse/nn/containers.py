@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Mutable
 from typing import Any
 
 from numbsparse.autograd import Tensor
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.nn.module import Module
 from numbsparse.patterns.checks import pair
 
@@ -154,9 +154,8 @@ def _each(modules: Any) -> Iterable[Any]:
 
 
 def _checked(module: Any) -> Module:
-    if not isinstance(module, Module):
-        raise TypeError(f"modules takes Modules, got {type_name(module)}")
-    return module
+    check_kind("modules", module, Module, "Modules")
+    return module  # type: ignore[no-any-return]
 
 
 def _checked_name(name: Any) -> str:

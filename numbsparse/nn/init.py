@@ -9,7 +9,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.blocks import checked_shape
-from numbsparse.dtypes import float_dtype, type_name
+from numbsparse.dtypes import check_kind, float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.patterns.checks import any_generator, integer, number
 
@@ -26,8 +26,7 @@ def fan_in(w: BlockSparse, tap_features: int | None = None) -> np.ndarray:
     >>> ns.nn.init.fan_in(w)
     array([8, 8, 8, 8, 4, 4, 4, 4])
     """
-    if not isinstance(w, BlockSparse):
-        raise TypeError(f"w takes a BlockSparse, got {type_name(w)}")
+    check_kind("w", w, BlockSparse, "a BlockSparse")
     features = w.shape[0] if tap_features is None else integer("tap_features", tap_features)
     return np.repeat(column_fan_in(w.layout, w.block_size, features), w.block_size)[: w.shape[1]]
 

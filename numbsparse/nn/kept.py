@@ -8,7 +8,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, moved, outside_capture
-from numbsparse.dtypes import refuse_masked, type_name
+from numbsparse.dtypes import check_kind, refuse_masked, type_name
 from numbsparse.layout import Layout
 from numbsparse.ops import operands
 
@@ -101,9 +101,10 @@ def in_place_of(array: Any, device: str) -> Any:
     return array
 
 
-def on_cpu(array: Any) -> np.ndarray:
-    """In memory of its own."""
-    return array.numpy() if isinstance(array, DeviceArray) else array.copy()
+def on_cpu(data: Any) -> Any:
+    """An array, or a BlockSparse, on the CPU in memory of its own."""
+    host = moved(data, "cpu")
+    return host.copy() if host is data else host
 
 
 def remapped(array: Any, old: Form, new: Form, fresh: Any = None) -> Any:
@@ -128,8 +129,7 @@ def saved(array: Any, form: Form) -> Any:
 
 def check_state(state: Any, argument: str = "state") -> None:
     """Refuse what is no dict."""
-    if not isinstance(state, Mapping):
-        raise TypeError(f"{argument} takes what state_dict() gave, got {type_name(state)}")
+    check_kind(argument, state, Mapping, "what state_dict() gave")
 
 
 def check_keys(argument: str, state: Any, names: Collection[str]) -> None:

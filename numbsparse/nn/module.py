@@ -11,7 +11,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_data, as_tensor
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, forget_captures, id_of, moved, switched
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.nn import kept
 from numbsparse.nn.held import held, holds
 from numbsparse.nn.init import fan_in
@@ -206,8 +206,7 @@ class Module:
         ...         module.bias.data[:] = 0
         >>> model = nn.Sequential(nn.Linear(8, 4, block_size=4, seed=0), nn.ReLU()).apply(no_bias)
         """
-        if not callable(function):
-            raise TypeError(f"function takes what can be called, got {type_name(function)}")
+        check_kind("function", function, Callable, "what can be called")
         for module in self._inside_out(set()):
             function(module)
         return self
@@ -362,12 +361,8 @@ class Module:
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers and saved numbers by name, on the CPU, in memory of their own."""
-        state: dict[str, Any] = {}
         tensors, numbers = self._saved()
-        for name, tensor in tensors.items():
-            own: Any = tensor.data
-            host = moved(own, "cpu")
-            state[name] = host.copy() if host is own else host
+        state = {name: kept.on_cpu(tensor.data) for name, tensor in tensors.items()}
         return state | {name: getattr(*place) for name, place in numbers.items()}
 
     def _saved(self) -> tuple[dict[str, Tensor], dict[str, tuple[Module, str]]]:

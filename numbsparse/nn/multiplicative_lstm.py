@@ -8,7 +8,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import float_dtype, type_name
+from numbsparse.dtypes import check_kind, float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init, recurrent
@@ -201,8 +201,7 @@ class NormalizedProduct(Module):
     ):
         super().__init__()
         eps = number("eps", eps)
-        if not isinstance(weight, BlockSparse):
-            raise TypeError(f"weight takes a BlockSparse, got {type_name(weight)}")
+        check_kind("weight", weight, BlockSparse, "a BlockSparse")
         self.weight = MatrixParameter(weight)
         check_block_size(weight.block_size)
         features = weight.shape[1] if features is None else integer("features", features)

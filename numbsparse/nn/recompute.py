@@ -16,7 +16,7 @@ from numbsparse.autograd import (
     unwatched,
 )
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import NO_NUMBERS, type_name
+from numbsparse.dtypes import NO_NUMBERS, check_kind
 from numbsparse.nn.functional.joint import jointly, results_of
 from numbsparse.ops.operands import ARRAYS
 from numbsparse.trees import mapped
@@ -63,8 +63,7 @@ def recompute(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
 
     T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
     """
-    if not callable(function):
-        raise TypeError(f"function takes what can be called, got {type_name(function)}")
+    check_kind("function", function, Callable, "what can be called")
     if not is_recording():
         return function(*inputs, **named)
     with noting() as used, ops.draws_noted() as draws:

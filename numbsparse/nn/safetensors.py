@@ -18,7 +18,7 @@ from zlib import crc32
 import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import FLOATS, as_dtype, type_name
+from numbsparse.dtypes import FLOATS, as_dtype, check_kind
 from numbsparse.files import known_as, write_bytes
 
 ENDING = ".safetensors"
@@ -37,8 +37,7 @@ DTYPES = {
 
 def is_safetensors(path: Any) -> bool:
     """Whether a file's name says that it is one."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"path takes a string or a Path, got {type_name(path)}")
+    check_kind("path", path, str | os.PathLike, "a string or a Path")
     return Path(path).suffix == ENDING
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor, unread
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, refill
+from numbsparse.device import DeviceArray, moved, refill
 from numbsparse.dtypes import is_floating, type_name
 from numbsparse.nn import functional as F
 from numbsparse.nn.kept import check_keys, in_place_of
@@ -97,7 +97,7 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, and the good steps since it last changed, copied to the host."""
-        state = self._state.numpy() if isinstance(self._state, DeviceArray) else self._state
+        state = moved(self._state, "cpu")
         return {"scale": float(state[0]), "good_steps": int(state[1])}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -64,7 +64,6 @@ from numbsparse.ops.gates import (
     gate_numbers,
     gated,
     in_order,
-    scale_blocks,
     select_gated,
     ungated,
 )
@@ -77,7 +76,6 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad, without_padding
-from numbsparse.ops.made import on_device
 from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
 from numbsparse.ops.normalize import (
     affine_norm,

@@ -21,7 +21,7 @@ import scipy.sparse
 from numbsparse import kernels
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import DeviceArray, empty, is_device_operand, to_device
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops import elementwise, embedding, reduce
 from numbsparse.ops.create import zeros
@@ -57,8 +57,7 @@ def remap(w: BlockSparse, layout: Any, fresh: BlockSparse | None = None) -> Bloc
     if layout.shape != w.layout.shape:
         raise ValueError(f"layout takes {w.layout.shape} blocks, as the matrix, got {layout.shape}")
     if fresh is not None:
-        if not isinstance(fresh, BlockSparse):
-            raise TypeError(f"fresh takes a BlockSparse or None, got {type_name(fresh)}")
+        check_kind("fresh", fresh, BlockSparse, "a BlockSparse or None")
         w, fresh = _like_each_other(w, fresh, "remap")
     if layout == w.layout:
         return w
@@ -101,20 +100,16 @@ def checked_norm(by: str) -> str:
 
 def row_norms(values: Any, by: str) -> Any:
     if isinstance(values, DeviceArray):
-        return _norms_on_gpu(values, by)
+        norms = empty((values.shape[0],), np.float32)
+        kernel = {"l1": "sum of sizes", "l2": "length", "max": "max of sizes"}[by]
+        kernels.reduce.reduce(kernel, norms, values, (1,))
+        return norms
     values = _wide(values)
     if by == "l2":
         return np.sqrt(np.einsum("ni,ni->n", values, values, dtype=np.float64))
     if by == "l1":
         return np.abs(values).sum(axis=1, dtype=np.float64)
     return np.abs(values).max(axis=1).astype(np.float64)
-
-
-def _norms_on_gpu(values: DeviceArray, by: str) -> DeviceArray:
-    norms = empty((values.shape[0],), np.float32)
-    kernel = {"l1": "sum of sizes", "l2": "length", "max": "max of sizes"}[by]
-    kernels.reduce.reduce(kernel, norms, values, (1,))
-    return norms
 
 
 def sum(w: BlockSparse, axis: int | None = None, *, out: None = None) -> Any:

@@ -82,22 +82,6 @@ class Known(NamedTuple):
     settled: edits.Settled | None = None  # who captures what is made of them
 
 
-def scale_blocks(w: BlockSparse, gate: Any) -> BlockSparse:
-    """gate[b] * w.data[b] of each block b whose gate is not zero, in a layout of these only.
-
-    >>> w = BlockSparse(np.ones((2, 2, 2), np.float32), [[1, 1]])
-    >>> half = scale_blocks(w, np.float32([0, 3]))
-    >>> half, half.toarray()[0]
-    (BlockSparse(2 x 4, float32, 1 blocks of 2 x 2, density 0.5),
-     array([0., 0., 3., 3.], dtype=float32))
-    """
-    kept = kept_of(w, gate)
-    if kept is None:
-        return w
-    scaled = gated(w.T if w.is_transposed else w, kept.gates, kept)
-    return scaled.T if w.is_transposed else scaled
-
-
 def kept_of(w: BlockSparse, gate: Any) -> Selection | None:
     """What a gate leaves of w, in the order in which that is stored; None if all gates are one."""
     if isinstance(gate, Selection):
@@ -282,7 +266,10 @@ def block_dots(a: Any, b: Any, kept: Selection) -> Any:
     Both are stored blocks, with zeros beyond the edge of their matrices.
     """
     if isinstance(b, DeviceArray):
-        return _dots_on_gpu(a, b, kept)
+        dots: Any = empty((b.shape[0],), np.float32)
+        if b.shape[0]:
+            kernels.gates.block_dots(a, b, kept.found, kept.gates, dots)
+        return dots
     wide = state_dtype(b.dtype)
     dots = np.zeros(b.shape[0], wide)
     chosen = slice(None) if kept.chosen is None else kept.chosen
@@ -304,10 +291,3 @@ def _scaled_on_gpu(a: Any, where: Any, by: Any, kept: Selection, to_all: bool, n
     if n:
         kernels.gates.scale_blocks(a, where, by, kept.gates, int(to_all), out)
     return out
-
-
-def _dots_on_gpu(a: DeviceArray, b: DeviceArray, kept: Selection) -> DeviceArray:
-    dots = empty((b.shape[0],), np.float32)
-    if b.shape[0]:
-        kernels.gates.block_dots(a, b, kept.found, kept.gates, dots)
-    return dots

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.dtypes import as_array, type_name
+from numbsparse.dtypes import as_array, check_kind
 from numbsparse.nn.kept import check_state
 from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import dense
@@ -144,10 +144,7 @@ def _matched(model: torch.nn.Module) -> Iterator[tuple[str, str, torch.Tensor, A
 
 
 def _check_fits(name: str, value: Any, shape: tuple[int, int], block_size: int) -> None:
-    if not isinstance(value, BlockSparse):
-        raise TypeError(
-            f"state[{name!r}] takes a BlockSparse of numbsparse, got {type_name(value)}"
-        )
+    check_kind(f"state[{name!r}]", value, BlockSparse, "a BlockSparse of numbsparse")
     if value.shape != shape or value.block_size != block_size:
         raise ValueError(
             f"state[{name!r}] takes {shape[0]} x {shape[1]} features in blocks of {block_size}, "

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Proxy
 
 from numbsparse import ops
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind
 from numbsparse.layout import Layout
 from numbsparse.nn.init import column_fan_in
 from numbsparse.nn.kept import check_state
@@ -172,8 +172,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def check_module(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model takes a torch.nn.Module, got {type_name(model)}")
+    check_kind("model", model, torch.nn.Module, "a torch.nn.Module")
 
 
 def is_sharded(weight: torch.Tensor) -> bool:

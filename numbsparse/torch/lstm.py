@@ -8,7 +8,7 @@ import torch
 from torch.fx import Proxy
 
 from numbsparse import ops
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import layout_for
 from numbsparse.nn.recurrent import layout_of_each
@@ -294,8 +294,7 @@ class LSTM(SparseModule):
             zeros = x.new_zeros(self.num_layers, x.shape[1], self.hidden_size)
             wide = torch.float64 if x.dtype == torch.float64 else torch.float32
             state = zeros, zeros.to(wide)
-        if not isinstance(state, tuple | list):
-            raise TypeError(f"state takes (h, c), got {type_name(state)}")
+        check_kind("state", state, tuple | list, "(h, c)")
         for name, part in zip("hc", state, strict=False):
             check_dense(name, part)
         takes = (self.num_layers, x.shape[1], self.hidden_size)

@@ -11,7 +11,7 @@ import numpy as np
 from numbsparse import edits, ops
 from numbsparse.autograd import Tensor
 from numbsparse.device import DeviceArray, forget_captures, live, moved, on, outside_capture
-from numbsparse.dtypes import type_name
+from numbsparse.dtypes import check_kind
 from numbsparse.nn import kept
 from numbsparse.nn.optim.groups import Groups, Setting
 from numbsparse.patterns.checks import integer, number
@@ -372,12 +372,10 @@ def checked_header(state: Mapping[str, Any]) -> tuple[int, int]:
 
 def check_gradient(name: str, parameter: Tensor) -> None:
     """Refuse a gradient that is stored in another way than its parameter."""
-    if not isinstance(parameter.grad, Tensor):
-        raise TypeError(f"{name}.grad takes a Tensor, got {type_name(parameter.grad)}")
-    own, got = kept.form_of(parameter.data), kept.form_of(parameter.grad.data)
+    grad: Any = parameter.grad
+    check_kind(f"{name}.grad", grad, Tensor, "a Tensor")
+    own, got = kept.form_of(parameter.data), kept.form_of(grad.data)
     kept.check_form(f"{name}.grad", got, own, "its parameter", ": run backward again")
-    if parameter.grad.device != parameter.device:
-        raise ValueError(
-            f"{name}.grad takes the device of its parameter, {parameter.device}, "
-            f"got {parameter.grad.device}"
-        )
+    if grad.device != parameter.device:
+        takes = f"the device of its parameter, {parameter.device}"
+        raise ValueError(f"{name}.grad takes {takes}, got {grad.device}")

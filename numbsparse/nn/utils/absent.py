@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
+from numbsparse.device import moved
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.linear import check_block_size
-from numbsparse.nn.utils.weights import on_host
 from numbsparse.patterns.checks import integer
 
 
@@ -60,6 +60,6 @@ def absent_norms(
         part = Layout(absent[first : first + height])
         columns = slice(first * size, (first + part.shape[0]) * size)
         blocks = ops.sddmm(x[:, columns].T, dy, part, block_size=size)
-        norms = on_host(ops.block_norms(blocks, by))
+        norms = moved(ops.block_norms(blocks, by), "cpu")
         found[first + part.index.block_rows, part.indices] = norms
     return found

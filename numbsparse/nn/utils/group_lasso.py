@@ -8,7 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
-from numbsparse.device import moved
+from numbsparse.device import moved, refuse_in_capture
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     SCOPES,
@@ -17,7 +17,6 @@ from numbsparse.nn.utils.weights import (
     check_density,
     largest_of_all,
     norms_of,
-    refuse_capture,
     weights_of,
 )
 from numbsparse.patterns.checks import number, word
@@ -88,7 +87,7 @@ class GroupLasso(Changing):
 
     def step(self) -> None:
         """Shrink the blocks once, and adapt the strength."""
-        refuse_capture("GroupLasso.step")
+        refuse_in_capture("GroupLasso.step", "call it after the step")
         weights = weights_of(self.model)
         rms, kept = self._measured(weights)
         others = [float(of[~mask].max(initial=0)) for of, mask in zip(rms, kept, strict=True)]

@@ -5,6 +5,7 @@ from typing import Any
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
+from numbsparse.device import refuse_in_capture
 from numbsparse.nn.module import Module
 from numbsparse.nn.utils.weights import (
     COUNT,
@@ -17,7 +18,6 @@ from numbsparse.nn.utils.weights import (
     keep,
     largest_of_all,
     norms_of,
-    refuse_capture,
     weights_of,
 )
 from numbsparse.patterns.checks import integer, number, word
@@ -181,7 +181,7 @@ class GradualPruning(Changing):
 
     def step(self) -> None:
         """Count a step, and prune where one is due; after an error it is not counted."""
-        refuse_capture("GradualPruning.step")
+        refuse_in_capture("GradualPruning.step", "call it after the step")
         step = self.steps + 1
         due = (step - self.start) % self.every == 0 or step == self.stop
         if due and self.start <= step <= self.stop:

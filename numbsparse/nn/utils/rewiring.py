@@ -8,6 +8,7 @@ import numpy as np
 
 from numbsparse import ops
 from numbsparse.autograd import Tensor
+from numbsparse.device import moved, refuse_in_capture
 from numbsparse.layout import Layout
 from numbsparse.nn.kept import check_keys
 from numbsparse.nn.module import Module
@@ -23,8 +24,6 @@ from numbsparse.nn.utils.weights import (
     largest,
     loaded,
     norms_of,
-    on_host,
-    refuse_capture,
     saved,
     set_layouts,
     weights_of,
@@ -144,7 +143,7 @@ class Rewiring(Changing):
 
     def step(self) -> None:
         """Count a step, and change the layouts where that is due; after an error neither."""
-        refuse_capture("Rewiring.step")
+        refuse_in_capture("Rewiring.step", "call it after the step")
         step, weights = self.steps + 1, weights_of(self.model)
         if self._is_due(step):
             self._change(weights, step)
@@ -233,7 +232,8 @@ class Rewiring(Changing):
                 f"{weight.name} has no gradient of its candidates: call step between backward and "
                 "the optimizer's step"
             )
-        return on_host(ops.block_norms(grad.matrix, self.by, weight.tap_features))
+        norms: np.ndarray = moved(ops.block_norms(grad.matrix, self.by, weight.tap_features), "cpu")
+        return norms
 
     def _generator(self, step: int, nth: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, step, nth])

@@ -9,8 +9,8 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.autograd import Tensor, no_grad
 from numbsparse.block_sparse import BlockSparse
-from numbsparse.device import DeviceArray, is_capturing
-from numbsparse.dtypes import type_name
+from numbsparse.device import DeviceArray, moved, refuse_in_capture
+from numbsparse.dtypes import check_kind, type_name
 from numbsparse.layout import Layout
 from numbsparse.nn.kept import check_keys, naming
 from numbsparse.nn.module import Module
@@ -86,10 +86,7 @@ def weights_of(model: Any) -> list[Weight]:
     else:
         found = [Weight(f"model[{i}]", p) for i, p in enumerate(as_model(model))]
         for weight in found:
-            if not isinstance(weight.parameter, Tensor):
-                raise TypeError(
-                    f"{weight.name} takes a Parameter, got {type_name(weight.parameter)}"
-                )
+            check_kind(weight.name, weight.parameter, Tensor, "a Parameter")
             if _is_gate(weight):
                 raise ValueError(
                     f"{weight.name} is a gate, which follows its weight: give the model"
@@ -152,7 +149,7 @@ def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
                     f"the gate of {weight.name} takes its layout, {weight.data.layout}, got "
                     f"{gate.matrix.layout}: remap both together"
                 )
-        norms = on_host(ops.block_norms(weight.data, by, weight.tap_features))
+        norms = moved(ops.block_norms(weight.data, by, weight.tap_features), "cpu")
         if weight.gate is not None:
             norms = norms * abs(gates_of(weight.gate))
         if not np.isfinite(norms).all():
@@ -163,14 +160,9 @@ def norms_of(weights: list[Weight], by: str) -> list[np.ndarray]:
 
 def gates_of(gate: Any) -> np.ndarray:
     """The numbers, in evaluation, of a gate: a Parameter, or a Module. (n_blocks,)."""
-    if isinstance(gate, Tensor):
-        return on_host(gate.matrix.data).reshape(-1)
     with no_grad():
-        return on_host(gate.evaluated().data)
-
-
-def on_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.numpy()
+        numbers = gate.matrix.data if isinstance(gate, Tensor) else gate.evaluated().data
+    return np.reshape(moved(numbers, "cpu"), -1)
 
 
 def largest_of_all(
@@ -239,7 +231,7 @@ def set_layouts(weights: list[Weight], followers: list[Any], *chain: list[Layout
 
     After an error all is as it was.
     """
-    refuse_capture("a change of layouts")
+    refuse_in_capture("a change of layouts", "call it after the step")
     parameters = [p for w in weights for p in (w.parameter, *(gate for gate, _ in w.gates))]
     before = [(p, p.data, p.grad) for p in parameters]
     states = [(follower, dict(vars(follower))) for follower in followers]
@@ -277,12 +269,6 @@ def _remapped(parameter: Tensor, layout: Layout, new: float) -> BlockSparse:
         return data.remap(layout)
     values = ops.full((layout.n_blocks, *data.values.shape[1:]), new, data.dtype, data.device)
     return ops.remap(data, layout, BlockSparse(values, layout, shape=data.shape))
-
-
-def refuse_capture(what: str) -> None:
-    """Layouts change outside of captured steps, which are then captured anew."""
-    if is_capturing():
-        raise RuntimeError(f"{what} cannot be part of a captured step: call it after the step")
 
 
 def saved(layouts: Mapping[str, Layout]) -> dict[str, Any]:
