@@ -123,9 +123,9 @@ def weight_grad(x, dy, index, window, dvalues, precision):
 
 @cache
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProduct) -> Any:
-    TEAMS, UNITS, MOST_UNITS, STAGES, _, BM = shape
+    TEAMS, UNITS, _, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
-    STEPS, MOST = BM // STEP, MOST_UNITS * product.PANELS
+    STEPS = BM // STEP
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
     START, MULTIPLY = product.start, product.add
@@ -140,7 +140,6 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         gathered = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
         lines = cuda.shared.array(STEPS, uint32)  # where pixels of a tile begin in the box
-        kept = cuda.shared.array(MOST, int32)  # blocks of w
         words, own = cuda.local.array(UNITS, uint32), cuda.local.array(SUMS, float32)
         items, tiles = uint32(plan.items.shape[0]), tiling.tiles
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
@@ -152,10 +151,9 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         for p in range(cuda.threadIdx.x, STEPS, threads):
             n, q = place_of(p * STEP, tiling.tile)
             lines[p] = ((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2]
-        for p in range(cuda.threadIdx.x, count * PANELS, threads):
-            kept[p] = plan.blocks[unit * PANELS + p]
         start_rings(bars, STAGES, 0, READERS)
         let_next_kernel_start()
+        wait_for_earlier_kernels()
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         team = uint32(warp * 32 // TEAM)
@@ -173,7 +171,6 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
             if fresh != 0:
                 fence_tensor_map(x_map)
                 fence_tensor_map(dy_map)
-            wait_for_earlier_kernels()
             fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
             for u in range(UNITS):
@@ -182,7 +179,6 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                     words[u] = uint32(plan.where[unit + group * UNITS + u] * SCALE)
             tile = tiling.tile
             filled = uint32(tiling.images * tile[0] * tile[1] * tile[2] // STEP)
-            wait_for_earlier_kernels()
             at, phase = uint32(0), uint32(0)
             # Which axis steps of 8 pixels go along first: those beyond its end are left out.
             axis, along = (1, tile[1]) if tile[2] == SIDE else (2, tile[2] // SIDE)
@@ -206,7 +202,8 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         cuda.syncthreads()
         put(own, gathered, uint32((part * count + group * UNITS) * (PANELS * B * B)), mine)
         cuda.syncthreads()
-        leave(gathered, slices, kept, count * PANELS, piece, sums)
+        first, count = unit * PANELS, count * PANELS
+        leave(gathered, slices, plan.blocks, first, count, piece, sums)
 
     return kernel
 
