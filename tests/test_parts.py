@@ -10,8 +10,8 @@ from ptx_helpers import on_hopper
 from numbsparse import device
 from numbsparse.device.launch import launch
 from numbsparse.kernels import card, ptx
-from numbsparse.kernels.conv.k4_wgmma import weight_grad_pieces as parts_of_sums
-from numbsparse.kernels.conv.k4_wgmma.weight_grad_pieces import (
+from numbsparse.kernels.conv.k4_wgmma import weight_grad_sums as parts_of_sums
+from numbsparse.kernels.conv.k4_wgmma.weight_grad_sums import (
     leave_piece,
     place_in_block,
     sums_into,

@@ -223,22 +223,27 @@ def unfold_kernel(RUN: int, overlap: bool) -> Any:
     def kernel(how, image, entry, matrix):
         if overlap:
             let_next_kernel_start()
-            wait_for_earlier_kernels()
         first = uint32(cuda.blockIdx.x * (RUN * THREADS) + cuda.threadIdx.x)
         of_image, of_line = uint32(how.sources.size), uint32(how.words // 4)
         pieces, own = uint32(matrix.size // 4), cuda.local.array(PIECES, uint32)
+        rows, words = cuda.local.array(RUN, int64), cuda.local.array(RUN, uint32)
+        for r in range(RUN):  # known before earlier kernels have written x
+            at = uint32(first + r * THREADS)
+            line = uint32(at // of_line)
+            words[r], number = uint32(4 * (at - line * of_line)), uint32(entry + line)
+            images = uint32(number // of_image)
+            source = how.sources[uint32(number - images * of_image)]
+            rows[r] = int64(image + images) * how.pixels + source if source >= 0 else int64(-1)
+            if at >= pieces or words[r] >= how.row_words:
+                rows[r] = -1
+        if overlap:
+            wait_for_earlier_kernels()
         for r in range(RUN):
             for i in range(4):
                 own[r, i] = 0
-            at = uint32(first + r * THREADS)
-            line = uint32(at // of_line)
-            word, number = uint32(4 * (at - line * of_line)), uint32(entry + line)
-            images = uint32(number // of_image)
-            source = how.sources[uint32(number - images * of_image)]
-            if source >= 0 and at < pieces and word < how.row_words:
-                pixel = int64(image + images) * how.pixels + source
+            if rows[r] >= 0:
                 own[r, 0], own[r, 1], own[r, 2], own[r, 3] = load_4xu32(
-                    how.x, pixel * how.stride + word
+                    how.x, rows[r] * how.stride + words[r]
                 )
         for r in range(RUN):
             at = uint32(first + r * THREADS)

@@ -11,7 +11,13 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.split import round_in_one, split_in_two
-from numbsparse.kernels.ptx import as_float32, bulk_load, store_4xf32
+from numbsparse.kernels.ptx import (
+    as_float32,
+    bulk_load,
+    let_next_kernel_start,
+    store_4xf32,
+    wait_for_earlier_kernels,
+)
 
 THREADS = 256
 
@@ -29,6 +35,8 @@ def images_of(
 ) -> DeviceArray:
     """Block by block (B, B): its parts of N columns, and in each of these DEPTH terms at a time.
 
+    The next kernel may start while this one runs, and then finds what was there before this one.
+
     (blocks, B / N, B / DEPTH, N / 8, 2, DEPTH / 4, 8, 4): of 8 columns hi, then lo, and of each the
     terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros.
 
@@ -43,7 +51,7 @@ def images_of(
     gated = gates is not None
     kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated, alone)
     more = in_features, gates if gated else (), images
-    launch(kernel, grid, THREADS, values.span, strides, block_rows, *more)
+    launch(kernel, grid, THREADS, values.span, strides, block_rows, *more, overlap=True)
     return images
 
 
@@ -68,6 +76,8 @@ def image_kernel(
 
     @cuda.jit
     def kernel(values, strides, block_rows, in_features, gates, images):
+        wait_for_earlier_kernels()
+        let_next_kernel_start()
         at = 4 * int64(cuda.grid(1))  # of four terms of a column
         if at >= values.size:
             return

@@ -12,7 +12,7 @@ rows of a product: a tap is one number, where in the box they begin.
 
     lines         forward and input-gradient: rings of boxes and of blocks of w
     products      what is multiplied and stored there, of 16 bits and of float32
-    weight_grad   rows of a product are the features of several taps; its `_products`, `_pieces`
+    weight_grad   rows of a product are the features of several taps; its `_sums` are cut in pieces
 
 Reads per output are those of the rung before. What limits it is shared memory, from which 64 rows
 of x and one block of w are read for each product.

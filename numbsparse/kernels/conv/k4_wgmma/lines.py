@@ -68,36 +68,43 @@ class Shape(NamedTuple):
         return self.X_STAGES * box + w_items + 4 * self.WARPGROUPS * adds.BUFFER
 
 
-SHAPES = {  # by the bytes of a value, and the features of a block; larger ones are taken as several
+# By the bytes of a value, and the features of a block; larger ones are taken as several. The first
+# one where all tiles run at once, else the last: in longer rings more copies are under way. By the
+# last ones ten forward products of 1 to 8 images took 1.12 to 1.5 times as long, without tiles of
+# 64 outputs six of 1 to 16 images 1.01 to 1.14 times (H200).
+SHAPES: dict[int, dict[int, tuple[Shape, ...]]] = {
     2: {
-        16: Shape(4, 2, 2, 896, 3, 2, 9),
-        32: Shape(2, 2, 2, 448, 2, 2, 9),
-        64: Shape(2, 2, 1, 448, 2, 8, 1),
+        16: (Shape(1, 2, 2, 320, 6, 6, 9), Shape(4, 2, 2, 896, 3, 2, 9)),
+        32: (
+            Shape(1, 1, 2, 256, 4, 3, 9),
+            Shape(1, 2, 1, 320, 6, 4, 9),
+            Shape(2, 2, 2, 448, 2, 2, 9),
+        ),
+        64: (
+            Shape(1, 1, 2, 160, 3, 6, 1),
+            Shape(1, 2, 1, 256, 4, 8, 1),
+            Shape(2, 2, 1, 448, 2, 8, 1),
+        ),
     },
-    4: {16: Shape(4, 1, 1, 640, 3, 8, 2), 32: Shape(4, 1, 1, 512, 2, 6, 1)},
-}
-# Where these all run at once: smaller tiles, and in longer rings more copies under way. By SHAPES
-# ten forward products of 1 to 8 images took 1.12 to 1.5 times as long (H200).
-FEW = {
-    2: {
-        16: Shape(1, 2, 2, 320, 6, 6, 9),
-        32: Shape(1, 2, 1, 320, 6, 4, 9),
-        64: Shape(1, 2, 1, 256, 4, 8, 1),
+    4: {
+        16: (Shape(2, 1, 1, 320, 6, 8, 2), Shape(4, 1, 1, 640, 3, 8, 2)),
+        32: (Shape(2, 1, 1, 256, 4, 8, 1), Shape(4, 1, 1, 512, 2, 6, 1)),
     },
-    4: {16: Shape(2, 1, 1, 320, 6, 8, 2), 32: Shape(2, 1, 1, 256, 4, 8, 1)},
 }
 if SIMULATED:
     for itemsize, few in ((2, 2), (4, 1)):
-        SHAPES[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 2, 2, few))
-        FEW[itemsize] = dict.fromkeys(FEW[itemsize], Shape(1, few, 1, 384, 3, 4, few))
+        shapes = Shape(1, few, 1, 384, 3, 4, few), Shape(1, few, 1, 384, 2, 2, few)
+        SHAPES[itemsize] = dict.fromkeys(SHAPES[itemsize], shapes)
 
 
 def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Shape:
     """The shape for a pass whose residues have so many lines each, of `size` features."""
-    few = FEW[itemsize][size]
-    how, _ = cut_for(of, batch, few, size, itemsize, itemsize == 2)
-    items = prod(how.tiles) * prod(of.view.residues) * lines
-    return few if items <= few.RESIDENT * multiprocessors() else SHAPES[itemsize][size]
+    for shape in SHAPES[itemsize][size][:-1]:
+        how, _ = cut_for(of, batch, shape, size, itemsize, itemsize == 2)
+        items = prod(how.tiles) * prod(of.view.residues) * lines
+        if items <= shape.RESIDENT * multiprocessors():
+            return shape
+    return SHAPES[itemsize][size][-1]
 
 
 def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int, squares: bool) -> Any:
@@ -158,7 +165,6 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
         spread(places, BM, tiling.images, tiling.tile)
         start_rings(bars, X_STAGES, W_STAGES, 4 * WARPGROUPS)
         let_next_kernel_start()
-        wait_for_earlier_kernels()
         first, last_item = schedule.ptr[cuda.blockIdx.x], schedule.ptr[cuda.blockIdx.x + 1]
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
@@ -174,6 +180,7 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
             for residue in range(RESIDUES):
                 fence_tensor_map(y[residue])
         rows = begin(y, places, warp, t % 32, tiling.box)
+        wait_for_earlier_kernels()
         box = uint32(tiling.rows * (B // PIECE))
         buffer = uint32(X_STAGES * tiling.rows * B + W_ITEMS)
         at = (uint32(0), uint32(0), uint32(0), uint32(0))
@@ -192,7 +199,10 @@ def line_kernel(adds: LineProduct, B: int, shape: Shape, RESIDUES: int) -> Any:
 
 @cache
 def fetcher(B: int, shape: Shape, adds: LineProduct) -> Any:
-    """Requests the box of each unit, and for the blocks of w that are multiplied by it."""
+    """Requests the box of each unit, and for the blocks of w that are multiplied by it.
+
+    What the first ones are is looked up before it waits for earlier kernels.
+    """
     X_STAGES, W_STAGES, W_TAPS = shape[4:]
     W_FULL, ITEM, SLOT = 2 * X_STAGES, adds.NBYTES, adds.SLOT
     fetch_block = adds.fetch_block
@@ -203,6 +213,7 @@ def fetcher(B: int, shape: Shape, adds: LineProduct) -> Any:
         box_bytes = uint32(tiling.images * box[0] * box[1] * box[2] * (ITEM * B))
         w_ring = uint32(X_STAGES * tiling.rows * B)
         x_at, x_phase, w_at, w_phase = uint32(0), uint32(1), uint32(0), uint32(1)
+        waits = True
         for item in range(first, last_item):
             image, top = tile_of(items[item, 0], tiling)
             line = items[item, 1]
@@ -210,6 +221,9 @@ def fetcher(B: int, shape: Shape, adds: LineProduct) -> Any:
                 entry, last = uint32(units.entry_ptr[unit]), uint32(units.entry_ptr[unit + 1])
                 if entry < last:
                     origin, c = units.origins[units.chunk[unit]], int32(units.other[unit] * B)
+                    if waits:
+                        wait_for_earlier_kernels()
+                        waits = False
                     mbarrier_wait(bars, X_STAGES + x_at, x_phase)
                     if elect() != 0:
                         start = uint32(x_at * tiling.rows * B)

@@ -120,6 +120,7 @@ def product_of_16_bit(
     multiply = wgmma_units(KINDS[dtype], UNITS, B, B // 16, x_operand, w_operand)
     start_from = zeros(COUNT)
     write = panel_writer(Sums(KINDS[dtype], B, 1, UNITS, PIXELS), UNIT=2)
+    lines_of, placed = lines_from(0, UNITS, ROW16), places_from(0, UNITS)
 
     @cuda.jit(device=True)
     def fetch_block(w_map, block, ring, start, bars, full):
@@ -130,11 +131,7 @@ def product_of_16_bit(
 
     @cuda.jit(device=True)
     def begin(y_maps, places, warp, lane, box):
-        own = uint32(warp // 4 * OWN)
-        return (
-            uint32(in_box(places[own], box) * ROW16),
-            uint32(in_box(places[own + PIXELS], box) * ROW16),
-        )
+        return lines_of(places, uint32(warp // 4 * OWN), box)
 
     @cuda.jit(device=True)
     def start(sums):
@@ -142,9 +139,8 @@ def product_of_16_bit(
 
     @cuda.jit(device=True)
     def add(acc, ring, x_place, shift, w_place, own):
-        _, rows = own
-        at = uint32(x_place + shift * ROW16)
-        where = uint32(at + rows[0]), w_place, uint32(at + rows[1]), w_place
+        _, lines = own
+        where = placed(lines, uint32(x_place + shift * ROW16), w_place)
         return multiply(acc, ring, 0, where, uint32(UNITS))
 
     @cuda.jit(device=True)
@@ -166,6 +162,33 @@ def product_of_16_bit(
                 bulk_commit()
 
     return LineProduct(*(uint16, 2, COUNT, B * B, BUFFER, fetch_block, begin, start, add, store))
+
+
+def lines_from(u: int, units: int, each: int) -> Any:
+    """Where in a box, of lines of `each` pieces, the units from u on begin, in a tuple."""
+    rest = lines_from(u + 1, units, each) if u + 1 < units else nothing
+
+    @cuda.jit(device=True)
+    def lines_of(places, own, box):
+        return uint32(in_box(places[own + u * PIXELS], box) * each), *rest(places, own, box)
+
+    return lines_of
+
+
+def places_from(u: int, units: int) -> Any:
+    """The places of both operands of the units from u on, as a tuple of two words for each."""
+    rest = places_from(u + 1, units) if u + 1 < units else nothing
+
+    @cuda.jit(device=True)
+    def placed(words, at, other):
+        return uint32(words[u] + at), other, *rest(words, at, other)
+
+    return placed
+
+
+@cuda.jit(device=True)
+def nothing(*_):
+    return ()
 
 
 @cache

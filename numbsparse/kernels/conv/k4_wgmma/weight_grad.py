@@ -17,16 +17,14 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.card import multiprocessors, registers
 from numbsparse.kernels.conv.boxes import fetch_box, pixel_map, place_of, start_rings, tile_of
 from numbsparse.kernels.conv.k4_wgmma.lines import cut_for
-from numbsparse.kernels.conv.k4_wgmma.weight_grad_pieces import (
+from numbsparse.kernels.conv.k4_wgmma.weight_grad_sums import (
+    TeamProduct,
     leave_piece,
     pieces_of,
     place_in_block,
-    sums_into,
-)
-from numbsparse.kernels.conv.k4_wgmma.weight_grad_products import (
-    TeamProduct,
     product_of_16_bit,
     product_of_float32,
+    sums_into,
 )
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import SIDE

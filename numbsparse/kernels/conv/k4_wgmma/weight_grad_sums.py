@@ -1,29 +1,42 @@
-"""What a team multiplies and leaves in a weight-gradient, of 16 bits and of float32.
+"""Sums of a weight-gradient: what a team multiplies, and what a block of threads leaves of them.
 
 In 16 bits a team is a warpgroup: `wgmma` reads both operands, transposed, from shared memory, 64
 rows of features and 64 pixels at a time. Of float32 it transposes none: there a team is a warp, of
 `mma`, whose lanes read neighbours of a line for several of their rows or columns at once, 8 pixels
 at a time. Which pixel is which term of a sum is free, and chosen so that no two lanes share a bank.
+
+An item is the sum of a few kept blocks. It is cut into pieces where items are too few for the GPU.
+Each piece goes to memory of its own, float32, and none waits for another.
 """
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, uint16, uint32
+import numpy as np
+from numba import cuda, float32, int64, uint16, uint32
 
+from numbsparse.device import DeviceArray, empty
+from numbsparse.kernels.conv.k4_wgmma.products import places_from
 from numbsparse.kernels.conv.window import PIXELS
 from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.pieces_of_blocks import writing
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (
     Operand,
     as_float32,
     load_2xu32,
+    load_4xf32,
     load_4xu32,
+    store_4xf32,
     to_local,
     wgmma_units,
     zeros,
 )
+
+RUN = 4  # values that a thread takes at once
+# In tiles: until a block of threads multiplies; the kernel behind; a value that is saved and read.
+BEGIN, BEHIND, SAVED = 1.0, 1.5, 1.3e-6
 
 
 class TeamProduct(NamedTuple):
@@ -79,23 +92,6 @@ def product_of_16_bit(dtype: str, B: int, UNITS: int, GROUP: int) -> TeamProduct
 
     sizes = 128, PIXELS // B, uint16, 2, PIXELS, PIECES, (UNITS, B // 8, 4)
     return TeamProduct(*sizes, start, add, to_local, place)
-
-
-def places_from(u: int, units: int) -> Any:
-    """The places of both operands of the units from u on, as a tuple of two words for each."""
-
-    rest = places_from(u + 1, units) if u + 1 < units else no_places
-
-    @cuda.jit(device=True)
-    def placed(words, x_at, dy_at):
-        return uint32(words[u] + x_at), dy_at, *rest(words, x_at, dy_at)
-
-    return placed
-
-
-@cuda.jit(device=True)
-def no_places(words, x_at, dy_at):
-    return ()
 
 
 @cache
@@ -167,3 +163,79 @@ def product_of_float32(precision: str, B: int, UNITS: int) -> TeamProduct:
         return row, uint32(EACH * (2 * q + i % 2) + n % EACH)
 
     return TeamProduct(*(32, 1, float32, 4, 8, 1, SUMS, clear, add, finish, place))
+
+
+class Sums(NamedTuple):
+    """Where pieces go; one argument of a kernel."""
+
+    pieces: int  # of each item
+    saved: DeviceArray  # float32: all values of the first pieces, of the second ones, and so on
+    result: DeviceArray  # along one axis, where there is one piece
+
+
+def sums_into(result: DeviceArray, pieces: int) -> Sums:
+    saved = empty((pieces * result.size if pieces > 1 else 1,), np.float32)
+    return Sums(pieces, saved, result.span)
+
+
+@lru_cache(maxsize=1024)
+def pieces_of(items: int, tiles: int, places: int, values: int) -> int:
+    """Into how many pieces to cut each item of `tiles` tiles, so that all end soonest.
+
+    Blocks of threads run side by side, one in each of the places. All items have so many values.
+    """
+
+    def time(pieces: int) -> float:
+        rounds = -(-items * pieces // places)
+        adding = BEHIND + SAVED * pieces * values if pieces > 1 else 0
+        return rounds * (BEGIN - (-tiles // pieces)) + adding
+
+    return min(range(1, max(1, min(tiles, places)) + 1), key=time)
+
+
+@cache
+def place_in_block(B: int) -> Any:
+    """place(line, column) in a block of shared memory: lanes that write lines of a column, one or
+    four of them on, use other banks."""
+    ALONG = B // RUN
+
+    @cuda.jit(device=True)
+    def place(line, column):
+        run = column // RUN ^ (line + line // 8) % ALONG
+        return uint32((line * ALONG + run) * RUN + column % RUN)
+
+    return place
+
+
+@cache
+def leave_piece(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
+    """leave(own, slices, blocks, first, count, piece, sums), for a result of this dtype.
+
+    own : in shared memory, by `place_in_block`, `count` blocks; so often, to be added up
+    blocks : from item `first` on, which of the blocks of the result they are, where those are of
+        PARTS * B x PARTS * B values: (block * PARTS + row) * PARTS + column, negative where none
+    """
+    ALONG, write, in_block = B // RUN, writing(KINDS.get(dtype)), place_in_block(B)
+    RUNS, LINE = B * ALONG, PARTS * ALONG  # runs of a block, and of a line of the result
+
+    @cuda.jit(device=True)
+    def leave(own, slices, blocks, first, count, piece, sums):
+        t = uint32(cuda.threadIdx.x)
+        end = uint32(count * RUNS) if t < THREADS else uint32(0)
+        before = int64(piece) * sums.result.size
+        for run in range(t, end, THREADS):
+            block, inside, place = blocks[first + run // RUNS], run % RUNS // ALONG, run % ALONG
+            if block >= 0:
+                line = block // PARTS * B + inside
+                at = int64(line * LINE + block % PARTS * ALONG + place) * RUN
+                start = uint32(run // RUNS * (B * B) + in_block(inside, place * RUN))
+                a, b, c, d = load_4xf32(own, start)
+                for s in range(1, slices):
+                    e, f, g, h = load_4xf32(own, uint32(start + s * count * (B * B)))
+                    a, b, c, d = a + e, b + f, c + g, d + h
+                if sums.pieces == 1:
+                    write(sums.result, at, a, b, c, d)
+                else:
+                    store_4xf32(sums.saved, before + at, a, b, c, d)
+
+    return leave
