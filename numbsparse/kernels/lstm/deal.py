@@ -17,7 +17,7 @@ from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
-UNITS = 8  # rows of h begin at multiples of 16 bytes
+UNITS = 8  # of a state: its rows begin at multiples of 16 bytes
 # Of the state, where not each line of a tile has a place of its own: beyond, the products of a step
 # fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
@@ -150,11 +150,8 @@ def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
     for most in np.unique(np.geomspace(longest, min(fair, longest), 8).round().astype(int))[::-1]:
         pieces = even_pieces(lengths, most, 1)
         cost = pieces[2] + TO_BEGIN_AND_END + TO_JOIN * (pieces[4] > 1)
-        largest = np.argsort(-cost, kind="stable")
-        places_of, end = dealt(cost[largest], places)
+        owners, end = dealt(cost, places, longest_first=True)
         if found is None or end < found[0]:
-            owners = np.empty_like(places_of)
-            owners[largest] = places_of
             found = end, pieces, owners
     return found[1:]
 
