@@ -50,8 +50,10 @@ def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True):
         ("float32", 64, 104, 2, 2, True),
         (HALVES[0], 8, 40, 66, 2, True),
         (HALVES[0], 32, 40, 2, 2, False),
+        (HALVES[0], 32, 43, 3, 2, True),
+        ("float32", 8, 37, 2, 2, True),
     ],
-    ids=["16 bits", "float32", "two tiles", "no block of inputs"],
+    ids=["16 bits", "float32", "two tiles", "no block of inputs", "43 units", "37 units"],
 )
 def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, steps, meets):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
@@ -136,12 +138,12 @@ def test_steps_wait_for_what_they_take(rng, monkeypatch, batch, join, waits):
     assert any((plan.pieces[:, 4] > 1).any() for plan in made) == (join < 0)
 
 
-@pytest.mark.parametrize("dtype", [HALVES[0], "float32"])
-def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, dtype):
+@pytest.mark.parametrize(("dtype", "units"), [(HALVES[0], 24), ("float32", 24), (HALVES[0], 19)])
+def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, dtype, units):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
-    units, to, ends = 24, as_dtype(dtype), []
+    to, ends = as_dtype(dtype), []
     values, x = rng.standard_normal((4, B, B)), rng.standard_normal((2, 1, B))
     for beyond in (0, np.nan):
         values[:, units:] = values[:, :, units:] = beyond

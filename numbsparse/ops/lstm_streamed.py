@@ -9,12 +9,12 @@ import numpy as np
 
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import SIMULATED, DeviceArray
-from numbsparse.kernels.lstm import WARPS
+from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.layout import Index, Layout
 from numbsparse.ops.create import zeros
 from numbsparse.ops.edge import inside
-from numbsparse.ops.elementwise import copy, gapless
+from numbsparse.ops.elementwise import copy, gapless, write
 from numbsparse.ops.index import index_beside
 
 FEW_STEPS = 2 if SIMULATED else 8
@@ -49,8 +49,8 @@ class Streamed:
     """A recurrent weight and the kernels that stream it, on a GPU."""
 
     def __init__(self, weight: BlockSparse, index: Any, batch: int):
-        self._weight, self._index = weight, index
-        tile = home("deal").rows_of_tile(batch, weight.shape[0])
+        self._weight, self._index, self._units = weight, index, weight.shape[0]
+        tile = home("deal").rows_of_tile(batch, self._units)
         self.parts = WARPS * -(-batch // tile)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
@@ -65,26 +65,69 @@ class Streamed:
             and deal.planned(index, deal.in_fours)[0]
         )
 
-    def forward(self, *arrays: Any, inputs: Any = None) -> None:
+    def forward(
+        self, gates: Any, bias: Any, kept: Any, hs: Any, cs: Any, inputs: Any = None
+    ) -> None:
         """All steps, from the first h and c on; `inputs` to be multiplied here are x and its
         weight."""
-        kernels, counters = home("forward_steps"), self._counters(arrays[0].shape[0])
+        kernels, counters = home("forward_steps"), self._counters(gates.shape[0])
         index = self._index
-        values = inside(self._weight)  # units beyond the last are zeros of h, and NaN * 0 is NaN
-        arrays = tuple(map(_aligned, arrays))
+        # Units beyond the last are zeros of h, and NaN * 0 is NaN.
+        values = inside(self._weight, units=self._units)
         if inputs is not None:
             x, weight = inputs
-            inputs = _aligned(gapless(x)), _as_operands(weight.values)
+            blocks = inside(weight, units=self._units) if self._missing else weight.values
+            inputs = _aligned(gapless(x)), _as_operands(blocks)
             (layout,) = planned(index, _stacked, weight.stored_layout)
             index = index_beside(layout, x)
+        else:
+            self._clear(gates)
+        if self._missing:
+            bias = copy(bias)
+            self._clear(bias)
+        states = [self._wide(a) for a in (kept, hs, cs)]
+        arrays = map(_aligned, (gates, bias, *states))
         kernels.forward(*arrays, _as_operands(values), index, counters, inputs)
+        self._narrow(states[1:], (hs, cs))
+        self._clear(gates)
 
-    def backward(self, *arrays: Any) -> None:
+    def backward(
+        self, gates: Any, kept: Any, cs: Any, dy: Any, dgates: Any, dc: Any, dbias: Any
+    ) -> None:
         """All steps but the last, from its gradient on."""
-        kernels, counters = home("backward_steps"), self._counters(arrays[0].shape[0])
-        arrays = tuple(map(_aligned, arrays))
+        kernels, counters = home("backward_steps"), self._counters(gates.shape[0])
+        self._clear(gates)
+        kept, cs, dy, of_c = (self._wide(a) for a in (kept, cs, dy, dc))
+        arrays = map(_aligned, (gates, kept, cs, dy, dgates, of_c, dbias))
         values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
         kernels.backward(*arrays, values, self._index, counters)
+        self._narrow([of_c], [dc])
+
+    @property
+    def _missing(self) -> int:
+        """Units to the next multiple that the kernels take; zeros are there for these."""
+        return -self._units % home("deal").UNITS
+
+    def _wide(self, state: DeviceArray | None) -> Any:
+        if state is None or not self._missing:
+            return state
+        wide = zeros((*state.shape[:-1], self._units + self._missing), state.dtype, "cuda")
+        write(wide[..., : self._units], state)
+        return wide
+
+    def _narrow(self, wide: Any, own: Any) -> None:
+        """What the kernels made of states, to these."""
+        for a, b in zip(wide, own, strict=True):
+            if a is not b:
+                write(b, a[..., : self._units])
+
+    def _clear(self, gates: DeviceArray) -> None:
+        """Zeros for gates, or their bias, beyond the last unit, where zeros are missing."""
+        if self._missing:
+            B = home("deal").B
+            blocks = gates.reshape(*gates.shape[:-1], -1, GATES, B)
+            beyond = blocks[..., -1, :, self._units % B :]
+            write(beyond, zeros(beyond.shape, gates.dtype, "cuda"))
 
     def _counters(self, steps: int) -> DeviceArray:
         """A zero for each step and tile."""

@@ -17,6 +17,7 @@ from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
+UNITS = 8  # of a state: its rows begin at multiples of 16 bytes
 # Of the state, where not each line of a tile has a place of its own: beyond, the products of a step
 # fill the GPU: 1.2 to 1.7 times as fast (H200).
 MOST_ROWS = 256
@@ -27,13 +28,15 @@ TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is
 
 
 def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
-    """Whether the streaming kernels take this weight, (blocks, 32, 32), and such a state."""
+    """Whether the streaming kernels take this weight, (blocks, 32, 32), and such a state.
+
+    Of units that are no multiple of UNITS they take a state with zeros for those that are missing.
+    """
     return (
         values.size > 0
         and values.shape[1] == B
         and batch > 0
         and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= places())
-        and units % 8 == 0  # rows of h begin at multiples of 16 bytes
         and values.address % 16 == 0
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
@@ -147,11 +150,8 @@ def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
     for most in np.unique(np.geomspace(longest, min(fair, longest), 8).round().astype(int))[::-1]:
         pieces = even_pieces(lengths, most, 1)
         cost = pieces[2] + TO_BEGIN_AND_END + TO_JOIN * (pieces[4] > 1)
-        largest = np.argsort(-cost, kind="stable")
-        places_of, end = dealt(cost[largest], places)
+        owners, end = dealt(cost, places, longest_first=True)
         if found is None or end < found[0]:
-            owners = np.empty_like(places_of)
-            owners[largest] = places_of
             found = end, pieces, owners
     return found[1:]
 

@@ -16,10 +16,18 @@ CHOICE = 32  # groups of which the next one is chosen
 MOST_OF_COLUMN = 63  # steps of a column in a stage
 
 
-def dealt(costs: Any, places: int) -> tuple[np.ndarray, float]:
-    """(the place of each piece, when the last place ends)."""
-    owners, times, heap = np.empty(len(costs), np.int64), np.zeros(places), np.arange(places)
-    return owners, _deal(np.asarray(costs, np.float64), times, heap, owners)
+def dealt(costs: Any, places: int, longest_first: bool = False) -> tuple[np.ndarray, float]:
+    """(the place of each piece, when the last place ends).
+
+    >>> dealt([1, 1, 2], 2, longest_first=True)
+    (array([1, 1, 0]), 2.0)
+    """
+    costs, times, heap = np.asarray(costs, np.float64), np.zeros(places), np.arange(places)
+    order = np.argsort(-costs, kind="stable") if longest_first else np.arange(costs.size)
+    in_order, owners = np.empty(costs.size, np.int64), np.empty(costs.size, np.int64)
+    last = _deal(costs[order], times, heap, in_order)
+    owners[order] = in_order
+    return owners, last
 
 
 @compiled()

@@ -78,8 +78,7 @@ def _pieces(counts: np.ndarray, shares: int, least: int) -> tuple[np.ndarray, ..
     """
     line = np.flatnonzero(counts)
     whole = counts[line]
-    largest, share = np.argsort(-whole, kind="stable"), np.empty_like(line)
-    share[largest], _ = dealt(whole[largest], shares)  # each to the share that has least
+    share, _ = dealt(whole, shares, longest_first=True)  # each to the share that has least
     total = int(counts.sum())
     fair = -(-total // shares)
     if np.bincount(share, whole, shares).max(initial=0) <= fair + TOGETHER:
