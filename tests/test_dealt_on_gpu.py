@@ -18,7 +18,7 @@ from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import steps_of
 from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu as k8_plan_on_gpu
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
-from numbsparse.kernels.parts import pieces_of_blocks
+from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
 
@@ -142,8 +142,8 @@ def test_every_block_of_a_weight_gradient_is_made_once(
     for steps, places in ((8, 4), (500, 6), (500, 300)):
         *tables, cut, numbers, sums = planned(made, make, tile, steps, places)
         heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
-        together = numbers[pieces_of_blocks.STEP]
-        assert together * numbers[pieces_of_blocks.PIECES] <= sums
+        together = numbers[pieces.STEP]
+        assert together * numbers[pieces.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert many or (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps

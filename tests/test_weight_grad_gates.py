@@ -14,7 +14,7 @@ from numbsparse.device.launch import launch as launch_kernel
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan, weight_grad_shares
 from numbsparse.kernels.matmul.k7_small_blocks import regions
-from numbsparse.kernels.parts.walk_on_gpu import highest
+from numbsparse.kernels.parts.plans_on_gpu import highest
 from numbsparse.testing import races
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")

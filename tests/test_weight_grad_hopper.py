@@ -8,7 +8,7 @@ import pytest
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.parts import pieces_of_blocks
+from numbsparse.kernels.parts import pieces as adding
 from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
@@ -80,16 +80,16 @@ def test_pieces_of_the_batch_are_added(case, dtype, few, monkeypatch):
 @pytest.mark.parametrize(("pieces", "ways"), [(3, 1), (7, 2), (11, 4), (17, 8)])
 def test_threads_share_the_pieces_of_a_number(pieces, ways, dtype, B, monkeypatch):
     """Each reads several at once, and the last ones have fewer."""
-    blocks, launch = [], pieces_of_blocks.launch
+    blocks, launch = [], adding.launch
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
     monkeypatch.setattr(
-        pieces_of_blocks, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
+        adding, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
     )
     rows = 64 if dtype == "float16" else 32  # of a step
     sizes = {"in_features": 40, "out_features": 33, "block_size": B}
     case = Case(batch=rows * pieces - 5, density=1, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
-    assert blocks == [(pieces_of_blocks.THREADS // ways, ways)]
+    assert blocks == [(adding.THREADS // ways, ways)]
 
 
 def test_mixed_strides(rng):

@@ -11,7 +11,7 @@ import numpy as np
 from numba import cuda, int64, uint32
 
 from numbsparse.device import DeviceArray, empty
-from numbsparse.kernels.parts.pieces_of_blocks import writing
+from numbsparse.kernels.parts.pieces import writing
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import load_4xf32, store_4xf32
 

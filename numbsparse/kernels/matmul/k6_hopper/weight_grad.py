@@ -39,9 +39,8 @@ from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
 )
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
-from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.pieces import Added, add_pieces
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, ROWS, Sums

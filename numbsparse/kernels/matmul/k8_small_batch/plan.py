@@ -2,7 +2,7 @@
 
 A unit is what a warp multiplies at once: 32 features of the sum for one line of up to 32 output
 features; a larger block is cut into squares of 32, and smaller blocks of a line are taken together,
-32 features of them. `parts.shares` says which warp takes which; the parts of a line that was cut
+32 features of them. `parts.deal` says which warp takes which; the parts of a line that was cut
 are added in their order by whichever finishes last.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.parts.deal import spread
 from numbsparse.kernels.parts.plans import scratch
-from numbsparse.kernels.parts.shares import spread
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
