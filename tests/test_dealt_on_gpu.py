@@ -11,8 +11,8 @@ from numbsparse import Layout, device, ops
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import (
     plan,
+    weight_grad_float32,
     weight_grad_on_gpu,
-    weight_grad_shares,
 )
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import steps_of
@@ -126,18 +126,21 @@ def test_every_block_of_a_weight_gradient_is_made_once(
     monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
     monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
-    for module in (weight_grad_shares, plans):
+    for module in (weight_grad_float32, plans):
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts = plans.way_of(made, size)[0]._replace(SWAPPED=swapped), size // 32
+        tile, parts = (
+            weight_grad_float32.way_of(made, size)[0]._replace(SWAPPED=swapped),
+            size // 32,
+        )
     else:
         blocks = 1000 if dtype.endswith("few") else -1
-        monkeypatch.setattr(weight_grad_shares, "most_blocks", lambda *of: blocks)
+        monkeypatch.setattr(plans, "most_blocks", lambda *of: blocks)
         batch, dy = 1 if dtype.endswith("short") else 1000, dtype.endswith("dy")
-        tile = weight_grad_shares.tile_of(size, (False, dy), made, batch, False)
+        tile = plans.tile_of(size, (False, dy), made, batch, False)
         parts = size // tile.PANEL
-    make = plans.plan if dtype == "float32" else weight_grad_shares.plan
+    make = (weight_grad_float32 if dtype == "float32" else plans).plan
     panels = [n * parts for n in (lines[::-1] if swapped else lines)]
     for steps, places in ((8, 4), (500, 6), (500, 300)):
         *tables, cut, numbers, sums = planned(made, make, tile, steps, places)

@@ -15,8 +15,8 @@ from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
-from numbsparse.kernels.parts import deal as cutting
 from numbsparse.kernels.parts import plans
+from numbsparse.kernels.parts import shares as cutting
 from numbsparse.testing import Case, check_rung, races
 
 CASES = [

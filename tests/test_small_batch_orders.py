@@ -13,7 +13,7 @@ from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import lines
-from numbsparse.kernels.parts import deal as cutting
+from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.aligned import is_aligned, transposed_copy
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.testing import Case, check_rung

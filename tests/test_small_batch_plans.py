@@ -16,7 +16,7 @@ from numbsparse.kernels.matmul.k8_small_batch import blocks, lines
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, plan_lines
-from numbsparse.kernels.parts import deal as cutting
+from numbsparse.kernels.parts import shares as cutting
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.store import ANY
 from numbsparse.kernels.parts.store_lines import Sums

@@ -5,8 +5,8 @@ A kernel is a sentence of five words; `kernels/README.md` has those of the libra
 Schedule, who computes what, and when:
 - `plans`: what is worked out from a layout once, and launches that are worked out once.
 - `groups`, `regions`: which lines of a layout, which kept blocks are computed together.
-- `deal`, `plans_on_gpu`: what each multiprocessor computes, in which order; lines cut into equal
-  shares; from one kept block to the next; `gates`: a number for each block.
+- `deal`, `plans_on_gpu`: what each multiprocessor computes, in which order, and from one kept block
+  to the next; `shares`: lines cut into equal shares; `gates`: a number for each block.
 Source, how operands come to a stage:
 - `aligned`: operands as copies of 16 bytes can read them; `images`, `packed`: w split
   into tf32, or put in the order of its steps, before the kernel; `stored_blocks`: w as it is.
@@ -21,6 +21,6 @@ Product, what the tiles of a stage add to the sums:
   `strip`: the sums of a strip; `split`: float32 as tf32; `one_by_one`: a loop unrolled.
 Sink, what becomes of the sums:
 - `pieces`: added in their order, by who has them or by a kernel behind.
-- `store`, `store_float32`, `store_boxes`, `pixels`: to y, in three orders or to pixels;
+- `store`, `store_float32`, `store_boxes`, `store_pixels`: to y, in three orders or to pixels;
   `store_tile`, `store_lines`: from the sums of an mma; `repair`: those that are not finite.
 """

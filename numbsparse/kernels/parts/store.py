@@ -6,7 +6,7 @@ of 16 bytes, straight from the registers of lanes that exchange them. A product 
 16 is 1.3 to 1.7 times as fast so as with stores one by one (H200).
 
 `store_boxes` has the copy engine store them, or lanes where features begin anywhere;
-`store_float32` is the same of float32, and `pixels` of images.
+`store_float32` is the same of float32, and `store_pixels` of images.
 """
 
 from functools import cache
@@ -28,7 +28,7 @@ BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
 LINES = "lines"  # feature-major, but its lines begin anywhere
 AT_ONCE = 8  # of such lines: a lane has a value of each while it writes them
-PIXELS = "pixels"  # of images: see `pixels`
+PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
 PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 

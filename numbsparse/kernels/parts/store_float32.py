@@ -9,9 +9,9 @@ from typing import Any
 
 from numba import cuda, int64, uint32
 
-from numbsparse.kernels.parts.pixels import storer_by_pixels
 from numbsparse.kernels.parts.repair import nan_in, repairing_lines
 from numbsparse.kernels.parts.store import FEATURES, PACK, PIXELS, ROWS, Sums, storer
+from numbsparse.kernels.parts.store_pixels import storer_by_pixels
 from numbsparse.kernels.ptx import as_uint32, store_2xu32, store_4xf32
 
 
@@ -21,7 +21,7 @@ def finishing(
 ) -> Any:
     """finish(sums, columns, row, y, dense): of 16 bits as `store.storer`; of float32 as
     `storer_of_pairs`, and what is NaN of an exact matrix is summed again; of images as
-    `pixels`.
+    `store_pixels`.
 
     size : of blocks of w, where block columns of `of` are parts of theirs
     """

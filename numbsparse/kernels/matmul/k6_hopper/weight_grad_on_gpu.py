@@ -23,10 +23,14 @@ from numba import cuda, int32, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.coordinates import LINES, bits_below, entry_of, sum_up
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, BUFFERS, Tile
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import FEW_ROUNDS, sharing_rows
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    ALONE,
+    FEW_ROUNDS,
+    Tile,
+    sharing_rows,
+)
 from numbsparse.kernels.parts.pieces import PIECES, STEP
 from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.plans_on_gpu import kept_by, lowest, next_kept, ranking
@@ -46,13 +50,13 @@ A_STEP = 0.25  # microseconds of a step of 16 bits
 REST, WHOLE, ITEMS = range(2, 5)  # more numbers of a cut
 
 
-@on_gpu_of(shares.plan)
 @on_gpu_of(plans.plan)
+@on_gpu_of(of_float32.plan)
 def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Any, ...]:
     """As `weight_grad_plan.cut_up`, with room for all that may be cut, -1 where there is none."""
     how, is_float32, places = Cut.of(tile), tile.ITEM == 4, processors // tile.CLUSTER
     places *= tile.RESIDENT
-    time = plans.STEP_IN_US if is_float32 else A_STEP if shares.is_deep(tile) else 0.0
+    time = plans.STEP_IN_US if is_float32 else A_STEP if plans.is_deep(tile) else 0.0
     worth = steps * time > WORTH * plans.TO_ADD_FEW
     by_columns = is_float32 and not tile.SWAPPED
     walk, bits = (
@@ -89,7 +93,7 @@ def tables_of(index: Index, tile: Tile, steps: int, processors: int) -> tuple[An
 
 
 class Drafts(NamedTuple):
-    """Of each block of threads; see `weight_grad_shares.tables_of`."""
+    """Of each block of threads; see `weight_grad_plan.tables_of`."""
 
     counts: DeviceArray  # (n, 2): its copies, and panels that arrive
     loads: DeviceArray
@@ -303,7 +307,7 @@ class Cut(NamedTuple):
         if tile.ITEM == 4:
             most, across = tile.X_PANELS * 32 // tile.B, tile.N // tile.PANEL
             stage = (tile.X_PANELS + across) * tile.PANEL_BYTES
-            stages = min((tile.POOL - BUFFERS * tile.IMAGE) // stage, tile.STAGES)
+            stages = min((tile.POOL - of_float32.BUFFERS * tile.IMAGE) // stage, tile.STAGES)
             head = 1, stages, tile.IMAGE // 4, stage // 4
             return cls(1, tile.B // tile.N, most, most, 0, all_outs, head)
         if tile.B == 32:

@@ -23,13 +23,14 @@ from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_b
 from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pieces import add_parts, meeting
-from numbsparse.kernels.parts.pixels import IMAGES, finding, loading, looking
+from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
 from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
 from numbsparse.kernels.parts.store import ROWS as BY_ROWS
 from numbsparse.kernels.parts.store_float32 import finishing
+from numbsparse.kernels.parts.store_pixels import looking
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
 from numbsparse.kernels.parts.strip import Strip, registers_of
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of

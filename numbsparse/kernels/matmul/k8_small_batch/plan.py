@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.kernels.cores import compiled
-from numbsparse.kernels.parts.deal import spread
 from numbsparse.kernels.parts.plans import scratch
+from numbsparse.kernels.parts.shares import spread
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
