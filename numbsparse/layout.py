@@ -60,7 +60,7 @@ class Index:
     block_columns: Any  # (n_blocks,) int32
     on_host: Index | None = None  # of one on the GPU, the same as NumPy arrays
     plans: dict[Any, Any] = field(default_factory=dict, repr=False)  # see kernels/parts/plans.py
-    calls: dict[Any, Any] = field(default_factory=dict, repr=False)  # and kernels/parts/calls.py
+    calls: dict[Any, Any] = field(default_factory=dict, repr=False)  # and kernels/parts/plans.py
     made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
     replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 

@@ -11,14 +11,14 @@ from numbsparse import Layout, device, ops
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import (
     plan,
+    weight_grad_float32,
     weight_grad_on_gpu,
-    weight_grad_shares,
 )
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import steps_of
 from numbsparse.kernels.matmul.k8_small_batch import plan_on_gpu as k8_plan_on_gpu
 from numbsparse.kernels.matmul.k8_small_batch.plan import lines_of, plan_lines
-from numbsparse.kernels.parts import pieces_of_blocks
+from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import planned
 
@@ -126,24 +126,27 @@ def test_every_block_of_a_weight_gradient_is_made_once(
     monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
     monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
-    for module in (weight_grad_shares, plans):
+    for module in (weight_grad_float32, plans):
         monkeypatch.setattr(module, "SIMULATED", False)
     kept, lines = on_host.block_rows.size, PATTERNS[name][:2]
     if dtype == "float32":
-        tile, parts = plans.way_of(made, size)[0]._replace(SWAPPED=swapped), size // 32
+        tile, parts = (
+            weight_grad_float32.way_of(made, size)[0]._replace(SWAPPED=swapped),
+            size // 32,
+        )
     else:
         blocks = 1000 if dtype.endswith("few") else -1
-        monkeypatch.setattr(weight_grad_shares, "most_blocks", lambda *of: blocks)
+        monkeypatch.setattr(plans, "most_blocks", lambda *of: blocks)
         batch, dy = 1 if dtype.endswith("short") else 1000, dtype.endswith("dy")
-        tile = weight_grad_shares.tile_of(size, (False, dy), made, batch, False)
+        tile = plans.tile_of(size, (False, dy), made, batch, False)
         parts = size // tile.PANEL
-    make = plans.plan if dtype == "float32" else weight_grad_shares.plan
+    make = (weight_grad_float32 if dtype == "float32" else plans).plan
     panels = [n * parts for n in (lines[::-1] if swapped else lines)]
     for steps, places in ((8, 4), (500, 6), (500, 300)):
         *tables, cut, numbers, sums = planned(made, make, tile, steps, places)
         heads, loads, where, outs, cut, numbers = (a.numpy() for a in (*tables, cut, numbers))
-        together = numbers[pieces_of_blocks.STEP]
-        assert together * numbers[pieces_of_blocks.PIECES] <= sums
+        together = numbers[pieces.STEP]
+        assert together * numbers[pieces.PIECES] <= sums
         whole = heads[:: tile.CLUSTER][heads[:: tile.CLUSTER, 1] == steps, 3]
         assert many or (np.diff(whole) <= 0).all()  # longest first
         done = {}  # of each block or part, its steps

@@ -16,7 +16,7 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_sums import (
     place_in_block,
     sums_into,
 )
-from numbsparse.kernels.parts.pieces_of_blocks import AT_ONCE, Added, add_pieces
+from numbsparse.kernels.parts.pieces import AT_ONCE, Added, add_pieces
 from numbsparse.kernels.parts.records import walking
 from numbsparse.kernels.parts.ring import begin_ring, following
 from numbsparse.kernels.parts.store import KINDS

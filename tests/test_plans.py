@@ -9,8 +9,8 @@ from numbsparse.kernels.conv import walks
 from numbsparse.kernels.conv.window import cut
 from numbsparse.kernels.lstm.deal import deal
 from numbsparse.kernels.matmul.k6_hopper import plan as k6
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as float32
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as float32
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as shares
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import Tile
 from numbsparse.kernels.matmul.k7_small_blocks import region_slots, strip_plan
 from numbsparse.kernels.matmul.k8_small_batch import plan as k8

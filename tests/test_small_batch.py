@@ -15,7 +15,7 @@ from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
-from numbsparse.kernels.parts import calls
+from numbsparse.kernels.parts import plans
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.testing import Case, check_rung, races
 
@@ -252,8 +252,8 @@ def test_tiles_of_as_many_rows_each_write_their_own():
 def test_tensor_maps_that_are_not_kept(product, monkeypatch):
     if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(calls, "MOST_MAPS", 0)
-    monkeypatch.setattr(calls, "_maps", {})
+    monkeypatch.setattr(plans, "MOST_MAPS", 0)
+    monkeypatch.setattr(plans, "_maps", {})
     told, launch, start = [], launches.launch, launches.start
     place = {"weight_grad": 9}.get(product, 8)  # of `fresh` among a launch's arguments
 
@@ -269,7 +269,7 @@ def test_tensor_maps_that_are_not_kept(product, monkeypatch):
     monkeypatch.setattr(launches, "start", twice)
     check_rung(rung, product, Case(32, 64, 64, 32, 1), "float32", "cuda")
     assert told == [1, 1]
-    assert not calls._maps
+    assert not plans._maps
 
 
 @needs_ampere

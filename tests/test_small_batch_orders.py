@@ -14,9 +14,8 @@ from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import lines
 from numbsparse.kernels.parts import shares as cutting
-from numbsparse.kernels.parts.aligned import is_aligned
+from numbsparse.kernels.parts.aligned import is_aligned, transposed_copy
 from numbsparse.kernels.parts.store import ANY, FEATURES
-from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.testing import Case, check_rung
 
 ORDERS = ["batch-major", "feature-major"]

@@ -8,8 +8,8 @@ import pytest
 import numbsparse as ns
 from numbsparse import device, patterns
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32, weight_grad_plan
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_float32 import (
     Tile,
     plan,
     single,
@@ -79,7 +79,7 @@ def test_columns_that_keep_the_same_rows_are_taken_in_pairs():
 
 @pytest.mark.parametrize("shape", [(2, 96), (96, 2), (40, 40)])
 def test_a_weight_of_few_rows_changes_places(shape, monkeypatch):
-    monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
+    monkeypatch.setattr(weight_grad_float32, "SIMULATED", False)
     (tile,) = way_of(Layout(np.ones(shape, bool)).index, 32)
     assert (shape[0] == 2) == tile.SWAPPED
 
@@ -98,9 +98,9 @@ def test_products(rng, monkeypatch, name, feature_major, alone, pieces, swapped)
     if reason is not None:
         pytest.skip(reason)
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
-    monkeypatch.setattr(weight_grad_plan, "FEWER", np.inf if swapped else 0)
+    monkeypatch.setattr(weight_grad_float32, "FEWER", np.inf if swapped else 0)
     if alone:
-        monkeypatch.setattr(weight_grad_plan, "smaller", lambda index, tile, *_: (single(tile),))
+        monkeypatch.setattr(weight_grad_float32, "smaller", lambda index, tile, *_: (single(tile),))
     layout = Layout(PATTERNS[name])
     batch, (rows, columns) = 70, (32 * n - 5 for n in layout.shape)
     x, dy = (rng.standard_normal((batch, n), np.float32) for n in (rows, columns))
@@ -151,7 +151,7 @@ def test_tiles_are_read_before_others_take_their_place(B, order, rng):
 )
 def test_few_items_are_of_single_products(shape, steps, units, monkeypatch):
     """They end first where they leave no more places free, on 132 multiprocessors."""
-    monkeypatch.setattr(weight_grad_plan, "SIMULATED", False)
+    monkeypatch.setattr(weight_grad_float32, "SIMULATED", False)
     index = Layout(np.ones(shape, bool)).index
     (tile,) = smaller(index, tile_of(index, 64), steps, 132)
     assert units == tile.UNITS

@@ -13,7 +13,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.device import interop, launch, memory, runtime, streams
 from numbsparse.device.array import empty
-from numbsparse.kernels.parts import calls, plans
+from numbsparse.kernels.parts import plans
 from numbsparse.layout import Layout
 
 
@@ -341,7 +341,7 @@ def test_calls_are_remembered_for_each_stream(driver, monkeypatch):
 
     def again(handle):
         with ns.stream(handle):
-            calls.again(index, make, arrays)
+            plans.again(index, make, arrays)
 
     for handle in (1, 1, 0x100, 0x100, 1):
         again(handle)

@@ -12,9 +12,9 @@ import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device.launch import launch as launch_kernel
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan, weight_grad_shares
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32, weight_grad_plan
 from numbsparse.kernels.matmul.k7_small_blocks import regions
-from numbsparse.kernels.parts.walk_on_gpu import highest
+from numbsparse.kernels.parts.plans_on_gpu import highest
 from numbsparse.testing import races
 
 weight_grad = import_module("numbsparse.kernels.matmul.k6_hopper.weight_grad")
@@ -69,10 +69,10 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
     monkeypatch.setitem(weight_grad.GATED_FROM[as_dtype(dtype).itemsize], size, batch)
     if rng.random() < 0.5:  # blocks are many, and so are the products of an item of float32
-        monkeypatch.setattr(weight_grad_shares, "BLOCKS", dict.fromkeys((32, 64, 128), 0))
+        monkeypatch.setattr(weight_grad_plan, "BLOCKS", dict.fromkeys((32, 64, 128), 0))
     else:
-        one = weight_grad_plan.single
-        monkeypatch.setattr(weight_grad_plan, "smaller", lambda index, tile, *_: (one(tile),))
+        one = weight_grad_float32.single
+        monkeypatch.setattr(weight_grad_float32, "smaller", lambda index, tile, *_: (one(tile),))
     rows, columns = grid = (4, 5) if size < 128 else (2, 5)  # of simulated threads there are many
     kept = rng.random(grid) < 0.6
     kept[0] = True
@@ -116,10 +116,10 @@ def test_warps_that_find_what_gates_leave_do_not_race(dtype, size, rng, monkeypa
 @pytest.mark.parametrize("feature_major", [False, True], ids=["rows", "columns"])
 def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, monkeypatch):
     """float32: of columns that keep the same rows, 64 rows and columns of x.T @ dy are one."""
-    monkeypatch.setattr(weight_grad_plan, "FEWER", 0)  # x and dy are not exchanged
+    monkeypatch.setattr(weight_grad_float32, "FEWER", 0)  # x and dy are not exchanged
     monkeypatch.setitem(weight_grad.GATED_FROM[4], 32, 0)
     layout = ns.Layout(np.repeat(rng.random((4, 3)) < 0.8, 2, axis=1))
-    assert weight_grad_plan.way_of(layout.index, 32)[0].N == 64
+    assert weight_grad_float32.way_of(layout.index, 32)[0].N == 64
     gates = np.float32(rng.random(layout.n_blocks) < 0.3)
     x, dy = (rng.standard_normal((40, 32 * n), np.float32) for n in layout.shape)
     here = (np.ascontiguousarray(a.T) if feature_major else a for a in (x, dy))

@@ -8,16 +8,15 @@ import pytest
 
 from numbsparse import device
 from numbsparse.kernels.matmul import rung
-from numbsparse.kernels.parts import pieces_of_blocks
+from numbsparse.kernels.parts import pieces as adding
 from numbsparse.kernels.parts.plans import Sent
 from numbsparse.layout import Layout
 from numbsparse.testing import Case, check_rung
 
 hopper = rung("k6_hopper")
-weight_grad, shares = (
-    sys.modules[f"{hopper.__name__}.{name}"] for name in ("weight_grad", "weight_grad_shares")
+weight_grad, plans = (
+    sys.modules[f"{hopper.__name__}.{name}"] for name in ("weight_grad", "weight_grad_plan")
 )
-weight_grad_plan = sys.modules[f"{hopper.__name__}.weight_grad_plan"]
 HALVES = ["float16", "bfloat16"] if find_spec("ml_dtypes") else ["float16"]
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +44,7 @@ few_or_not = pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_large_blocks(case, feature_major, few, monkeypatch):
     if not few:
-        monkeypatch.setattr(shares, "BLOCKS", NONE_ARE_FEW)
+        monkeypatch.setattr(plans, "BLOCKS", NONE_ARE_FEW)
     check_rung(hopper, "weight_grad", case, "float16", "cuda", feature_major=feature_major)
 
 
@@ -56,9 +55,9 @@ def test_large_blocks(case, feature_major, few, monkeypatch):
 @pytest.mark.parametrize("rows", ["few", "many"])
 def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major, monkeypatch):
     """Of few rows they go from item to item, of many there is one for each."""
-    for module in (weight_grad, shares):
+    for module in (weight_grad, plans):
         monkeypatch.setattr(module, "multiprocessors", lambda: 2)
-    monkeypatch.setattr(shares, "LONG", 0 if rows == "many" else 2048)
+    monkeypatch.setattr(plans, "LONG", 0 if rows == "many" else 2048)
     down, across = (4, 3) if B < 128 else (3, 2)  # of which each block of threads has several items
     sizes = {"in_features": down * B - 9, "out_features": across * B + 9}
     case = Case(batch=70, block_size=B, density=0.7, **sizes)
@@ -70,9 +69,9 @@ def test_blocks_of_threads_that_stay_and_that_end(rows, dtype, B, feature_major,
 @pytest.mark.parametrize("case", CUT, ids=str)
 def test_pieces_of_the_batch_are_added(case, dtype, few, monkeypatch):
     if not few:
-        monkeypatch.setattr(shares, "BLOCKS", NONE_ARE_FEW)
+        monkeypatch.setattr(plans, "BLOCKS", NONE_ARE_FEW)
     # So little work is not cut by itself.
-    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, 2))
+    monkeypatch.setattr(plans, "cut", lambda *_: (0.0, 0, 2))
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
 
 
@@ -80,16 +79,16 @@ def test_pieces_of_the_batch_are_added(case, dtype, few, monkeypatch):
 @pytest.mark.parametrize(("pieces", "ways"), [(3, 1), (7, 2), (11, 4), (17, 8)])
 def test_threads_share_the_pieces_of_a_number(pieces, ways, dtype, B, monkeypatch):
     """Each reads several at once, and the last ones have fewer."""
-    blocks, launch = [], pieces_of_blocks.launch
-    monkeypatch.setattr(weight_grad_plan, "cut", lambda *_: (0.0, 0, pieces))
+    blocks, launch = [], adding.launch
+    monkeypatch.setattr(plans, "cut", lambda *_: (0.0, 0, pieces))
     monkeypatch.setattr(
-        pieces_of_blocks, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
+        adding, "launch", lambda *of, **how: blocks.append(of[2]) or launch(*of, **how)
     )
     rows = 64 if dtype == "float16" else 32  # of a step
     sizes = {"in_features": 40, "out_features": 33, "block_size": B}
     case = Case(batch=rows * pieces - 5, density=1, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda")
-    assert blocks == [(pieces_of_blocks.THREADS // ways, ways)]
+    assert blocks == [(adding.THREADS // ways, ways)]
 
 
 def test_mixed_strides(rng):
@@ -124,10 +123,10 @@ def test_few_rows_take_blocks_of_128_without_a_cluster(monkeypatch):
     """Where both operands are batch-major."""
     index = Layout(np.ones((2, 2))).index
 
-    monkeypatch.setattr(shares, "BLOCKS", NONE_ARE_FEW)
+    monkeypatch.setattr(plans, "BLOCKS", NONE_ARE_FEW)
 
     def cluster(batch, *transposed):
-        return shares.tile_of(128, transposed, index, batch, False).CLUSTER
+        return plans.tile_of(128, transposed, index, batch, False).CLUSTER
 
     assert [cluster(batch, False, False) for batch in (1, 256, 257)] == [1, 1, 2]
     assert [cluster(65, *transposed) for transposed in ((True, False), (False, True))] == [2, 2]
@@ -136,17 +135,17 @@ def test_few_rows_take_blocks_of_128_without_a_cluster(monkeypatch):
 @pytest.mark.parametrize(("B", "few"), [(32, 16), (64, 8), (128, 2)])
 def test_few_blocks_have_small_items_and_many_stages(B, few, monkeypatch):
     """Fewer are few where x and dy are larger than a cache."""
-    for module in (weight_grad, shares):
+    for module in (weight_grad, plans):
         monkeypatch.setattr(module, "multiprocessors", lambda: 2)
-    monkeypatch.setattr(shares, "LARGE", 10**6)
+    monkeypatch.setattr(plans, "LARGE", 10**6)
 
     def slots(n, batch):
         index = Layout(np.ones((1, n))).index
-        return shares.tile_of(B, (False, True), index, batch, False).SLOTS
+        return plans.tile_of(B, (False, True), index, batch, False).SLOTS
 
     batch = 10**6 // (2 * B * (few + 2))  # of one block more, and another block of x
     large = {32: 2, 64: 4, 128: 2}[B]
-    own = shares.OF_FEW_BLOCKS[B].SLOTS
+    own = plans.OF_FEW_BLOCKS[B].SLOTS
     assert [slots(n, batch) == own for n in (few, few + 1)] == [True, False]
     assert [slots(n, 10**6) == own for n in (large, large + 1)] == [True, False]
 
@@ -155,10 +154,10 @@ def test_few_blocks_have_small_items_and_many_stages(B, few, monkeypatch):
 def all_many(monkeypatch):
     """Of blocks and rows, though there are few."""
     for name in ("BLOCKS", "LARGE_BLOCKS"):
-        monkeypatch.setattr(shares, name, NONE_ARE_FEW)
-    monkeypatch.setattr(shares, "JOINED_FROM", 70)
-    monkeypatch.setattr(shares, "WORTH_JOINING", 70 * 64)
-    for module in (weight_grad, shares):
+        monkeypatch.setattr(plans, name, NONE_ARE_FEW)
+    monkeypatch.setattr(plans, "JOINED_FROM", 70)
+    monkeypatch.setattr(plans, "WORTH_JOINING", 70 * 64)
+    for module in (weight_grad, plans):
         monkeypatch.setattr(module, "multiprocessors", lambda: 2)
 
 
@@ -169,18 +168,18 @@ def all_many(monkeypatch):
 @pytest.mark.parametrize("dtype", HALVES)
 def test_rectangles(dtype, down, across, feature_major, kept, all_many, monkeypatch):
     """Also those that end outside of the matrix, and of which some blocks are not kept."""
-    monkeypatch.setattr(shares, "FILLED", 0)
-    monkeypatch.setattr(shares, "WORTH_JOINING", 0)
+    monkeypatch.setattr(plans, "FILLED", 0)
+    monkeypatch.setattr(plans, "WORTH_JOINING", 0)
     sizes = {"in_features": 32 * down - 9, "out_features": 32 * across - 5, "block_size": 32}
     case = Case(batch=100, density=1 if kept == "all" else 0.9, **sizes)
     check_rung(hopper, "weight_grad", case, dtype, "cuda", feature_major=feature_major)
     index = Layout(np.ones((down, across))).index
-    assert shares.tile_of(32, (False, feature_major), index, 100, False).JOINED
+    assert plans.tile_of(32, (False, feature_major), index, 100, False).JOINED
 
 
 def test_rectangles_are_of_much_work_and_nearly_full(all_many):
     def joined(kept, batch=70, gated=False):
-        return shares.tile_of(32, (False, False), Layout(kept).index, batch, gated).JOINED
+        return plans.tile_of(32, (False, False), Layout(kept).index, batch, gated).JOINED
 
     kept = np.kron(np.eye(2), np.ones((8, 4)))  # full ones on the diagonal
     assert joined(kept)
@@ -195,10 +194,10 @@ def test_rectangles_are_of_much_work_and_nearly_full(all_many):
 
 @pytest.mark.parametrize("cluster", [1, 2, pytest.param(4, marks=not_simulated)])
 def test_clusters_of_any_size(cluster, monkeypatch):
-    tile = shares.TILES[128]._replace(CLUSTER=cluster)
-    monkeypatch.setitem(shares.TILES, 128, tile)
-    monkeypatch.setattr(shares, "FEW", 0)
-    monkeypatch.setattr(shares, "BLOCKS", NONE_ARE_FEW)
+    tile = plans.TILES[128]._replace(CLUSTER=cluster)
+    monkeypatch.setitem(plans.TILES, 128, tile)
+    monkeypatch.setattr(plans, "FEW", 0)
+    monkeypatch.setattr(plans, "BLOCKS", NONE_ARE_FEW)
     sizes = (70, 300, 500) if device.SIMULATED else (3000, 900, 1300)
     case = Case(*sizes, block_size=128, density=0.3)
     check_rung(hopper, "weight_grad", case, "float16", "cuda")

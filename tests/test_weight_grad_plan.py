@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from numbsparse import patterns
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import TO_START, Tile, cut
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_shares import (
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
+    TO_START,
+    Tile,
+    cut,
     cut_of,
     plan,
     tables_of,

@@ -7,9 +7,9 @@ from numba import cuda, float32, int32, uint32
 
 from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.parts.fragments import scaling
+from numbsparse.kernels.parts.plans_on_gpu import lanes_where
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
-from numbsparse.kernels.parts.walk_on_gpu import lanes_where
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,

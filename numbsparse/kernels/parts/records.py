@@ -10,7 +10,7 @@ from typing import Any
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.parts.walk_on_gpu import lowest
+from numbsparse.kernels.parts.plans_on_gpu import lowest
 from numbsparse.kernels.ptx import (
     elect,
     mbarrier_wait,

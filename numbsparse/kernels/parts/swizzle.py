@@ -4,12 +4,16 @@ A tile is lines of 32, 64 or 128 bytes, whose pieces of 16 bytes are exchanged b
 line (`ptx.tiles.swizzled`), so that neither a line nor a column of pieces hits a bank twice. A line
 holds neighbouring features of a row of the batch; or, where the operand is transposed
 (feature-major), neighbouring rows of the batch for one feature.
+
+Of boxes of pixels that taps share, rows of a tile are anywhere, and a tap shifts them by lines,
+whose pieces are swizzled by the line that is read, which a lane knows for each slot and row alone.
+In bytes that takes an addition and two operations of bits.
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, int32, uint32
+from numba import cuda, int32, int64, uint32
 
 from numbsparse.kernels.ptx import (
     ldmatrix_x4,
@@ -25,6 +29,10 @@ from numbsparse.kernels.ptx.tiles import swizzled
 PERIOD = 1024  # bytes after which the exchanges repeat
 PIECE = 8  # features that stay together: those of an 8 x 8 matrix
 LINE = 128  # bytes of a transposed tile's line
+# Of a region's slots in boxes that taps share (`pixels.Shared`): bits of a place in a code; bytes
+# of what a lane keeps; the bit of a new column, bytes of dy, and how far they are above those.
+BOX_BITS, X_PLACE = 16, 0x3FFF0
+IN_BOXES = 1, X_PLACE, 14
 
 place_of_byte = cuda.jit(device=True)(swizzled)
 
@@ -262,3 +270,53 @@ def _transposed_tf32(width: int) -> Rows:
         return 32 * (m // 2) + 4 * four_of(lane_of_warp() // 4) + 2 * (m % 2) + half
 
     return Rows(begin, at_lines, load, row_of)
+
+
+@cache
+def place_in_boxes(sums: Any) -> Any:
+    """place(code, lane): as `places_16_bit`. Of x the row of the batch is not known yet."""
+    B, DEPTH, LINES = sums.B, sums.region.DEPTH, sums.region.LINES
+
+    @cuda.jit(device=True)
+    def place(code, lane):
+        x_at = uint32(code >> int64(lane // 8 % 2 * BOX_BITS)) & uint32(0x3FFF)
+        dy_piece = uint32(code >> int64(2 * BOX_BITS)) & uint32(0xFFFF)
+        rows, across = lane // 8 % 2, lane // 16
+        if B == 8:
+            rows, across = lane // 8 % uint32(DEPTH // 8), uint32(0)
+        dy_piece = uint32(dy_piece + across)
+        line = uint32(dy_piece // 8 * LINES + 8 * rows + lane % 8)
+        dy_at = line * uint32(8) + (dy_piece ^ lane) % 8
+        new = uint32(code >> int64(3 * BOX_BITS))
+        return uint32(x_at << uint32(4) | new | dy_at << uint32(18))
+
+    return place
+
+
+@cuda.jit(device=True)
+def load_from(shared, stage, code, row):
+    at = uint32(row + (code & uint32(X_PLACE)))
+    swizzled = uint32(at ^ (at >> uint32(3) & uint32(LINE - 16)))
+    return ldmatrix_x4_trans(shared, uint32(stage + swizzled))
+
+
+@cuda.jit(device=True)
+def load_in_box(shared, stage, code, rows):
+    """x of a slot, from rows that are `rows_of_lane`."""
+    return load_from(shared, stage, code, rows[0])
+
+
+@cuda.jit(device=True)
+def load_below_in_box(shared, stage, code, rows):
+    """The same 16 rows down."""
+    return load_from(shared, stage, code, rows[1])
+
+
+loads_in_boxes = load_in_box, load_below_in_box
+
+
+@cuda.jit(device=True)
+def rows_of_lane(within, lane, rows):
+    """rows = where a lane's row of a box begins, and its row 16 down, in bytes."""
+    for s in range(2):
+        rows[s] = uint32(within[lane // 16 * 8 + lane % 8 + 16 * s])

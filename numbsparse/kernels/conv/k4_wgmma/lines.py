@@ -29,8 +29,7 @@ from numbsparse.kernels.conv.k4_wgmma.products import (
 )
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
 from numbsparse.kernels.conv.window import PIXELS, Pass, any_shapes, cut, square_shapes
-from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     bulk_wait_read,

@@ -28,9 +28,8 @@ from numbsparse.kernels.conv.k4_wgmma.weight_grad_sums import (
 )
 from numbsparse.kernels.conv.walks import Items, block_items
 from numbsparse.kernels.conv.window import SIDE
-from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.pieces import Added, add_pieces
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (

@@ -18,8 +18,7 @@ from numba import cuda, float32, int64, uint16, uint32
 from numbsparse.device import DeviceArray, empty
 from numbsparse.kernels.conv.k4_wgmma.products import places_from
 from numbsparse.kernels.conv.window import PIXELS
-from numbsparse.kernels.parts.pieces import clear
-from numbsparse.kernels.parts.pieces_of_blocks import writing
+from numbsparse.kernels.parts.pieces import clear, writing
 from numbsparse.kernels.parts.split import add_product, splitting
 from numbsparse.kernels.parts.store import KINDS
 from numbsparse.kernels.ptx import (

@@ -15,10 +15,10 @@ from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.aligned import aligned_either_way
 from numbsparse.kernels.parts.copies import copying, copying_matrix
-from numbsparse.kernels.parts.deal_on_gpu import longest_first
 from numbsparse.kernels.parts.fragments import MMA, Products, Side, piece_of, products
 from numbsparse.kernels.parts.pieces import clear
 from numbsparse.kernels.parts.plans import on_gpu_of, planned
+from numbsparse.kernels.parts.plans_on_gpu import longest_first
 from numbsparse.kernels.parts.repair import dense_of, nan_in_sums, repairing_lines
 from numbsparse.kernels.parts.store import Output
 from numbsparse.kernels.parts.store_tile import rows_from, store_tile, stored

@@ -47,11 +47,10 @@ from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, 
 from numbsparse.kernels.matmul.k6_hopper.warps import W, X, consumer, producer, w_box, x_box
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned, aligned_either_way, of_any_blocks
-from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.pieces import meeting, slice_of
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, by_boxes, order_of, output_of

@@ -45,9 +45,8 @@ from numbsparse.kernels.matmul.k6_hopper.plan import (
     steps_of,
 )
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.deal_on_gpu import LengthsOnGPU, schedule_on_gpu
 from numbsparse.kernels.parts.plans import on_gpu_of
-from numbsparse.kernels.parts.walk_on_gpu import kept_by, next_kept
+from numbsparse.kernels.parts.plans_on_gpu import LengthsOnGPU, kept_by, next_kept, schedule_on_gpu
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     shfl_idx,

@@ -30,18 +30,15 @@ from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_float32 as of_float32
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
-from numbsparse.kernels.matmul.k6_hopper import weight_grad_shares as shares
 from numbsparse.kernels.matmul.k6_hopper.gated import Gates, asking, keeping, numbers_of, taking
 from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import (
-    BUFFERS,
     OPERANDS,
     Tile,
 )
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
-from numbsparse.kernels.parts.calls import unannounced
-from numbsparse.kernels.parts.pieces_of_blocks import Added, add_pieces
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.pieces import Added, add_pieces
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, ROWS, Sums
@@ -100,27 +97,27 @@ def weight_grad(
     (x, dy), (x_transposed, dy_transposed) = aligned_either_way(x, dy)
     transposed = x_transposed, dy_transposed
     if is_float32:
-        (tile,) = planned(index, plans.way_of, B)
-        (tile,) = planned(index, plans.smaller, tile, -(-batch // tile.DEPTH), processors)
-        tile = tile._replace(STAYS=not by_gates and batch < shares.LONG and index.made is None)
+        (tile,) = planned(index, of_float32.way_of, B)
+        (tile,) = planned(index, of_float32.smaller, tile, -(-batch // tile.DEPTH), processors)
+        tile = tile._replace(STAYS=not by_gates and batch < plans.LONG and index.made is None)
     else:
-        tile = shares.tile_of(B, transposed, index, batch, by_gates)
+        tile = plans.tile_of(B, transposed, index, batch, by_gates)
     if tile.SWAPPED:
         (x, dy), transposed = (dy, x), transposed[::-1]
-    steps, plan = -(-batch // tile.DEPTH), plans.plan if is_float32 else shares.plan
+    steps, plan = -(-batch // tile.DEPTH), (of_float32 if is_float32 else plans).plan
     *tables, cut, numbers, n_sums = planned(index, plan, tile, steps, processors)
     boxes = (box_of(tile.DEPTH, tile.PANEL, across) for across in transposed)
     maps = tensor_maps(*zip((x, dy), boxes, strict=True))
     sums = empty((max(n_sums, 1) * tile.PART**2,), np.float32)
     blocks, places = tables[0].shape[0], processors // tile.CLUSTER * tile.CLUSTER * tile.RESIDENT
     # Launches of many blocks that overlap get blocks of threads apart: see LONG.
-    alone = blocks <= places and (is_float32 or shares.is_deep(tile))
+    alone = blocks <= places and (is_float32 or plans.is_deep(tile))
     stays = (tile.STAYS or (alone and index.made is None)) and not by_gates
     tile = tile._replace(STAYS=stays, AHEAD=stays and index.made is None)
     more = Gates(gates, cut) if by_gates else ()
     out: DeviceArray = of_bits(dvalues.span)
     dense = factors_of(x, dy, transposed, index) if is_float32 else ()
-    short = is_float32 or tile.STAYS or batch < shares.LONG or alone
+    short = is_float32 or tile.STAYS or batch < plans.LONG or alone
     launch(
         kernel_of(tile, kind, transposed, by_gates),
         min(blocks, places) if tile.STAYS else blocks,
@@ -161,7 +158,7 @@ def kernel_of(tile: Tile, kind: str, transposed: tuple[bool, bool], gated: bool 
     multiply, SUMS = of[1](tile, kind, transposed, gated), tile.SUMS
     store, leave = of[2](tile, kind, transposed), of[2](tile, "", transposed)
     STAGES, CLUSTER, WARPS, LOADERS = tile.STAGES, tile.CLUSTER, 4 * tile.GROUPS, tile.LOADERS
-    IMAGES = BUFFERS if tile.ITEM == 4 else 0
+    IMAGES = of_float32.BUFFERS if tile.ITEM == 4 else 0
     BARRIERS, READERS = 2 * (STAGES + IMAGES), WARPS * CLUSTER + (LOADERS if IMAGES else 0)
     (GIVEN, TAKEN), STAYS, AHEAD = tile.REGISTERS, tile.STAYS, tile.AHEAD
     ALONE = tile.PART**2  # sums, where nothing is cut

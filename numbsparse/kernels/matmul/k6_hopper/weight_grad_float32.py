@@ -1,4 +1,4 @@
-"""The roles in a block of threads of a weight-gradient of float32.
+"""Weight-gradients of float32: the roles in a block of threads, and what each computes.
 
 wgmma reads the second operand from shared memory with contiguous terms of the sum, and in a
 batch-major dy they are below each other: so some warps do nothing but split the panels of dy into
@@ -9,16 +9,25 @@ Lane 4 g + q of a warp has the rows g and g + 8 of an mma of 16 rows, and of eve
 sum the q-th and the (q + 4)-th. Which terms these are is free as long as both operands agree: here
 rows 2 q and 2 q + 1 of the batch. Rows g and g + 8 are two neighbouring features. So what is read
 together from swizzled panels of 32 lines of 128 bytes shares no bank.
+
+An item is products, of 64 features of x, two panels of 32 that a strip of N columns of dy keeps, by
+the strip. The plan is worked out once for every layout (`plan`).
 """
 
 from functools import cache
+from math import ceil, exp
 from typing import Any
 
+import numpy as np
 from numba import cuda, float32, int32, int64, uint32
 
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.cores import compiled
+from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.gated import keeping, numbers_of
-from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import BUFFERS, Tile
+from numbsparse.kernels.matmul.k6_hopper.weight_grad_plan import ALONE, Tile, put_panel
 from numbsparse.kernels.parts.pieces import clear
+from numbsparse.kernels.parts.plans import on_gpu_of
 from numbsparse.kernels.parts.repair import nan_in_sums, repair_block
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.parts.split import splitting
@@ -38,8 +47,13 @@ from numbsparse.kernels.ptx import (
     wait_for_earlier_kernels,
     wgmma_split,
 )
+from numbsparse.layout import Index, Walk
 
 LINE = 32  # values of a line of a panel
+BUFFERS = 2  # each for the images of one step
+NO_ROOM = 1 << 31  # more items than there are
+PAIRED = 1.6  # the time of a product of 64 columns, where one of 32 takes 1
+FEWER = 0.8  # times as many items have x and dy exchanged: 1 to 1.37 times as fast (H200)
 
 
 @cache
@@ -323,3 +337,206 @@ def storing(tile: Tile, B: int, repairs: tuple[bool, bool] | None = None) -> Any
                     repair_block(out, at, B, dense, orders)
 
     return store
+
+
+def items_of(counts: np.ndarray, tile: Tile) -> tuple[int, np.ndarray, np.ndarray]:
+    """(items, where the products of each strip begin, its number in the item there).
+
+    A product has two of the panels that a strip keeps, which are so many.
+    """
+    (first, image), each = np.empty((2, counts.size), np.int64), tile.UNITS * tile.GROUPS
+    return -(-_pack(counts, each, tile.STRIPS, first, image) // each), first, image
+
+
+@compiled()
+def _pack(counts, each, most, first, images):
+    place = image = 0
+    for strip in range(counts.size):
+        products = (counts[strip] + 1) // 2
+        if products and image == most:
+            place += -place % each
+        if place % each == 0:
+            image = 0
+        first[strip], images[strip] = place, image
+        if place // each != (place + max(products, 1) - 1) // each:  # it goes on in another item
+            image = 0
+        place += products
+        image += 1 if products else 0
+    return place
+
+
+def walk_of(index: Index, tile: Tile) -> Walk:
+    """Down the lines of which strips are."""
+    return index.rows if tile.SWAPPED else index.columns
+
+
+def panels_kept(index: Index, tile: Tile) -> np.ndarray:
+    """How many panels of x each strip of N columns keeps any of."""
+    walk, n, across = walk_of(index, tile), tile.B // 32, tile.N // 32
+    counts = np.diff(walk.indptr).astype(np.int64)
+    if across <= n:
+        return np.repeat(counts * n, n // across)
+    met = np.zeros((-(-counts.size // 2), walk.indices.max(initial=-1) + 1), bool)  # by pairs
+    met[np.repeat(np.arange(counts.size), counts) // 2, walk.indices] = True
+    return np.count_nonzero(met, axis=1)
+
+
+def number_of_items(index: Index, tile: Tile) -> int:
+    """Of a layout made on a GPU as many as there were, if blocks were where chance puts them, and
+    each item of blocks of one line."""
+    if index.made is None:
+        return items_of(panels_kept(index, tile), tile)[0]
+    most, lines = tile.X_PANELS * 32 // tile.B, walk_of(index, tile).indptr.size - 1
+    if most == 0:
+        return NO_ROOM
+    each = index.block_rows.size / max(lines, 1)  # blocks of a line
+    there = 1 - exp(-each)  # of the lines those that have any
+    return ceil(lines * (tile.B // tile.N) * max(there, each / most + there / 2))
+
+
+def way_of(index: Index, B: int) -> tuple[Tile]:
+    """The tile, or that which has x and dy exchanged."""
+    tile, swapped = tile_of(index, B), tile_of(index, B, True)
+    fewer = number_of_items(index, swapped) <= FEWER * number_of_items(index, tile)
+    return (swapped if fewer else tile,)
+
+
+def tile_of(index: Index, B: int, swapped: bool = False) -> Tile:
+    """Products of 64 columns where B is as large, or neighbouring columns keep the same rows: in a
+    band that took 3 and 14 % less, with all blocks kept 22 to 25 % (H200)."""
+    wide = tile_of_columns(B, 64)._replace(SWAPPED=swapped)
+    in_pairs = index.made is None and B == 32
+    if in_pairs and PAIRED * panels_kept(index, wide).sum() <= index.block_rows.size:
+        return wide
+    return tile_of_columns(B, min(B, 64))._replace(SWAPPED=swapped)
+
+
+def tile_of_columns(B: int, N: int) -> Tile:
+    """For products of N columns.
+
+    Three warpgroups begin with 168 registers for a thread, four with 128: if all together
+    requested more, some would wait forever.
+    """
+    if SIMULATED:
+        return Tile(B, 1, 2, N, 32, 2, 0, 1, 1, (128, 128), ITEM=4, STRIPS=2)
+    if N == 64:
+        return Tile(B, 2, 2, N, 32, 5, 0, 1, 4, (72, 216), ITEM=4, STRIPS=3)
+    return Tile(B, 3, 2, N, 32, 5, 0, 1, 4, (80, 144), ITEM=4, STRIPS=4)
+
+
+def single(tile: Tile) -> Tile:
+    """For items of one product each, two of which are on a multiprocessor."""
+    stages = tile.STAGES if SIMULATED else 8
+    one = tile._replace(GROUPS=1, UNITS=1, STAGES=stages, STRIPS=1, REGISTERS=(0, 0))
+    return one._replace(RESIDENT=2)
+
+
+def smaller(index: Index, tile: Tile, steps: int, processors: int) -> tuple[Tile]:
+    """The tile, or where that ends first one for items of single products.
+
+    Few items leave places free, and a step of a single product takes less time: all of an item are
+    multiplied, whether they are there or not.
+    """
+    ways = [(number_of_items(index, each), each) for each in (tile, single(tile))]
+    if ways[1][0] > processors * ways[1][1].RESIDENT:
+        return (tile,)
+    ends = [cut_of(*way, steps, processors)[0] for way in ways]
+    return (ways[ends[1] < ends[0]][1],)
+
+
+on_gpu_of(way_of)(way_of)
+on_gpu_of(smaller)(smaller)
+
+
+def cut_of(items: int, tile: Tile, steps: int, processors: int) -> tuple[float, int, int]:
+    """`cut` of so many items."""
+    ways = plans.STEP_OF_ONE[: tile.RESIDENT] if tile.UNITS == 1 else (plans.STEP_IN_US,)
+    found = []
+    for resident, step in enumerate(ways, 1):
+        places, rate, shortest = processors * resident, plans.SUMS_IN_US, plans.SHORTEST
+        if 2 * items <= places:
+            rate, shortest = plans.SUMS_IN_US_OF_FEW, plans.SHORTEST_OF_FEW
+        sums = items % places * tile.GROUPS * tile.UNITS * 64 * tile.N
+        each = np.full(items, step)
+        found.append(plans.cut(each, sums, places, steps, 0.0, rate, plans.TO_ADD_FEW, shortest))
+    return min(found)
+
+
+def plan(index: Index, tile: Tile, steps: int, processors: int) -> tuple[np.ndarray | int, ...]:
+    """What `cut_up` makes of the items, longest strips first.
+
+    Copies are of x, then of dy; places say where a product's two panels of x are and its strip of
+    dy; outs name parts of kept blocks of 32 x 32, in row order; of each product those of its first
+    panel, then those of the second. Heads end with the strips of an item, its stages, and how many
+    values are in the images of a step, a buffer, and in its panels, a stage. In shared memory the
+    buffers are first.
+    """
+    across, blocks, each = tile.N // tile.PANEL, tile.B // 32, tile.GROUPS * tile.UNITS
+    n, *of_strips = items_of(panels_kept(index, tile), tile)
+    loads = np.zeros((n, tile.X_PANELS + tile.STRIPS * across, 2), np.int32)
+    images = np.full((n, each), -1, np.int32)  # which strip of the item a product takes
+    outs = np.full((n, tile.GROUPS, tile.OUTS), -1, np.int32)
+    strips, n_loads = np.full((n, tile.STRIPS), -1, np.int32), np.zeros(n, np.int32)
+    of_products = images, outs.reshape(-1, 2, across)
+    of_items = *of_strips, strips, n_loads, loads, *of_products
+    _fill(*walk_of(index, tile), blocks, tile.SWAPPED, *of_items)
+    of_groups = images.reshape(n, tile.GROUPS, tile.UNITS)
+    places = np.empty((n, tile.GROUPS, 1 + 2 * tile.UNITS), np.int32)
+    places[:, :, 0] = (of_groups >= 0).sum(2)
+    places[:, :, 1::2] = 2 * np.arange(each).reshape(tile.GROUPS, tile.UNITS) | 1 << 16
+    places[:, :, 2::2] = tile.X_PANELS + np.maximum(of_groups, 0) * across
+    _, whole, pieces = cut_of(n, tile, steps, processors)
+    many: np.ndarray = (strips >= 0).sum(1)
+    # Blocks of threads that go from item to item keep their stages.
+    alone = not tile.STAYS or whole + (n - whole) * pieces <= processors * tile.RESIDENT
+    room = many if alone else np.full(n, many.max(initial=0))
+    buffer, stage = room * tile.IMAGE, (tile.X_PANELS + room * across) * tile.PANEL_BYTES
+    stages = np.minimum((tile.POOL - BUFFERS * buffer) // stage, tile.STAGES)
+    heads = np.stack([n_loads, n_loads, many, stages, buffer // 4, stage // 4], 1).astype(np.int32)
+    return plans.cut_up((heads, loads, places, outs), whole, pieces, steps)
+
+
+@compiled()
+def _fill(
+    indptr, lines, blocks, n, swapped, first, image, strips, n_loads, loads, images, outs
+):  # fmt: skip
+    """strips (items, STRIPS) : of dy, or -1; images (items, products), outs (products, 2, .)"""
+    across, each = outs.shape[2], images.shape[1]
+    per_line = max(n // across, 1)
+    for strip in range(first.size):
+        line = strip * across // n
+        i, j, end = indptr[line], indptr[line + 1], indptr[line + 1]
+        last = j if across <= n or line + 2 == indptr.size else indptr[line + 2]  # of a second line
+        kept, number = 2 * first[strip], image[strip]
+        while i < end or j < last:
+            one = j == last or (i < end and lines[i] <= lines[j])
+            other = i == end or (j < last and lines[j] <= lines[i])
+            row = lines[i] if one else lines[j]
+            for r in range(n):
+                product, half = kept // 2, kept % 2
+                if product % each == 0:
+                    number = 0
+                item = product // each
+                strips[item, number] = strip
+                images[item, product % each] = number
+                slot = 2 * (product % each) + half
+                put_panel(loads, item, n_loads[item], row * n + r, slot, 0, ALONE)
+                n_loads[item] += 1
+                for c in range(across):
+                    if across > n:
+                        if one and c == 0:
+                            outs[product, half, c] = blocks[i]
+                        elif other and c == 1:
+                            outs[product, half, c] = blocks[j]
+                    else:
+                        column = strip % per_line * across + c
+                        at = column * n + r if swapped else r * n + column
+                        outs[product, half, c] = blocks[i] * n * n + at
+                kept += 1
+            i, j = i + (1 if one else 0), j + (1 if other else 0)
+    for item in range(len(images)):
+        for number in range(strips.shape[1]):
+            for c in range(across if strips[item, number] >= 0 else 0):
+                panel, slot = strips[item, number] * across + c, 2 * each + number * across + c
+                put_panel(loads, item, n_loads[item], panel, slot, 1, ALONE)
+                n_loads[item] += 1

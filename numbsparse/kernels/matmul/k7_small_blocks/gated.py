@@ -33,9 +33,7 @@ from numbsparse.kernels.coordinates import bits_below
 from numbsparse.kernels.matmul.k7_small_blocks.region_slots import NEW_COLUMN, PLACE_BITS
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import MOST_STEPS
 from numbsparse.kernels.parts.packed import COUNT_BITS, RUN, packing
-from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
-from numbsparse.kernels.parts.strip import ALIGNED, Region, Strip
-from numbsparse.kernels.parts.walk_on_gpu import (
+from numbsparse.kernels.parts.plans_on_gpu import (
     begins_group,
     group_of,
     highest,
@@ -43,6 +41,8 @@ from numbsparse.kernels.parts.walk_on_gpu import (
     mark,
     rank,
 )
+from numbsparse.kernels.parts.stored_blocks import INSIDE_BITS
+from numbsparse.kernels.parts.strip import ALIGNED, Region, Strip
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     shfl_idx,

@@ -16,9 +16,16 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.kernels.matmul.k7_small_blocks.region_plan import Sums
 from numbsparse.kernels.matmul.k7_small_blocks.region_slots import PLACE, PLACE_BITS
 from numbsparse.kernels.parts.fragments import adding
-from numbsparse.kernels.parts.shifted import IN_BOXES, loads_in_boxes, place_in_boxes
 from numbsparse.kernels.parts.split import add_product, splitting
-from numbsparse.kernels.parts.swizzle import PIECE, feature_of, feature_of_eight, place_of_byte
+from numbsparse.kernels.parts.swizzle import (
+    IN_BOXES,
+    PIECE,
+    feature_of,
+    feature_of_eight,
+    loads_in_boxes,
+    place_in_boxes,
+    place_of_byte,
+)
 from numbsparse.kernels.ptx import (
     as_float32,
     ldmatrix_x4,

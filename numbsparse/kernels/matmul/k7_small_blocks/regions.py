@@ -34,7 +34,6 @@ from numbsparse.kernels.matmul.k7_small_blocks.region_slots import (
     storer_of_cluster,
 )
 from numbsparse.kernels.parts.aligned import aligned_either_way, of_any_rows, of_bits
-from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.pieces import SOON, clear
 from numbsparse.kernels.parts.pixels import (
@@ -45,12 +44,11 @@ from numbsparse.kernels.parts.pixels import (
     load_pixels,
     tile_that_fits,
 )
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import factors_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_own_barriers
-from numbsparse.kernels.parts.shifted import rows_of_lane
 from numbsparse.kernels.parts.strip import LINE, Region
-from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for
+from numbsparse.kernels.parts.swizzle import PERIOD, box_of, load_for, rows_of_lane
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     cluster_sync,

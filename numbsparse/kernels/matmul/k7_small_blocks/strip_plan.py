@@ -59,7 +59,7 @@ FEW = 1024  # rows and features, of both sides
 OF_STAGE = {(2, WIDTH): (14, 8, 6, 4, 3, 2, 1), (2, WIDE): (7, 4, 3, 2, 1), (4, WIDTH): (4, 2, 1)}
 # The same where blocks share steps, by features of a group: of few kept blocks the more features a
 # stage has, the fewer steps have one block alone.
-OF_HALVES = {WIDTH: (14, *range(12, 0, -1)), WIDE: range(7, 0, -1)}
+OF_ODD = {WIDTH: (14, *range(12, 0, -1)), WIDE: range(7, 0, -1)}
 PACK_FROM = 512  # rows
 # Rows times features, by block size: for fewer no launch that packs pays. 1,024 and
 # 4,096 rows of 256 to 1,024 features took 0.57 to 0.78 and 0.70 to 0.94 of the time, and the last
@@ -156,19 +156,19 @@ def uneven(index: Index, transposed: bool, columns: int) -> tuple[float]:
     return (float(strips.max() / max(strips.mean(), 1)),)
 
 
-def fitted(base: Strip, mean: float, most: int, halves: bool = False) -> tuple[Strip, int]:
+def fitted(base: Strip, mean: float, most: int, odd: bool = False) -> tuple[Strip, int]:
     """With groups, of `mean` and `most` steps, and stages; how many bytes there are for these.
 
-    With `halves` steps of one block are counted too: where numbers of blocks are Poisson
+    With `odd` steps of one block are counted too: where numbers of blocks are Poisson
     distributed, so many columns have an odd one. At B = 8 and density 0.02 stages without room for
     them, and no clusters, took 1.4 times as long (8,192 features and rows, float16, H200).
     """
     shared = 65 * 1024 if SIMULATED else ((shared_memory() or 0) + 1024) // base.BESIDE - 1024
     limit = shared - 1024  # besides the ring there are barriers
     columns = base.WARPS * base.COLUMNS
-    for groups in OF_HALVES[base.WIDTH] if halves else OF_STAGE[base.ITEM, base.WIDTH]:
+    for groups in OF_ODD[base.WIDTH] if odd else OF_STAGE[base.ITEM, base.WIDTH]:
         needed = groups * mean
-        needed += columns * (1 - exp(-4 * needed / columns)) / 4 if halves else 0
+        needed += columns * (1 - exp(-4 * needed / columns)) / 4 if odd else 0
         steps = max(most, min(round(1.15 * needed), MOST_STEPS))
         steps = -(-steps // ALIGNED) * ALIGNED
         strip = base._replace(GROUPS=groups, STEPS=steps)

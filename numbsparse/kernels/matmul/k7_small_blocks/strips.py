@@ -19,13 +19,12 @@ from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
 from numbsparse.kernels.matmul.k7_small_blocks.strip_plan import freed, plan_strips, strip_of
-from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits
-from numbsparse.kernels.parts.calls import unannounced
+from numbsparse.kernels.parts.aligned import aligned_values, of_any_blocks, of_bits, readable
 from numbsparse.kernels.parts.deal import even_rows, schedule
 from numbsparse.kernels.parts.packed import packed, products
 from numbsparse.kernels.parts.pieces import add_parts, meeting
 from numbsparse.kernels.parts.pixels import IMAGES, finding, loading
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, PIXELS, Sums, order_of, output_of
@@ -35,7 +34,6 @@ from numbsparse.kernels.parts.store_pixels import looking
 from numbsparse.kernels.parts.stored_blocks import Copying, copying
 from numbsparse.kernels.parts.strip import Strip, registers_of
 from numbsparse.kernels.parts.swizzle import PERIOD, box_of, rows_of
-from numbsparse.kernels.parts.transpose import readable
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     bulk_load,

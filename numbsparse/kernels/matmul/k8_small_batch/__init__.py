@@ -40,7 +40,7 @@ from numbsparse.kernels.matmul.k8_small_batch.blocks import multiply_blocks
 from numbsparse.kernels.matmul.k8_small_batch.launch import along_lines, by_feature, in_reach
 from numbsparse.kernels.matmul.reach import reach
 from numbsparse.kernels.parts.aligned import aligned_values
-from numbsparse.kernels.parts.calls import again
+from numbsparse.kernels.parts.plans import again
 from numbsparse.kernels.parts.tiles import Form
 
 BLOCK_SIZES = (8, 16, 32, 64, 128)

@@ -26,10 +26,9 @@ from numbsparse.kernels.matmul.k8_small_batch.block_sums import consuming, holdi
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
-from numbsparse.kernels.parts.calls import again
 from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes
 from numbsparse.kernels.parts.lanes import copying_side
-from numbsparse.kernels.parts.plans import planned, room_of_pieces
+from numbsparse.kernels.parts.plans import again, planned, room_of_pieces
 from numbsparse.kernels.parts.requests import ALIGNED, reading
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand

@@ -15,11 +15,11 @@ from numbsparse.kernels.parts.aligned import (
     is_aligned,
     is_gapless,
     of_bits,
+    transposed_copy,
 )
-from numbsparse.kernels.parts.calls import fresh_each_time
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.gates import listed_bytes
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
@@ -27,7 +27,6 @@ from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, by_boxes, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
-from numbsparse.kernels.parts.transpose import transposed_copy
 from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
 

@@ -19,8 +19,8 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
-from numbsparse.kernels.parts.deal_on_gpu import longest_first, other_way
 from numbsparse.kernels.parts.plans import on_gpu_of, scratch
+from numbsparse.kernels.parts.plans_on_gpu import longest_first, other_way
 from numbsparse.kernels.parts.shares import TOGETHER
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index

@@ -29,10 +29,9 @@ from numbsparse.kernels.parts.aligned import (
     of_any_blocks,
     of_bits,
 )
-from numbsparse.kernels.parts.calls import unannounced
 from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.pieces import add_parts, meeting, slice_of
-from numbsparse.kernels.parts.plans import planned
+from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.repair import dense_of, nan_in_rows, repairing_lines
 from numbsparse.kernels.parts.ring import begin_ring, following, show_barriers
 from numbsparse.kernels.parts.store import FEATURES, KINDS, Sums, order_of, output_of, storer
