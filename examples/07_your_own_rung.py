@@ -23,7 +23,7 @@ from numba import cuda, float32
 import numbsparse as ns
 from numbsparse.bench.measure import measure
 from numbsparse.bench.problem import Problem
-from numbsparse.bench.show import line
+from numbsparse.bench.results import line
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul import add_rung
 from numbsparse.kernels.matmul.reach import reach

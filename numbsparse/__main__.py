@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
 from numbsparse.bench.measure import Options
-from numbsparse.bench.run import run
-from numbsparse.bench.sections import SECTIONS
+from numbsparse.bench.sections import SECTIONS, run
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
 from numbsparse.files import check_writable, write_bytes

@@ -10,9 +10,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import peers, sections, show, timing
+from numbsparse.bench import peers, sections, timing
 from numbsparse.bench.problem import Problem, random
-from numbsparse.bench.results import load
+from numbsparse.bench.results import line, load
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
@@ -27,7 +27,7 @@ def test_quick_bench(capsys, tmp_path):
     assert results["machine"] in printed
     assert [row["product"] for row in results["rows"]] == list(ladder.PRODUCTS) * 2
     for row in results["rows"]:
-        said = show.line(row, results["rows"])
+        said = line(row, results["rows"])
         assert re.search(r"NumPy dense [^;]* \(1\.00x\)", said)  # what the others are beside
         assert row["not_timed"] == {}
         sparse_peer = "NumPy by block" if row["product"] == "weight_grad" else "SciPy BSR"

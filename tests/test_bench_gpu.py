@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import contestants, results, run, sections, show, timing
+from numbsparse.bench import contestants, results, sections, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
@@ -100,8 +100,8 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
         assert list(row["seconds"]) == list(row["errors"]) == both
         assert max(row["errors"].values()) < (1e-6 if row["dtype"] == "float32" else 1e-3)
         row["seconds"] = dict(zip(both, (2e-6, 3e-6), strict=True))
-        assert f"{both[0]} 2 us" in show.line(row, rows)
-        assert show.line(row, rows).endswith(" (0.67x)")
+        assert f"{both[0]} 2 us" in results.line(row, rows)
+        assert results.line(row, rows).endswith(" (0.67x)")
     monkeypatch.setattr(committed, "RESULTS", tmp_path)
     assert tables.feature_major() == ""
     feature_major = f"{rows[0]['auto']} feature-major"
@@ -129,7 +129,7 @@ def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, pro
     assert row["seconds"] == {row["auto"]: 1.0}
     feature_major = f"{row['auto']} feature-major"
     assert row["not_timed"][feature_major].startswith("wrong: ")
-    assert f"{feature_major} wrong: " in show.line(row, [row])
+    assert f"{feature_major} wrong: " in results.line(row, [row])
 
 
 def test_a_value_that_is_never_written_is_a_fault(few, once, monkeypatch):
@@ -175,7 +175,7 @@ def test_what_no_rung_takes_says_why(once):
     row = measuring.measure(Problem(Layout([[1]]), 5, 3, "float32"), "forward")
     assert row["auto"] is None
     assert "got 5" in row["not_timed"]["numbsparse"]
-    assert "got 5" in show.line(row, [row])
+    assert "got 5" in results.line(row, [row])
 
 
 def test_bfloat16_problems():
@@ -187,9 +187,9 @@ def test_bfloat16_problems():
 
 
 def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "require_times", lambda: None)
+    monkeypatch.setattr(sections, "require_times", lambda: None)
     path, how = tmp_path / "cuda.json", Options("k1_naive,k3_registers", quick=True)
-    found = run.run(("ladder", "limits"), how, json_file=path)
+    found = sections.run(("ladder", "limits"), how, json_file=path)
     rungs = found["ladder"]["rows"][0]["seconds"]
     assert list(rungs) == ["k1_naive", "k3_registers"]
     kept = results.load(path)

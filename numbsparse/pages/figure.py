@@ -15,8 +15,7 @@ import numpy as np
 
 from numbsparse.bench.peers import CUSPARSE, TRITON
 from numbsparse.bench.plane import PLANES, Point, processor
-from numbsparse.bench.results import Results, Row, where
-from numbsparse.bench.show import PASSES, speed_up
+from numbsparse.bench.results import PASSES, Results, Row, speed_up, where
 from numbsparse.draw import matplotlib_figure
 from numbsparse.pages.committed import card_of
 from numbsparse.pages.mapped import FAR, ours, speed_ups, times_the_roofline

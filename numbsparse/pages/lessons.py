@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench.results import Row, first
-from numbsparse.bench.show import PASSES, table
+from numbsparse.bench.results import PASSES, Row, first, table
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
 from numbsparse.pages import committed

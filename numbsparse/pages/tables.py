@@ -12,9 +12,8 @@ from typing import Any
 
 from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row, where
-from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
-from numbsparse.bench.show import table as _markdown
+from numbsparse.bench.results import PASSES, Row, beside_batch_major, speed_up, where
+from numbsparse.bench.results import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.pages import lessons
 from numbsparse.pages.committed import (
