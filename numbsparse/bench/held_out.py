@@ -2,27 +2,48 @@
 
 A point draws everything that a product depends on, so no figure here is of a size that was looked
 at before: weights of any shape, batches next to the end of a tile, layouts with heavy and with
-empty block rows, activations in either order. Each result is checked before it is timed; the
-product of one row more is timed beside it, so that a cliff is seen wherever it is.
+empty block rows, activations in either order; of convolutions taps, strides and images. Each result
+is checked before it is timed; of matrices the product of one row more is timed beside it, so that a
+cliff is seen wherever it is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from itertools import product as every
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse import patterns
-from numbsparse.bench.contestants import FEATURE_MAJOR, chosen, named
+from numbsparse.bench.contestants import FEATURE_MAJOR, OURS, chosen, named
 from numbsparse.bench.measure import Case, in_time
-from numbsparse.bench.peers import CUBLAS, TRITON
-from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, Problem, matrices
+from numbsparse.bench.peers import CUBLAS, CUDNN, TRITON
+from numbsparse.bench.problem import APART, BLOCK_SIZES, NUMBERS, Problem, matrices, random
+from numbsparse.bench.results import Row
+from numbsparse.kernels import conv
+from numbsparse.kernels.conv import costs
+from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 from numbsparse.ops import times
 
+Counts = Iterator[tuple[str, str, Sequence[float]]]
+"""The names of rungs whose times are fitted, their cases, and what these are fitted to."""
+
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
 MOST = 2**26  # numbers in an operand
+# Of convolutions.
+KINDS = (*every((8, 16, 32, 64), APART),)  # block sizes, and numbers, a dtype and a precision
+TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2), (1, 1))  # along each axis; the stride
+DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
+MOST_OF_IMAGES = 2**25  # numbers in an operand
+SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
+SLOW = "k1_naive"  # nowhere the fastest
+FEW_BLOCKS, SHOWN = 0.1, ("speed_up", "regret")  # in the table
 AHEAD = 6  # products whose kernels are compiled, for each process that does
 
 
@@ -45,7 +66,7 @@ class Drawn(NamedTuple):
         return f"{self.product} {self.problem} {self.kind}{order}"
 
     def cases(self) -> list[Case]:
-        """Ours beside torch's; of one row more the chosen rung alone; cuBLAS's dense product."""
+        """Ours beside torch's; cuBLAS's dense product; of one row more the chosen rung alone."""
         of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
         if self.alone:
             return [Case(of, self.product, self._worth(), order, {})]
@@ -54,8 +75,8 @@ class Drawn(NamedTuple):
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
             Case(of, self.product, self._worth(), (*order, TRITON), {}),
-            Case(more, self.product, self._taken(more), order, {}),
             Case(dense, self.product, "", (CUBLAS,), {}),
+            Case(more, self.product, self._taken(more), order, {}),
         ]
 
     def _taken(self, of: Problem) -> str:
@@ -74,17 +95,73 @@ class Drawn(NamedTuple):
         near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
         return ",".join(sorted({*near, self._taken(of)}))
 
+    def counted(self, names: Iterable[str]) -> Counts:
+        of = self.problem
+        numbers = self.product, of.block_size, of.dtype
+        sizes = times.sizes_of(*numbers, of.batch, of.layout, self.feature_major)
+        for name in filter([*names].__contains__, times.OF_RUNG):  # in their order
+            yield name, times.case_of(name, *numbers, of.precision), times.counts(name, sizes)
+
     def measured(self) -> "Found":
-        row, *beside = (case.measured(0.0) for case in self.cases())
-        more, dense = beside or [{"seconds": {}, "not_timed": {}}] * 2
-        suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
-        peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
-        own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
-        one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
-        faults = row["not_timed"] | more["not_timed"]
-        faults.pop(TRITON, None)
-        taken, peers = self._taken(self.problem), peers | dense["seconds"]
-        return Found(self, own, taken, peers, one_more, faults)
+        suffix = f" {FEATURE_MAJOR}" * self.feature_major
+        return weighed(self, self._taken(self.problem), 0.0, suffix)
+
+
+class Convolution(NamedTuple):
+    """A product of a drawn one."""
+
+    problem: Problem
+    product: str
+
+    def __str__(self) -> str:
+        return f"{self.product} {self.problem}"
+
+    def named(self) -> list[str]:
+        """The rungs on this card that serve; of k2 by each one that may multiply."""
+        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes
+        case = product, size, dtype, "cuda", of.batch, precision
+        call = of.window, of.in_features, of.out_features
+        rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
+        names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
+        if UNFOLDED in names:
+            names.remove(UNFOLDED)
+            by = costs.multipliers(product, size, dtype, precision, *sizes)
+            names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+        return names
+
+    @property
+    def taken(self) -> str:
+        """By a call; OURS where that is a product of the ladder: one tap sees each pixel itself."""
+        identity = self.problem.window.is_identity
+        return OURS if identity else min(self.named(), key=self.expected)
+
+    @property
+    def sizes(self) -> tuple[Any, ...]:
+        """What `costs` takes of it, from the product on."""
+        of = self.problem
+        features = of.in_features, of.out_features, of.layout.n_blocks
+        sizes = costs.sizes_of(self.product, of.batch, of.window, *features)
+        return self.product, of.block_size, of.x.dtype, of.precision, *sizes
+
+    def expected(self, name: str) -> float:
+        return costs.microseconds(name, *self.sizes)
+
+    def cases(self) -> list[Case]:
+        """Each rung that serves, beside cuDNN's dense convolution."""
+        of, names = self.problem, ",".join(sorted({*self.named(), self.taken}))
+        features = of.in_features, of.out_features
+        dense = replace(of, given=partial(random, features, of.block_size, 1, of.taps_along))
+        beside = Case(dense, self.product, "", (CUDNN,), {})
+        return [Case(of, self.product, names, (), {}), beside]
+
+    def counted(self, names: Iterable[str]) -> Counts:
+        product, size, dtype, precision, *sizes = self.sizes
+        for name in filter(OURS.__ne__, names):
+            case = costs.case_of(name, product, size, dtype, precision)
+            yield name, case, costs.counts(name, product, size, dtype, *sizes)
+
+    def measured(self) -> "Found":
+        return weighed(self, self.taken, SECONDS)
 
 
 class Found(NamedTuple):
@@ -121,6 +198,23 @@ class Found(NamedTuple):
         return self.one_more / self.own
 
 
+def weighed(of: Drawn | Convolution, taken: str, seconds: float, suffix: str = "") -> Found:
+    """What is measured of its cases, ours first; `suffix` stands behind the names of ours."""
+    nothing: Row = {"seconds": {}, "not_timed": {}}
+    rows = [case.measured(seconds) for case in of.cases()]
+    row, dense, more = (*rows, nothing, nothing)[:3]
+    own = {
+        name.removesuffix(suffix): took
+        for name, took in row["seconds"].items()
+        if name.endswith(suffix) and name != TRITON
+    }
+    peers = {name: took for name, took in row["seconds"].items() if name == TRITON}
+    one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
+    faults = row["not_timed"] | more["not_timed"]
+    faults.pop(TRITON, None)
+    return Found(of, own, taken, peers | dense["seconds"], one_more, faults)
+
+
 def drawn(
     rng: np.random.Generator, only: str | None = None, alone: bool = False
 ) -> Iterator[Drawn]:
@@ -142,6 +236,22 @@ def drawn(
             for product in PRODUCTS:
                 if only is None or named(problem, product, only):
                     yield Drawn(problem, product, kind, across, only, alone)
+
+
+def convolutions(rng: np.random.Generator) -> Iterator[Convolution]:
+    """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
+    for size, numbers in cycle(KINDS):
+        unit = max(size, 32)
+        n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
+        side, (taps, stride) = int(2 ** rng.uniform(3, log2(65))), TAPS[rng.integers(len(TAPS))]
+        batch = min(
+            int(2 ** rng.uniform(0, log2(65))), MOST_OF_IMAGES // (side**2 * max(n_in, n_out))
+        )
+        density = 2 ** rng.uniform(-5.6, log2(DENSEST[size > 8]))
+        density = max(density, size**2 / (n_in * n_out))  # a block at least
+        how = *numbers, "cuda", side, taps, stride
+        problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
+        yield from (Convolution(problem, product) for product in PRODUCTS)
 
 
 def pattern_of(
@@ -188,4 +298,22 @@ def summary(all_found: list[Found], most: int = 20) -> str:
             f"{'above' if sign > 0 else 'below'} {bound} at {beyond:.1%}"
         )
         lines += [f"  {value:.2f}  {each}" for value, each in known[:most]]
+    return "\n".join(lines)
+
+
+def by_kind(all_found: Iterable[Found]) -> str:
+    """Of each dtype and precision: beside cuDNN, and what the choice of a rung costs."""
+    lines, kinds = [], dict[str, list[Found]]()
+    for each in all_found:
+        of = each.of.problem
+        if each.speed_up == each.speed_up:
+            kinds.setdefault(f"{of.dtype} {of.precision}", []).append(each)
+    for numbers, some in sorted(kinds.items()):
+        ratios, regrets = (np.array([getattr(of, what) for of in some]) for what in SHOWN)
+        few = np.array([of.of.problem.layout.density <= FEW_BLOCKS for of in some])
+        lines.append(
+            f"{numbers}: {len(some)} products, {(ratios < 1).sum()} lost, least {ratios.min():.2f},"
+            f" median {np.median(ratios):.2f}, at density {FEW_BLOCKS} below 1.5 "
+            f"{(ratios[few] < 1.5).sum()} of {few.sum()}, choice over 1.05 {(regrets > 1.05).sum()}"
+        )
     return "\n".join(lines)
