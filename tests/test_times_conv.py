@@ -149,12 +149,12 @@ def test_the_choice_that_is_weighed_is_that_of_a_call(measured, product, fastest
     names = [*RUNGS[1:], *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)]
     measured({name: 1.0 if name == fastest else 2.0 + i for i, name in enumerate(names)})
     problem = matrices(64, 16, 0.5, 2, "float16", side=4, taps=3, stride=2)
-    drawn = held_out.Convolution(problem, product)
-    rungs = drawn.named()
+    drawn = held_out.Drawn(problem, product)
+    rungs = drawn.expected()
     assert "k1_naive" not in rungs
     window = problem.window, problem.in_features, problem.out_features
     case = product, 16, problem.x.dtype, "cuda", 2, "highest", *window
-    own = min(rungs, key=drawn.expected)
+    own = min(rungs, key=rungs.__getitem__)
     assert conv.chosen(RUNGS, problem.layout.n_blocks, *case) is conv.rung(own.partition("/")[0])
     assert own == fastest or fastest not in rungs
 
@@ -163,7 +163,7 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
-    sizes = lambda product: held_out.Convolution(problem, product).sizes  # noqa: E731
+    sizes = lambda product: held_out.sizes_of(problem, product)  # noqa: E731
     assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0, 162, 128)  # four boxes of 9 x 9
     boxes = 60, 128  # one of a tile, and whole squares
     assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128, *boxes)
@@ -179,7 +179,7 @@ def test_speed_ups_are_told_by_kind():
     problems = [matrices(32, 8, density, 2, "float16", side=4, taps=3) for density in (1, 0.05, 1)]
     took = {"a": 2.0, "b": 1.9}
     found = [
-        held_out.Found(held_out.Convolution(problem, "forward"), took, "a", peers, np.nan, {})
+        held_out.Found(held_out.Drawn(problem, "forward"), took, "a", peers, np.nan, {})
         for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 2.8}, {}), strict=True)
     ]
     assert held_out.by_kind(found) == (
@@ -192,27 +192,27 @@ def test_speed_ups_are_told_by_kind():
 def test_what_is_drawn_of_one_tap_is_weighed_as_a_call_takes_it(product):
     """A product of the ladder, unless it moves by more than a pixel."""
     taken = [
-        held_out.Convolution(
+        held_out.Drawn(
             matrices(64, 16, 0.5, 2, "float16", side=4, taps=taps, stride=stride), product
-        ).taken
+        ).taken()
         for taps, stride in ((1, 1), (1, 2), (3, 1))
     ]
     assert [name == held_out.OURS for name in taken] == [True, False, False]
-    ours = held_out.Convolution(matrices(64, 16, 0.5, 2, "float16", side=4), product)
+    ours = held_out.Drawn(matrices(64, 16, 0.5, 2, "float16", side=4), product)
     assert held_out.OURS in ours.cases()[0].kernels.split(",")
-    assert held_out.OURS not in ours.named()
+    assert held_out.OURS not in ours.expected()
 
 
 @on_device
 def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys):
     """At a tiny size, whose times are made up; a rung that fails is told of, and has no factors."""
     tiny = matrices(16, 8, 0.5, 1, "float32", side=2, taps=3, stride=2)
-    points = [held_out.Convolution(tiny, product) for product in PRODUCTS]
+    points = [held_out.Drawn(tiny, product) for product in PRODUCTS]
     monkeypatch.setattr(held_out, "convolutions", lambda rng: iter(points))
     monkeypatch.setattr(held_out, "KINDS", [(8, ("float32", "highest"))])
     monkeypatch.setattr(factors_of, "FITTED", 1)
     took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
-    monkeypatch.setattr(held_out.Convolution, "named", lambda _: [*took, "k9_none"])
+    monkeypatch.setattr(held_out, "rungs_of_images", lambda *_: [*took, "k9_none"])
     monkeypatch.setattr(conv.rung("k2_unfolded"), "multipliers", None)  # who multiplies is named
     monkeypatch.setattr(factors_of, "require_times", lambda: None)
 
@@ -233,7 +233,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
     }
     assert made["factors"].keys() == cases
     for of, (name, seconds) in every(points, took.items()):
-        assert of.expected(name) == pytest.approx(seconds * 1e6, rel=0.1)
+        assert of.expected()[name] == pytest.approx(seconds * 1e6, rel=0.1)
     printed = capsys.readouterr().out
     assert printed.count("not right") == 2 * 3
     assert "k9_none" in printed

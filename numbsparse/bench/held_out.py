@@ -30,9 +30,6 @@ from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 from numbsparse.ops import times
 
-Counts = Iterator[tuple[str, str, Sequence[float]]]
-"""The names of rungs whose times are fitted, their cases, and what these are fitted to."""
-
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
 MOST = 2**26  # numbers in an operand
@@ -56,8 +53,8 @@ class Drawn(NamedTuple):
 
     problem: Problem
     product: str
-    kind: str
-    feature_major: bool
+    kind: str = "random"
+    feature_major: bool = False
     only: str | None = None
     alone: bool = False
 
@@ -65,103 +62,102 @@ class Drawn(NamedTuple):
         order = " feature-major" * self.feature_major
         return f"{self.product} {self.problem} {self.kind}{order}"
 
+    def expected(self) -> dict[str, float]:
+        """Microseconds of each of our rungs that serves."""
+        of = self.problem
+        if of.side:
+            names, how = rungs_of_images(of, self.product), sizes_of(of, self.product)
+            return {name: costs.microseconds(name, *how) for name in names}
+        numbers = of.block_size, of.dtype, of.batch, of.precision
+        known = times.expected(self.product, *numbers, of.layout, self.feature_major)
+        serving = [name for name in named(of, self.product, "all") if name in RUNGS]
+        return {name: known.get(name, np.inf) for name in serving}
+
+    def taken(self, more: Problem | None = None) -> str:
+        """By a call, of this problem or of one row more.
+
+        OURS of images that one tap sees pixel by pixel: a product of the ladder.
+        """
+        of = more or self.problem
+        if self.only or not of.side:
+            return self.only or chosen(of, self.product, self.feature_major)
+        if of.window.is_identity:
+            return OURS
+        expected = self.expected()
+        return min(expected, key=expected.__getitem__)
+
+    def worth(self) -> str:
+        """The rungs that may be the fastest, with commas between; of images all that serve."""
+        if self.only:
+            return self.only
+        expected = self.expected()
+        most = np.inf if self.problem.side else HOPELESS * min(expected.values(), default=0.0)
+        near = [name for name, microseconds in expected.items() if microseconds <= most]
+        return ",".join(sorted({*near, self.taken()}))
+
     def cases(self) -> list[Case]:
-        """Ours beside torch's; cuBLAS's dense product; of one row more the chosen rung alone."""
+        """Ours beside torch's; a dense product; of one row more, not of images, the chosen rung."""
         of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
         if self.alone:
-            return [Case(of, self.product, self._worth(), order, {})]
+            return [Case(of, self.product, self.worth(), order, {})]
         numbers, features = (of.dtype, of.precision), (of.in_features, of.out_features)
+        if of.side:
+            dense = replace(of, given=partial(random, features, of.block_size, 1, of.taps_along))
+            beside = Case(dense, self.product, "", (CUDNN,), {})
+            return [Case(of, self.product, self.worth(), (), {}), beside]
         more = Problem(of.layout, of.block_size, of.batch + 1, *numbers)
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
-            Case(of, self.product, self._worth(), (*order, TRITON), {}),
+            Case(of, self.product, self.worth(), (*order, TRITON), {}),
             Case(dense, self.product, "", (CUBLAS,), {}),
-            Case(more, self.product, self._taken(more), order, {}),
+            Case(more, self.product, self.taken(more), order, {}),
         ]
 
-    def _taken(self, of: Problem) -> str:
-        """By a call, of this problem or of one row more."""
-        return self.only or chosen(of, self.product, self.feature_major)
+    def measured(self) -> "Found":
+        nothing: Row = {"seconds": {}, "not_timed": {}}
+        seconds = SECONDS if self.problem.side else 0.0
+        rows = [case.measured(seconds) for case in self.cases()]
+        row, dense, more = (*rows, nothing, nothing)[:3]
+        suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
+        peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
+        own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
+        one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
+        faults = row["not_timed"] | more["not_timed"]
+        faults.pop(TRITON, None)
+        return Found(self, own, self.taken(), peers | dense["seconds"], one_more, faults)
 
-    def _worth(self) -> str:
-        """The rungs that may be the fastest, with commas between."""
-        if self.only:
-            return self.only
+    def counted(self, names: Iterable[str]) -> Iterator[tuple[str, str, Sequence[float]]]:
+        """Of rungs whose times are fitted the names, the cases, and what these are fitted to."""
         of = self.problem
-        numbers = of.block_size, of.dtype, of.batch, of.precision
-        expected = times.expected(self.product, *numbers, of.layout, self.feature_major)
-        least = min(expected.values(), default=0.0)
-        serving = [name for name in named(of, self.product, "all") if name in RUNGS]
-        near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
-        return ",".join(sorted({*near, self._taken(of)}))
-
-    def counted(self, names: Iterable[str]) -> Counts:
-        of = self.problem
+        if of.side:
+            how = sizes_of(of, self.product)
+            for name in filter(OURS.__ne__, names):
+                yield name, costs.case_of(name, *how[:4]), costs.counts(name, *how[:3], *how[4:])
+            return
         numbers = self.product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, self.feature_major)
         for name in filter([*names].__contains__, times.OF_RUNG):  # in their order
             yield name, times.case_of(name, *numbers, of.precision), times.counts(name, sizes)
 
-    def measured(self) -> "Found":
-        suffix = f" {FEATURE_MAJOR}" * self.feature_major
-        return weighed(self, self._taken(self.problem), 0.0, suffix)
+
+def sizes_of(of: Problem, product: str) -> tuple[Any, ...]:
+    """What `costs` takes of a convolution, from the product on."""
+    features = of.in_features, of.out_features, of.layout.n_blocks
+    sizes = costs.sizes_of(product, of.batch, of.window, *features)
+    return product, of.block_size, of.x.dtype, of.precision, *sizes
 
 
-class Convolution(NamedTuple):
-    """A product of a drawn one."""
-
-    problem: Problem
-    product: str
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.problem}"
-
-    def named(self) -> list[str]:
-        """The rungs on this card that serve; of k2 by each one that may multiply."""
-        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes
-        case = product, size, dtype, "cuda", of.batch, precision
-        call = of.window, of.in_features, of.out_features
-        rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
-        names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
-        if UNFOLDED in names:
-            names.remove(UNFOLDED)
-            by = costs.multipliers(product, size, dtype, precision, *sizes)
-            names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
-        return names
-
-    @property
-    def taken(self) -> str:
-        """By a call; OURS where that is a product of the ladder: one tap sees each pixel itself."""
-        identity = self.problem.window.is_identity
-        return OURS if identity else min(self.named(), key=self.expected)
-
-    @property
-    def sizes(self) -> tuple[Any, ...]:
-        """What `costs` takes of it, from the product on."""
-        of = self.problem
-        features = of.in_features, of.out_features, of.layout.n_blocks
-        sizes = costs.sizes_of(self.product, of.batch, of.window, *features)
-        return self.product, of.block_size, of.x.dtype, of.precision, *sizes
-
-    def expected(self, name: str) -> float:
-        return costs.microseconds(name, *self.sizes)
-
-    def cases(self) -> list[Case]:
-        """Each rung that serves, beside cuDNN's dense convolution."""
-        of, names = self.problem, ",".join(sorted({*self.named(), self.taken}))
-        features = of.in_features, of.out_features
-        dense = replace(of, given=partial(random, features, of.block_size, 1, of.taps_along))
-        beside = Case(dense, self.product, "", (CUDNN,), {})
-        return [Case(of, self.product, names, (), {}), beside]
-
-    def counted(self, names: Iterable[str]) -> Counts:
-        product, size, dtype, precision, *sizes = self.sizes
-        for name in filter(OURS.__ne__, names):
-            case = costs.case_of(name, product, size, dtype, precision)
-            yield name, case, costs.counts(name, product, size, dtype, *sizes)
-
-    def measured(self) -> "Found":
-        return weighed(self, self.taken, SECONDS)
+def rungs_of_images(of: Problem, product: str) -> list[str]:
+    """Those on this card that serve a convolution; of k2 by each one that may multiply."""
+    case = product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision
+    call = of.window, of.in_features, of.out_features
+    rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
+    names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
+    if UNFOLDED in names:
+        names.remove(UNFOLDED)
+        by = costs.multipliers(*sizes_of(of, product))
+        names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+    return names
 
 
 class Found(NamedTuple):
@@ -198,23 +194,6 @@ class Found(NamedTuple):
         return self.one_more / self.own
 
 
-def weighed(of: Drawn | Convolution, taken: str, seconds: float, suffix: str = "") -> Found:
-    """What is measured of its cases, ours first; `suffix` stands behind the names of ours."""
-    nothing: Row = {"seconds": {}, "not_timed": {}}
-    rows = [case.measured(seconds) for case in of.cases()]
-    row, dense, more = (*rows, nothing, nothing)[:3]
-    own = {
-        name.removesuffix(suffix): took
-        for name, took in row["seconds"].items()
-        if name.endswith(suffix) and name != TRITON
-    }
-    peers = {name: took for name, took in row["seconds"].items() if name == TRITON}
-    one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
-    faults = row["not_timed"] | more["not_timed"]
-    faults.pop(TRITON, None)
-    return Found(of, own, taken, peers | dense["seconds"], one_more, faults)
-
-
 def drawn(
     rng: np.random.Generator, only: str | None = None, alone: bool = False
 ) -> Iterator[Drawn]:
@@ -238,7 +217,7 @@ def drawn(
                     yield Drawn(problem, product, kind, across, only, alone)
 
 
-def convolutions(rng: np.random.Generator) -> Iterator[Convolution]:
+def convolutions(rng: np.random.Generator) -> Iterator[Drawn]:
     """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
     for size, numbers in cycle(KINDS):
         unit = max(size, 32)
@@ -251,7 +230,7 @@ def convolutions(rng: np.random.Generator) -> Iterator[Convolution]:
         density = max(density, size**2 / (n_in * n_out))  # a block at least
         how = *numbers, "cuda", side, taps, stride
         problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
-        yield from (Convolution(problem, product) for product in PRODUCTS)
+        yield from (Drawn(problem, product) for product in PRODUCTS)
 
 
 def pattern_of(
