@@ -5,10 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from numbsparse import __version__, device, info
@@ -17,7 +15,7 @@ from numbsparse.bench.measure import Options
 from numbsparse.bench.sections import SECTIONS, run
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
-from numbsparse.files import check_writable, write_bytes
+from numbsparse.files import check_writable, module_of, write_bytes
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
 from numbsparse.pages import mapped
@@ -337,7 +335,8 @@ def _times(times: Any, of: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     try:
         for file in options.rung:
-            add_rung(file.stem, _module_of(file))
+            sys.path.append(str(file.resolve().parent))  # where it finds its neighbours
+            add_rung(file.stem, module_of(file, f"own_rung.{file.stem}"))
     except (ImportError, TypeError, ValueError) as error:
         raise ValueError(f"--rung {file}: {error}") from error
     known = ["auto", "all", *RUNGS, *OWN]
@@ -379,17 +378,6 @@ def _plane(options: argparse.Namespace) -> None:
         if file is not None:
             draw(options.place, machine, rows, file)
             print(f"the picture is in {file}")
-
-
-def _module_of(file: Path) -> ModuleType:
-    """A Python file as a module, which finds its neighbours. It takes no other module's place."""
-    spec = spec_from_file_location(f"own_rung.{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError("takes a Python file")
-    sys.path.append(str(file.resolve().parent))
-    module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _rungs(names: str) -> str:

@@ -23,7 +23,7 @@ from numbsparse.bench.contestants import OURS
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, card_of
 from numbsparse.bench.timing import require_times
 from numbsparse.files import known_as, write_json
 from numbsparse.kernels.matmul import PRODUCTS
@@ -129,8 +129,8 @@ def run(
         other, more = known(place, file, kernels)
         if not more:
             raise ValueError(f"{file} holds no map to join")
-        if processor(other) != processor(machine or other):
-            raise ValueError(f"{file} is of {processor(other)}, this map of {processor(machine)}")
+        if card_of(other) != card_of(machine or other):
+            raise ValueError(f"{file} is of {card_of(other)}, this map of {card_of(machine)}")
         there, machine = set(map(point_of, rows)), machine or other
         rows += [row for row in more if point_of(row) not in there]
     if minutes == 0 and not rows:
@@ -148,11 +148,6 @@ def run(
     if minutes > 0 or join:
         _write(json_file, content, rows)
     return machine, rows
-
-
-def processor(machine: str) -> str:
-    """The GPU or CPU of a machine's description, without the versions of what runs there."""
-    return machine.partition(";")[0]
 
 
 def known(place: str, json_file: Path | None, kernels: str = "auto") -> tuple[str, list[Row]]:

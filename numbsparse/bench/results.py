@@ -41,6 +41,11 @@ def save(path: Path, sections: Results) -> None:
     files.write_json(path, {"sections": {name: merged[name] for name in sorted(merged)}}, 4)
 
 
+def card_of(machine: str) -> str:
+    """The GPU or CPU of a machine's description, without the versions of what runs there."""
+    return machine.partition(";")[0]
+
+
 def where(rows: Iterable[Row], **wanted: Any) -> list[Row]:
     """The rows that say this."""
     return [row for row in rows if wanted.items() <= row.items()]

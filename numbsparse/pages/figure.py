@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.plane import PLANES, Point, processor
-from numbsparse.bench.results import PASSES, Results, Row, speed_up, where
+from numbsparse.bench.plane import PLANES, Point
+from numbsparse.bench.results import PASSES, Results, Row, card_of, speed_up, where
 from numbsparse.draw import matplotlib_figure
-from numbsparse.pages.committed import card_of
 from numbsparse.pages.mapped import FAR, ours, speed_ups, times_the_roofline
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
@@ -42,7 +41,7 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{first['features']} x {first['features']} weights in {first['block_size']} x "
         f"{first['block_size']} blocks, batch {first['batch']}; "
-        f"{card_of(section)}",
+        f"{card_of(section['machine'])}",
         fontsize=10,
     )
     figure.savefig(path, **of_rows(rows))
@@ -185,7 +184,7 @@ def _draw_cells(place: str, machine: str, found: list[tuple[Point, float]], of: 
         bar.minorticks_off()
         bar.ax.set_yticklabels([f"{tick:g}" for tick in of.ends])
         bar.set_label(of.label)
-    figure.suptitle(f"{of.title}\n{len(found)} products, {processor(machine)}", fontsize=10)
+    figure.suptitle(f"{of.title}\n{len(found)} products, {card_of(machine)}", fontsize=10)
     return figure
 
 
