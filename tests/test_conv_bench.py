@@ -8,9 +8,8 @@ import pytest
 from numbsparse import device
 from numbsparse.bench import contestants, results, sections, timing
 from numbsparse.bench import measure as measuring
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUDNN, OURS
 from numbsparse.bench.measure import Options
-from numbsparse.bench.peers import CUDNN
 from numbsparse.bench.problem import error_of, fault_in, matrices
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS

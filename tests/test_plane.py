@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from numbsparse.bench import measure, plane
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUBLAS, OURS, TRITON
 from numbsparse.bench.measure import Case, compile_ahead
-from numbsparse.bench.peers import CUBLAS, TRITON
 from numbsparse.bench.plane import VISIBLE, on_each
 from numbsparse.bench.problem import Problem
 from numbsparse.pages import mapped

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
+from numbsparse.bench.contestants import torch_on_gpu
 from numbsparse.bench.measure import Options
-from numbsparse.bench.peers import torch_on_gpu
 from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Graph, graph_of, record, repeated, seconds_of

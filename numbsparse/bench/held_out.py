@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numbsparse import patterns
-from numbsparse.bench.contestants import FEATURE_MAJOR, OURS, chosen, named
+from numbsparse.bench.contestants import CUBLAS, CUDNN, FEATURE_MAJOR, OURS, TRITON, chosen, named
 from numbsparse.bench.measure import Case, in_time
-from numbsparse.bench.peers import CUBLAS, CUDNN, TRITON
 from numbsparse.bench.problem import APART, BLOCK_SIZES, NUMBERS, Problem, matrices, random
 from numbsparse.bench.results import Row
 from numbsparse.kernels import conv

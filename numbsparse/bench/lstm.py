@@ -12,8 +12,8 @@ import numpy as np
 
 from numbsparse import nn, patterns
 from numbsparse.autograd import no_grad
+from numbsparse.bench.contestants import bsr_tensor
 from numbsparse.bench.measure import Options, Wrong, cell
-from numbsparse.bench.peers import bsr_tensor
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Graph, record_torch, seconds_of
 from numbsparse.block_sparse import BlockSparse

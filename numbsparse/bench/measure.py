@@ -13,12 +13,13 @@ import numpy as np
 from numbsparse.bench.contestants import (
     FEATURE_MAJOR,
     OURS,
+    TRITON,
     Contestant,
     Makers,
     chosen,
     contestants_of,
+    peers,
 )
-from numbsparse.bench.peers import TRITON, peers
 from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUBLAS, ON_CPU, OURS, TRITON
 from numbsparse.bench.measure import Case, in_time
-from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
 from numbsparse.bench.results import Row, card_of
 from numbsparse.bench.timing import require_times

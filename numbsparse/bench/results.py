@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse import files
-from numbsparse.bench.contestants import FEATURE_MAJOR
-from numbsparse.bench.peers import CUBLAS, CUDNN, NUMPY
+from numbsparse.bench.contestants import CUBLAS, CUDNN, FEATURE_MAJOR, NUMPY
 
 Row = dict[str, Any]
 Results = dict[str, dict[str, Any]]

@@ -15,10 +15,9 @@ from typing import Any
 from numbsparse import patterns
 from numbsparse.bench.bounds import host, limits
 from numbsparse.bench.changing import changing, edits
-from numbsparse.bench.contestants import FEATURE_MAJOR
+from numbsparse.bench.contestants import CUBLAS, CUDNN, CUSPARSE, FEATURE_MAJOR, ON_CPU, TRITON
 from numbsparse.bench.lstm import lstm
 from numbsparse.bench.measure import Case, Options, compile_ahead
-from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, Problem, matrices
 from numbsparse.bench.results import CELLS, Results, Row, line, load, save
 from numbsparse.bench.timing import require_times

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.bench.peers import CUSPARSE, TRITON
+from numbsparse.bench.contestants import CUSPARSE, TRITON
 from numbsparse.bench.plane import PLANES, Point
 from numbsparse.bench.results import PASSES, Results, Row, card_of, speed_up, where
 from numbsparse.draw import matplotlib_figure

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
-from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
+from numbsparse.bench.contestants import CUBLAS, FEATURE_MAJOR, ON_CPU, OURS, TRITON
 from numbsparse.bench.results import PASSES, Row, beside_batch_major, speed_up, where
 from numbsparse.bench.results import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
