@@ -359,6 +359,7 @@ def _bench(options: argparse.Namespace) -> None:
         results = run(options.only, how, json_file=options.json)
         if options.png is not None:
             draw_headline(results, options.png)
+            print(f"the figure is in {options.png}")
 
 
 def _plane(options: argparse.Namespace) -> None:

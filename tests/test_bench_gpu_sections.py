@@ -184,11 +184,12 @@ def test_what_was_kept_of_other_sections_stays(tmp_path):
 def test_the_figure_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "speed_up.png"
-    figure.draw_speed_up({"machine": "a card; versions", "rows": quick("headline")}, path)
+    section = {"machine": "a card; versions", "rows": quick("headline")}
+    figure.draw_headline({"headline": section}, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_figure_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'numbsparse\[examples\]'"):
-        figure.draw_speed_up({"rows": []}, "speed_up.png")
+        figure.draw_headline({"headline": {"rows": []}}, "speed_up.png")

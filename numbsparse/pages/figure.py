@@ -25,9 +25,14 @@ TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
 
-def draw_speed_up(section: dict[str, Any], path: Path) -> None:
-    """Write the picture; raises ImportError where matplotlib is missing."""
-    figures = matplotlib_figure()
+def draw_headline(results: Results, path: Path) -> None:
+    """Write the picture of that section.
+
+    Raises RuntimeError where it was not measured, ImportError where matplotlib is missing.
+    """
+    if "headline" not in results:
+        raise RuntimeError("the figure takes the section headline: add it to --only")
+    figures, section = matplotlib_figure(), results["headline"]
     rows = section["rows"]
     kinds = list(dict.fromkeys((row["dtype"], row["precision"]) for row in rows))
     figure = figures.Figure(figsize=(4.4 * len(kinds), 4.2), layout="constrained")
@@ -45,14 +50,6 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
         fontsize=10,
     )
     figure.savefig(path, **of_rows(rows))
-
-
-def draw_headline(results: Results, path: Path) -> None:
-    """The picture of that section; raises RuntimeError where it was not measured."""
-    if "headline" not in results:
-        raise RuntimeError("the figure takes the section headline: add it to --only")
-    draw_speed_up(results["headline"], path)
-    print(f"the figure is in {path}")
 
 
 def of_rows(rows: list[Row]) -> dict[str, Any]:

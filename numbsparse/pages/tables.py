@@ -26,7 +26,7 @@ from numbsparse.pages.committed import (
     speeds_of,
     teraflops,
 )
-from numbsparse.pages.figure import draw_speed_up
+from numbsparse.pages.figure import draw_headline
 from numbsparse.pages.ladder import file_of, idea_at, idea_of, lines_of
 
 HEADS = [PASSES[product] for product in PRODUCTS]
@@ -56,7 +56,7 @@ def fill(path: Path) -> None:
     if (shown := re.search(r'src="([^"]*speed_up\.png)"', text)) is not None:
         picture = path.parent / shown[1]
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_speed_up(on_gpu()["headline"], picture)
+        draw_headline(on_gpu(), picture)
     path.write_text(text, encoding="utf-8")
 
 
