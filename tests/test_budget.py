@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {  # of all Python files there; those of a room within it count for that room alone
     "numbsparse": 3_288,
     "numbsparse/autograd": 795,
-    "numbsparse/bench": 3_020,
+    "numbsparse/bench": 2_935,
     "numbsparse/compat": 409,
     "numbsparse/device": 4_153,
     "numbsparse/distributed": 2_070,
@@ -21,13 +21,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/matmul": 10_446,
     "numbsparse/kernels/parts": 6_460,
     "numbsparse/kernels/ptx": 2_491,
-    "numbsparse/machine_code": 351,
+    "numbsparse/machine_code": 341,
     "numbsparse/nn": 7_888,
     "numbsparse/ops": 5_680,
-    "numbsparse/pages": 1_961,
+    "numbsparse/pages": 1_949,
     "numbsparse/patterns": 986,
-    "numbsparse/puzzles": 434,
-    "numbsparse/simulator": 2_459,
+    "numbsparse/puzzles": 425,
+    "numbsparse/simulator": 2_434,
     "numbsparse/torch": 2_030,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
