@@ -36,6 +36,18 @@ def _from(least: Number) -> Callable[[str], Number]:
     return number
 
 
+def _some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """Reads a list with commas of these names."""
+
+    def names(words: str) -> tuple[str, ...]:
+        if unknown := [name for name in words.split(",") if name not in known]:
+            takes = f"takes some of {', '.join(known)}"
+            raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
+        return tuple(words.split(","))
+
+    return names
+
+
 def _output(word: str) -> Path:
     """A file to be written, refused before the work where it cannot be."""
     try:
@@ -245,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", **FILE, help="the map to read and extend")
     command.add_argument(
         "--kernels",
-        type=_rungs,
+        type=_some_of("auto", *RUNGS),
         default="auto",
         metavar="RUNGS",
         help="ours is the fastest of these, with commas between; default: auto, the one chosen",
@@ -296,7 +308,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     on_gpu = command.add_argument_group("on a GPU")
     on_gpu.add_argument(
         "--only",
-        type=_sections,
+        type=_some_of(*SECTIONS),
         default=(),
         metavar="SECTIONS",
         help=f"run only some parts, with commas between: {', '.join(SECTIONS)}. Results of the "
@@ -367,7 +379,8 @@ def _plane(options: argparse.Namespace) -> None:
         options.error("--roofline-png is of the GPU's map: give --place cuda")
     if options.png is not None or options.roofline_png is not None:
         matplotlib_figure()
-    how = options.minutes, options.jobs, options.dtype, options.cards, options.kernels, options.join
+    kernels = ",".join(options.kernels)
+    how = options.minutes, options.jobs, options.dtype, options.cards, kernels, options.join
     machine, rows = plane.run(options.place, options.json, *how)
     print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":
@@ -379,23 +392,6 @@ def _plane(options: argparse.Namespace) -> None:
         if file is not None:
             draw(options.place, machine, rows, file)
             print(f"the picture is in {file}")
-
-
-def _rungs(names: str) -> str:
-    """ "auto", or rungs of a list with commas."""
-    if unknown := [name for name in names.split(",") if name not in ("auto", *RUNGS)]:
-        takes = f"takes auto, or some of {', '.join(RUNGS)}"
-        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
-    return names
-
-
-def _sections(names: str) -> tuple[str, ...]:
-    """The sections of a list with commas."""
-    chosen = tuple(names.split(","))
-    if unknown := [name for name in chosen if name not in SECTIONS]:
-        takes = f"takes some of {', '.join(SECTIONS)}"
-        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
-    return chosen
 
 
 if __name__ == "__main__":
