@@ -98,18 +98,18 @@ class Drawn(NamedTuple):
         """Ours beside torch's; a dense product; of one row more, not of images, the chosen rung."""
         of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
         if self.alone:
-            return [Case(of, self.product, self.worth(), order, {})]
+            return [Case(of, self.product, self.worth(), order)]
         numbers, features = (of.dtype, of.precision), (of.in_features, of.out_features)
         if of.side:
             dense = replace(of, given=partial(random, features, of.block_size, 1, of.taps_along))
-            beside = Case(dense, self.product, "", (CUDNN,), {})
-            return [Case(of, self.product, self.worth(), (), {}), beside]
+            beside = Case(dense, self.product, "", (CUDNN,))
+            return [Case(of, self.product, self.worth()), beside]
         more = Problem(of.layout, of.block_size, of.batch + 1, *numbers)
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
-            Case(of, self.product, self.worth(), (*order, TRITON), {}),
-            Case(dense, self.product, "", (CUBLAS,), {}),
-            Case(more, self.product, self.taken(more), order, {}),
+            Case(of, self.product, self.worth(), (*order, TRITON)),
+            Case(dense, self.product, "", (CUBLAS,)),
+            Case(more, self.product, self.taken(more), order),
         ]
 
     def measured(self) -> "Found":

@@ -94,7 +94,7 @@ class Point(NamedTuple):
         problem, plane = matrices(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
             return Case(problem, self.product, kernels, plane.beside, self._asdict())
-        return Case(problem, self.product, "", (plane.dense,), {})
+        return Case(problem, self.product, "", (plane.dense,))
 
     @property
     def dense(self) -> "Point":

@@ -114,7 +114,7 @@ def steps(options: Options) -> Iterator[Case]:
     for (dtype, rungs), size in every(beside.items(), sizes):
         kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
         problem = matrices(features, size, 0.1, features, dtype)
-        yield Case(problem, "forward", kernels, (), {})
+        yield Case(problem, "forward", kernels)
 
 
 def layouts(options: Options) -> Iterator[Case]:
