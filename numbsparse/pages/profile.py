@@ -168,10 +168,10 @@ def _read(name: str) -> Iterator[Row]:
         options = ("--csv", "--page=raw", "--print-units=base", "--clock-control=none")
         # A mangled name holds the whole path of the module that a kernel stands in.
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
-        rungs = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
+        only = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
         metrics = f"--metrics={','.join(METRICS.values())}"
         target = (sys.executable, "-m", "numbsparse.pages.profile", name)
-        command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
+        command = ["ncu", *options, *only, metrics, f"--log-file={log}", *target]
         ran = subprocess.run(command, capture_output=True, encoding="utf-8")
         text = log.read_text(encoding="utf-8") if log.exists() else ""
     if ran.returncode or '"Kernel Name"' not in text:
