@@ -237,7 +237,7 @@ def tried(page: str, rung: str) -> str:
     trace = importlib.import_module("numbsparse.pages.trace")
     folder = os.path.dirname(page)
     write(f"{folder}/{rung}.ipynb", notebook.text_of(rung))
-    write(f"{folder}/{rung}.svg", trace.trace_of(trace.case_of(rung)).svg())
+    write(f"{folder}/{rung}.svg", trace.trace_of(rung, trace.problem_of(rung)).svg())
     made = f"python -m numbsparse trace {rung}"
     return (
         f"\n## Its trace, and its notebook\n\nOf a small product in the simulator, by `{made}`."

@@ -21,9 +21,9 @@ import gpu_or_simulator  # noqa: F401
 from numba import cuda, float32
 
 import numbsparse as ns
-from numbsparse.bench.measure import measure
+from numbsparse.bench.measure import Case
 from numbsparse.bench.problem import Problem
-from numbsparse.bench.show import line
+from numbsparse.bench.results import line
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul import add_rung
 from numbsparse.kernels.matmul.reach import reach
@@ -74,7 +74,7 @@ def cost(kernel, problem):
         (count,) = ns.testing.count(lambda: ns.matmul(x, w, out=y, kernel=kernel))
         print(f"\n{kernel}: {count.global_reads.accesses / y.size:g} reads per output\n{count}")
         return count.global_reads.accesses / y.size
-    row = measure(problem, "forward", kernels=kernel)
+    row = Case(problem, "forward", kernel).measured()
     print(line(row, [row]))
     return row["seconds"][kernel]
 

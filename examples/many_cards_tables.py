@@ -7,7 +7,7 @@ from typing import Any
 
 from many_cards_cost import step_seconds
 
-from numbsparse.bench.show import table
+from numbsparse.bench.results import table
 
 RESULTS = Path(__file__).parent / "results" / "many_cards.json"
 BEFORE = {

@@ -5,20 +5,17 @@ import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from math import inf
 from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
 from numbsparse.bench.measure import Options
-from numbsparse.bench.run import run
-from numbsparse.bench.sections import SECTIONS
+from numbsparse.bench.sections import SECTIONS, run
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
-from numbsparse.files import check_writable, write_bytes
+from numbsparse.files import check_writable, module_of, write_bytes
 from numbsparse.kernels.matmul import OWN, RUNGS, add_rung
 from numbsparse.machine_code import gate
 from numbsparse.pages import mapped
@@ -37,6 +34,18 @@ def _from(least: Number) -> Callable[[str], Number]:
         return value
 
     return number
+
+
+def _some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
+    """Reads a list with commas of these names."""
+
+    def names(words: str) -> tuple[str, ...]:
+        if unknown := [name for name in words.split(",") if name not in known]:
+            takes = f"takes some of {', '.join(known)}"
+            raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
+        return tuple(words.split(","))
+
+    return names
 
 
 def _output(word: str) -> Path:
@@ -248,7 +257,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", **FILE, help="the map to read and extend")
     command.add_argument(
         "--kernels",
-        type=_rungs,
+        type=_some_of("auto", *RUNGS),
         default="auto",
         metavar="RUNGS",
         help="ours is the fastest of these, with commas between; default: auto, the one chosen",
@@ -299,7 +308,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     on_gpu = command.add_argument_group("on a GPU")
     on_gpu.add_argument(
         "--only",
-        type=_sections,
+        type=_some_of(*SECTIONS),
         default=(),
         metavar="SECTIONS",
         help=f"run only some parts, with commas between: {', '.join(SECTIONS)}. Results of the "
@@ -338,7 +347,8 @@ def _times(times: Any, of: argparse.Namespace) -> None:
 def _bench(options: argparse.Namespace) -> None:
     try:
         for file in options.rung:
-            add_rung(file.stem, _module_of(file))
+            sys.path.append(str(file.resolve().parent))  # where it finds its neighbours
+            add_rung(file.stem, module_of(file, f"own_rung.{file.stem}"))
     except (ImportError, TypeError, ValueError) as error:
         raise ValueError(f"--rung {file}: {error}") from error
     known = ["auto", "all", *RUNGS, *OWN]
@@ -361,6 +371,7 @@ def _bench(options: argparse.Namespace) -> None:
         results = run(options.only, how, json_file=options.json)
         if options.png is not None:
             draw_headline(results, options.png)
+            print(f"the figure is in {options.png}")
 
 
 def _plane(options: argparse.Namespace) -> None:
@@ -368,7 +379,8 @@ def _plane(options: argparse.Namespace) -> None:
         options.error("--roofline-png is of the GPU's map: give --place cuda")
     if options.png is not None or options.roofline_png is not None:
         matplotlib_figure()
-    how = options.minutes, options.jobs, options.dtype, options.cards, options.kernels, options.join
+    kernels = ",".join(options.kernels)
+    how = options.minutes, options.jobs, options.dtype, options.cards, kernels, options.join
     machine, rows = plane.run(options.place, options.json, *how)
     print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":
@@ -380,34 +392,6 @@ def _plane(options: argparse.Namespace) -> None:
         if file is not None:
             draw(options.place, machine, rows, file)
             print(f"the picture is in {file}")
-
-
-def _module_of(file: Path) -> ModuleType:
-    """A Python file as a module, which finds its neighbours. It takes no other module's place."""
-    spec = spec_from_file_location(f"own_rung.{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError("takes a Python file")
-    sys.path.append(str(file.resolve().parent))
-    module = sys.modules[spec.name] = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def _rungs(names: str) -> str:
-    """ "auto", or rungs of a list with commas."""
-    if unknown := [name for name in names.split(",") if name not in ("auto", *RUNGS)]:
-        takes = f"takes auto, or some of {', '.join(RUNGS)}"
-        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
-    return names
-
-
-def _sections(names: str) -> tuple[str, ...]:
-    """The sections of a list with commas."""
-    chosen = tuple(names.split(","))
-    if unknown := [name for name in chosen if name not in SECTIONS]:
-        takes = f"takes some of {', '.join(SECTIONS)}"
-        raise argparse.ArgumentTypeError(f"{takes}, got {unknown[0]!r}")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -6,15 +6,27 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from secrets import token_hex
 from stat import S_IMODE, S_ISREG
 from tempfile import TemporaryFile
 from textwrap import indent
+from types import ModuleType
 from typing import Any, BinaryIO
 
 # A name that is taken, by a symbolic link too, is refused.
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+
+
+def module_of(file: Path, name: str) -> ModuleType:
+    """A Python file as a module of that name; ValueError where it is none."""
+    spec = spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ValueError("takes a Python file")
+    module = sys.modules[name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_bytes(path: Any, data: bytes) -> None:

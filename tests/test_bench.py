@@ -10,9 +10,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import peers, sections, show, timing
+from numbsparse.bench import contestants, sections, timing
 from numbsparse.bench.problem import Problem, random
-from numbsparse.bench.results import load
+from numbsparse.bench.results import line, load
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
@@ -27,7 +27,7 @@ def test_quick_bench(capsys, tmp_path):
     assert results["machine"] in printed
     assert [row["product"] for row in results["rows"]] == list(ladder.PRODUCTS) * 2
     for row in results["rows"]:
-        said = show.line(row, results["rows"])
+        said = line(row, results["rows"])
         assert re.search(r"NumPy dense [^;]* \(1\.00x\)", said)  # what the others are beside
         assert row["not_timed"] == {}
         sparse_peer = "NumPy by block" if row["product"] == "weight_grad" else "SciPy BSR"
@@ -113,7 +113,7 @@ def test_a_gpu_is_warmed_up(monkeypatch):
 
 def test_kept_takes_the_blocks_of_a_dense_matrix():
     dense = np.arange(64.0).reshape(8, 8)
-    blocks = peers.kept(dense, Layout([[0, 1], [1, 0]]))
+    blocks = contestants.kept(dense, Layout([[0, 1], [1, 0]]))
     np.testing.assert_array_equal(blocks, [dense[:4, 4:], dense[4:, :4]])
 
 
@@ -122,7 +122,9 @@ def test_a_matrix_of_blocks_is_the_same_in_torch(rng):
     layout = Layout(np.arange(12).reshape(3, 4) % 5 != 1)
     w = BlockSparse(rng.standard_normal((layout.n_blocks, 8, 8), np.float32), layout)
     blocks = torch.from_numpy(w.values)
-    there, across = (peers.bsr_tensor(layout, blocks, transposed) for transposed in (False, True))
+    there, across = (
+        contestants.bsr_tensor(layout, blocks, transposed) for transposed in (False, True)
+    )
     np.testing.assert_array_equal(there.to_dense(), w.toarray())
     np.testing.assert_array_equal(across.to_dense(), w.toarray().T)
     blocks[0] = 7  # a result that is written there is seen here

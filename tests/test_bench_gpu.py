@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device, ops, patterns
-from numbsparse.bench import contestants, results, run, sections, show, timing
+from numbsparse.bench import contestants, results, sections, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.bench.problem import Problem, error_of, fault_in
@@ -86,7 +86,7 @@ def test_a_wrong_product_is_not_timed(few, once, monkeypatch, fault):
 
     fake = SimpleNamespace(unsupported=right.unsupported, forward=broken)
     monkeypatch.setattr(contestants, "function_of", lambda name, product: getattr(fake, product))
-    row = measuring.measure(few, "forward")
+    row = measuring.Case(few, "forward").measured()
     assert row["seconds"] == {}
     assert row["not_timed"][row["auto"]].startswith("wrong: ")
 
@@ -100,8 +100,8 @@ def test_both_ways_are_checked_shown_and_tabulated(once, tmp_path, monkeypatch):
         assert list(row["seconds"]) == list(row["errors"]) == both
         assert max(row["errors"].values()) < (1e-6 if row["dtype"] == "float32" else 1e-3)
         row["seconds"] = dict(zip(both, (2e-6, 3e-6), strict=True))
-        assert f"{both[0]} 2 us" in show.line(row, rows)
-        assert show.line(row, rows).endswith(" (0.67x)")
+        assert f"{both[0]} 2 us" in results.line(row, rows)
+        assert results.line(row, rows).endswith(" (0.67x)")
     monkeypatch.setattr(committed, "RESULTS", tmp_path)
     assert tables.feature_major() == ""
     feature_major = f"{rows[0]['auto']} feature-major"
@@ -125,22 +125,22 @@ def test_a_product_wrong_in_one_way_is_timed_in_the_other(once, monkeypatch, pro
             ops.copy_into(out, device.to_device(2 * out.numpy()))
 
     monkeypatch.setattr(contestants, "function_of", lambda *_: broken)
-    row = measuring.measure(problem, product, others=(contestants.FEATURE_MAJOR,))
+    row = measuring.Case(problem, product, others=(contestants.FEATURE_MAJOR,)).measured()
     assert row["seconds"] == {row["auto"]: 1.0}
     feature_major = f"{row['auto']} feature-major"
     assert row["not_timed"][feature_major].startswith("wrong: ")
-    assert f"{feature_major} wrong: " in show.line(row, [row])
+    assert f"{feature_major} wrong: " in results.line(row, [row])
 
 
 def test_a_value_that_is_never_written_is_a_fault(few, once, monkeypatch):
     monkeypatch.setattr(measuring, "largest", lambda out: np.float32(np.nan))
-    row = measuring.measure(few, "weight_grad")
+    row = measuring.Case(few, "weight_grad").measured()
     assert row["not_timed"] == {row["auto"]: "wrong: NaN in the result"}
 
 
 def test_a_gradient_without_blocks_is_not_wrong(once):
     empty = Problem(Layout([[0, 0]]), 8, 5, "float32")
-    row = measuring.measure(empty, "weight_grad")
+    row = measuring.Case(empty, "weight_grad").measured()
     assert (row["not_timed"], row["errors"]) == ({}, {row["auto"]: 0.0})
 
 
@@ -149,15 +149,15 @@ def test_a_failure_costs_only_its_cell(few, once, monkeypatch):
         raise ValueError("at 5:1\ntoo small")
 
     monkeypatch.setattr(measuring, "peers", lambda *_: {"a peer": fail})
-    row = measuring.measure(few, "forward", others=("a peer",))
+    row = measuring.Case(few, "forward", others=("a peer",)).measured()
     assert row["not_timed"] == {"a peer": "failed: ValueError: too small"}
     assert row["seconds"] == {row["auto"]: 1.0}
 
 
 def test_the_chosen_kernel_some_or_all(few, once):
-    chosen = measuring.measure(few, "forward")
-    every = measuring.measure(few, "forward", kernels="all")
-    two = measuring.measure(few, "forward", kernels="k3_registers,k1_naive,k6_hopper")
+    chosen = measuring.Case(few, "forward").measured()
+    every = measuring.Case(few, "forward", kernels="all").measured()
+    two = measuring.Case(few, "forward", kernels="k3_registers,k1_naive,k6_hopper").measured()
     assert list(chosen["seconds"]) == [chosen["auto"]]
     assert chosen["auto"] in every["seconds"]
     assert list(two["seconds"]) == [
@@ -172,10 +172,10 @@ def test_the_chosen_kernel_some_or_all(few, once):
 
 
 def test_what_no_rung_takes_says_why(once):
-    row = measuring.measure(Problem(Layout([[1]]), 5, 3, "float32"), "forward")
+    row = measuring.Case(Problem(Layout([[1]]), 5, 3, "float32"), "forward").measured()
     assert row["auto"] is None
     assert "got 5" in row["not_timed"]["numbsparse"]
-    assert "got 5" in show.line(row, [row])
+    assert "got 5" in results.line(row, [row])
 
 
 def test_bfloat16_problems():
@@ -187,9 +187,9 @@ def test_bfloat16_problems():
 
 
 def test_a_run_prints_and_keeps_its_rows_and_command(once, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "require_times", lambda: None)
+    monkeypatch.setattr(sections, "require_times", lambda: None)
     path, how = tmp_path / "cuda.json", Options("k1_naive,k3_registers", quick=True)
-    found = run.run(("ladder", "limits"), how, json_file=path)
+    found = sections.run(("ladder", "limits"), how, json_file=path)
     rungs = found["ladder"]["rows"][0]["seconds"]
     assert list(rungs) == ["k1_naive", "k3_registers"]
     kept = results.load(path)

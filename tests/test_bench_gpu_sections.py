@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from numbsparse import device, patterns
-from numbsparse.bench import changing, contestants, edits, results, sections, show, timing
+from numbsparse.bench import changing, contestants, results, sections, timing
 from numbsparse.bench import measure as measuring
 from numbsparse.bench.measure import Options
 from numbsparse.kernels import matmul as ladder
@@ -50,13 +50,13 @@ def test_what_changes_is_timed_beside_what_does_not(monkeypatch):
         *[(product, "a new layout:", 2) for product in PRODUCTS],
     ]
     assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
-    assert "none" in show.line(rows[0], rows)
-    assert "(1.00x); half zero" in show.line(rows[0], rows)
+    assert "none" in results.line(rows[0], rows)
+    assert "(1.00x); half zero" in results.line(rows[0], rows)
 
 
 def test_an_edit_is_timed_beside_a_step(monkeypatch, cheap_products):
-    monkeypatch.setattr(edits, "EDITS", 1)
-    monkeypatch.setattr(edits, "STEPS", 1)
+    monkeypatch.setattr(changing, "EDITS", 1)
+    monkeypatch.setattr(changing, "STEPS", 1)
     rows = list(sections.rows("edits", Options(quick=True)))
     said = [(row["host"], *row["seconds"]) for row in rows]
     steps = "a step", "an edit", "the step after it"
@@ -66,7 +66,7 @@ def test_an_edit_is_timed_beside_a_step(monkeypatch, cheap_products):
         ("a step of 128 features, a tenth kept", "made so", "pruned"),
     ]
     assert all(0 < s < 60 for row in rows for s in row["seconds"].values())
-    of = edits.Training("cpu", patterns.random(8, 8, 0.5, seed=0), 8, 1)
+    of = changing.Training("cpu", patterns.random(8, 8, 0.5, seed=0), 8, 1)
     layout, (gone, new) = of.layer.weight.data.layout, of.others(1)
     of.step()
     of.edit(gone, new)
@@ -88,8 +88,8 @@ def test_every_section_prints_each_product_with_its_faults(name):
     rows = quick(name)
     assert {row["product"] for row in rows} == set(PRODUCTS)
     for row in rows:
-        assert "k3_registers" in show.line(row, rows)
-        assert "torch BSR wrong: all" in show.line(row, rows)
+        assert "k3_registers" in results.line(row, rows)
+        assert "torch BSR wrong: all" in results.line(row, rows)
 
 
 def called_ahead(monkeypatch, *names):
@@ -157,7 +157,7 @@ def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
 def test_headline_compares_with_the_dense_product():
     rows = quick("headline")
     last = rows[-1]
-    assert show.speed_up(last, "k3_registers", rows) == pytest.approx(1e9 / last["flops"])
+    assert results.speed_up(last, "k3_registers", rows) == pytest.approx(1e9 / last["flops"])
 
 
 def test_layouts_are_compared_with_as_many_random_blocks():
@@ -184,11 +184,12 @@ def test_what_was_kept_of_other_sections_stays(tmp_path):
 def test_the_figure_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "speed_up.png"
-    figure.draw_speed_up({"machine": "a card; versions", "rows": quick("headline")}, path)
+    section = {"machine": "a card; versions", "rows": quick("headline")}
+    figure.draw_headline({"headline": section}, path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_figure_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install 'numbsparse\[examples\]'"):
-        figure.draw_speed_up({"rows": []}, "speed_up.png")
+        figure.draw_headline({"headline": {"rows": []}}, "speed_up.png")

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from numbsparse import device
-from numbsparse.bench import contestants, results, sections, show, timing
+from numbsparse.bench import contestants, results, sections, timing
 from numbsparse.bench import measure as measuring
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUDNN, OURS
 from numbsparse.bench.measure import Options
-from numbsparse.bench.peers import CUDNN
 from numbsparse.bench.problem import error_of, fault_in, matrices
 from numbsparse.kernels.conv import k0_reference
 from numbsparse.kernels.matmul import PRODUCTS
@@ -62,7 +61,7 @@ def test_rows_are_checked_shown_and_tabulated(tmp_path, monkeypatch):
     for row in rows:
         if OURS not in row["seconds"]:
             row["seconds"], row["not_timed"] = {CUDNN: 5e-3}, {}
-    line = show.line(own[0], rows)
+    line = results.line(own[0], rows)
     assert "3 x 3 B 16" in line
     assert "numbsparse 1 ms" in line
     assert "(5.00x)" in line

@@ -44,8 +44,9 @@ def test_features_and_rows_are_drawn_from_few_to_many():
     assert max(of.batch for of in some) > 8192
 
 
-def measured(problem, product, kernels, others, seconds):
+def measured(case, seconds):
     """Two microseconds a row of the batch, three of what is feature-major or torch's, dense 7."""
+    problem, _, kernels, others, _ = case
     if not kernels:
         return {"seconds": dict.fromkeys(others, 7e-6)}
     names = ["k8_small_batch"] if kernels == "auto" else kernels.split(",")
@@ -67,7 +68,7 @@ def test_a_choice_is_weighed_beside_peers_and_one_row_more(monkeypatch):
         for across in (True, False)
         for product in PRODUCTS
     ]
-    monkeypatch.setattr(measuring, "measure", measured)
+    monkeypatch.setattr(measuring.Case, "measured", measured)
     monkeypatch.setattr(held_out, "chosen", lambda *_: "k8_small_batch")
     found = list(held_out.found(points, 1e9))
     assert [each.of for each in found] == points
@@ -94,7 +95,7 @@ def test_one_rung_alone_is_forced_where_it_serves(monkeypatch):
 
     points, everywhere = list(of("k5_tensor_core")), {each.problem.block_size for each in of(None)}
     assert everywhere - {each.problem.block_size for each in points} == {8}
-    monkeypatch.setattr(measuring, "measure", measured)
+    monkeypatch.setattr(measuring.Case, "measured", measured)
     (found,) = held_out.found(points[:1], 1e9)
     batch, own = points[0].problem.batch, 3 if points[0].feature_major else 2
     assert found.seconds == {"k5_tensor_core": pytest.approx(batch * own * 1e-6)}
@@ -108,7 +109,7 @@ def test_a_fit_times_and_compiles_nobody_but_our_rungs(monkeypatch):
     (point,) = islice(held_out.drawn(np.random.default_rng(1), alone=True), 1)
     (case,) = point.cases()
     assert held_out.TRITON not in case.others
-    monkeypatch.setattr(measuring, "measure", measured)
+    monkeypatch.setattr(measuring.Case, "measured", measured)
     (found,) = held_out.found([point], 1e9)
     assert found.seconds.keys() == set(case.kernels.split(","))
     assert not found.peers

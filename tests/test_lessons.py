@@ -14,6 +14,7 @@ from numba import cuda
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device
+from numbsparse.bench.problem import matrices
 from numbsparse.device.launch import launch
 from numbsparse.kernels.ladder import NAMES, step
 from numbsparse.kernels.matmul import LADDER
@@ -194,9 +195,9 @@ def rows_by_rung(section):
 @pytest.mark.parametrize("name", ["k3_registers", "k5_tensor_core"])
 def test_the_committed_counts_are_those_of_the_code(name, monkeypatch):
     """Of one of the three equal columns of blocks: the others request as much."""
-    (case,) = (case for case in SECTIONS["small"] if name in case.rungs)
-    column = case._replace(rungs=(name,), out_features=32)
-    monkeypatch.setitem(SECTIONS, "small", (column,))
+    (of,) = (problem for rungs, problem in SECTIONS["small"] if name in rungs)
+    column = matrices((of.in_features, 32), of.block_size, 1, of.batch, of.dtype)
+    monkeypatch.setitem(SECTIONS, "small", (((name,), column),))
     (counted,) = profile.count("small")
     readings = {key: 3 * value for key, value in counted["readings"].items()}
     readings["barriers"] //= 3  # which each block of threads passes
@@ -270,7 +271,7 @@ def test_what_rungs_gain_over_steps_is_as_measured():
 
 
 def test_every_rung_on_a_gpu_is_profiled():
-    read = {kernel for cases in SECTIONS.values() for case in cases for kernel in case.rungs}
+    read = {kernel for of in SECTIONS.values() for rungs, _ in of for kernel in rungs}
     assert lessons.BEFORE.keys() == {name for name in LADDER if name[:2] != "k0"}
     assert read == {*lessons.BEFORE, *NAMES}
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from numbsparse import device
-from numbsparse.bench import lstm, lstm_peers, show
+from numbsparse.bench import lstm, results
 from numbsparse.bench.measure import Options
 from numbsparse.bench.sections import SECTIONS, heading
 
@@ -33,11 +33,11 @@ def test_the_exact_outputs_are_those_of_the_weights(sequence):
 @pytest.mark.parametrize("name", ["weight_ih", "weight_hh"])
 def test_peers_have_all_units_of_a_gate_together(sequence, name):
     w = sequence.weights[name]
-    found, places = lstm_peers.gate_major(w)
+    found, places = lstm.gate_major(w)
     wide = w.toarray().reshape(-1, 2, 4, lstm.B).swapaxes(1, 2)  # (features, gate, block, B)
     np.testing.assert_array_equal(found.toarray(), wide.reshape(w.shape))
     np.testing.assert_array_equal(found.values[places], w.values)
-    bias = lstm_peers.bias_by_gate(sequence).reshape(4, 2, lstm.B)
+    bias = lstm.bias_by_gate(sequence).reshape(4, 2, lstm.B)
     np.testing.assert_array_equal(bias.swapaxes(0, 1).ravel(), sequence.weights["bias"].ravel())
 
 
@@ -81,7 +81,7 @@ def test_a_row_names_times_memory_and_what_failed():
         "bytes": {"numbsparse": 2**31, "cuDNN dense": 2**33},
         "not_timed": {"torch BSR": "ImportError: no torch"},
     }
-    line = show.line(row, [row])
+    line = results.line(row, [row])
     assert "numbsparse 10 ms 2.00 GiB" in line
     assert "cuDNN dense 100 ms 8.00 GiB (0.10x)" in line
     assert "torch BSR ImportError" in line

@@ -13,7 +13,7 @@ from examples_helpers import EXAMPLES, imported
 import numbsparse as ns
 from numbsparse import __main__ as command_line
 from numbsparse import device, distributed
-from numbsparse.bench.peers import CUBLAS, NUMPY, SCIPY, TRITON
+from numbsparse.bench.contestants import CUBLAS, NUMPY, SCIPY, TRITON
 from numbsparse.bench.plane import known, point_of, points
 from numbsparse.pages import mapped
 from numbsparse.pages.committed import RESULTS, on_changing

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from numbsparse.bench import measure, plane
-from numbsparse.bench.cards import VISIBLE, on_each
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUBLAS, OURS, TRITON
 from numbsparse.bench.measure import Case, compile_ahead
-from numbsparse.bench.peers import CUBLAS, TRITON
+from numbsparse.bench.plane import VISIBLE, on_each
 from numbsparse.bench.problem import Problem
 from numbsparse.pages import mapped
 from numbsparse.pages.figure import draw_map, draw_roofline
@@ -137,7 +136,7 @@ def test_maps_are_joined(small, tmp_path):
     assert [list(row.values()) for row in joined] == rows[:6] + other[6:]
     assert plane.known("cpu", first) == (machine, joined)
     assert len(plane.known("cpu", second)[1]) == 6
-    newer = write("newer.json", machine=f"{plane.processor(machine)}; later versions")
+    newer = write("newer.json", machine=f"{plane.card_of(machine)}; later versions")
     assert len(plane.run("cpu", None, 0, join=[newer])[1]) == len(rows)
     with pytest.raises(ValueError, match=r"of\.json is of a card, this map of "):
         plane.run("cpu", first, 0, join=[write("of.json", machine="a card; versions")])

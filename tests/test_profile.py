@@ -8,11 +8,12 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
+from numbsparse.bench.problem import matrices
 from numbsparse.bench.results import load
 from numbsparse.pages import profile
 
 SMALL = profile.SECTIONS["small"]
-RUNGS = [kernel for case in SMALL for kernel in case.rungs]
+RUNGS = [kernel for rungs, _ in SMALL for kernel in rungs]
 
 
 def log_of(launches: list[tuple[str, dict[str, str]]]) -> str:
@@ -93,8 +94,7 @@ def test_a_failure_of_ncu_is_said(ncu, log, status, said, error):
 @pytest.mark.parametrize("rung", ["k1_naive", "s01_naive"])
 def test_what_ncu_looks_on_at_runs(rung):
     """Rungs and steps alike."""
-    problem = profile.Case((rung,), "float32", 32, 32, 128, 32, 1).problem()
-    profile.forward(rung, problem)
+    profile.forward(rung, matrices(32, 32, 1, 128, "float32"))
 
 
 def test_ncu_is_asked_for(ncu, monkeypatch):

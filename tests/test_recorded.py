@@ -7,10 +7,11 @@ from itertools import pairwise
 import pytest
 
 from numbsparse import device
+from numbsparse.bench.problem import matrices
 from numbsparse.kernels import ladder
 from numbsparse.layout import Layout
 from numbsparse.pages.reads import reads
-from numbsparse.pages.trace import RUNGS, case_of, trace_of
+from numbsparse.pages.trace import KEPT, RUNGS, trace_of
 from numbsparse.testing import Case, check_rung, count, races, record, trace
 
 pytestmark = [
@@ -39,9 +40,9 @@ TRACED = {  # warps that compute, warps that fetch for them, stages of a ring, o
 ALIKE = {"s02_constants", "s03_shared", "s04_thread_tile", "s05_square_tile", "s06_wide"}
 ALIKE |= {"s13_persistent", "s14_cluster"}
 SMALLER = {  # than what the command draws: one step more than stages, one tile
-    "k5_tensor_core": {"in_features": 160},
-    "k6_hopper": {"in_features": 192, "batch": 128},
-    "k7_small_blocks": {"in_features": 256, "batch": 65},
+    "k5_tensor_core": {"inputs": 160},
+    "k6_hopper": {"inputs": 192, "batch": 128},
+    "k7_small_blocks": {"inputs": 256, "batch": 65},
 }
 PRODUCERS = {"s11_producer", "s12_grouped", "s15_store"}
 
@@ -73,7 +74,11 @@ def test_a_step(name):
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_a_rung(name):
-    check_trace(trace_of(case_of(name)._replace(**SMALLER.get(name, {}))), name)
+    dtype, inputs, outputs, batch, size = RUNGS[name]
+    of = {"inputs": inputs, "batch": batch} | SMALLER.get(name, {})
+    features = of["inputs"], outputs
+    problem = matrices(features, size, KEPT.get(name, 1), of["batch"], dtype)
+    check_trace(trace_of(name, problem), name)
 
 
 def check_counts(counts, name, case, dtype):

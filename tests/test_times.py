@@ -305,7 +305,7 @@ def test_factors_that_are_fitted_choose_what_was_faster(monkeypatch):
 
 def test_factors_are_most_exact_where_they_decide(monkeypatch):
     """One rung takes as long at all points; the other's times are no sums of what it counts."""
-    from numbsparse.bench import factors
+    from numbsparse.bench import times as factors
 
     n = np.linspace(0.1, 6, 60)
     took = {"a": np.full(n.size, 20.0), "b": 2 + n**2}

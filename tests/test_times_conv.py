@@ -9,10 +9,9 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import factors as factors_of
+from numbsparse.bench import held_out, timing
 from numbsparse.bench import measure as measuring
-from numbsparse.bench import times as bench
-from numbsparse.bench import timing
+from numbsparse.bench import times as factors_of
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
@@ -52,8 +51,13 @@ def measured(monkeypatch, tmp_path):
 
 def fitted(counts, times):
     """Factors of a case alone."""
-    (factors,) = factors_of.fitted(["rung lines float16 8"] * len(counts), counts, times).values()
+    (factors,) = fitted_by_case(["rung lines float16 8"] * len(counts), counts, times).values()
     return factors
+
+
+def fitted_by_case(cases, counts, times):
+    timed = zip(cases, counts, np.ravel(times), range(len(cases)), strict=True)
+    return factors_of.fitted([factors_of.Timed(*of) for of in timed])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -89,8 +93,8 @@ def test_what_few_points_tell_of_a_case_others_of_its_rung_tell_too():
     few = 2 ** rng.uniform(-8, 8, (40, 5))  # of which one was timed, or none
     counts, many = np.concatenate([counts, few[:1]]), [*many, cases[3]]
     times = np.append(times, 6 * few[0] @ factors)
-    found = factors_of.fitted(many, counts, times[:, None])
-    without = factors_of.fitted(many[:-1], counts[:-1], times[:-1, None])
+    found = fitted_by_case(many, counts, times[:, None])
+    without = fitted_by_case(many[:-1], counts[:-1], times[:-1, None])
     for made in (found, without):
         assert made.keys() == set(cases)
         ratios = few @ made[cases[3]] / (6 * few @ factors)
@@ -121,7 +125,7 @@ def test_a_factor_stays_positive_where_more_takes_less_time():
 
 def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     some, again, others = (
-        [str(of) for of in islice(bench.drawn(np.random.default_rng(seed)), 72)]
+        [str(of) for of in islice(held_out.convolutions(np.random.default_rng(seed)), 72)]
         for seed in (1, 1, 2)
     )
     assert some == again != others
@@ -130,9 +134,9 @@ def test_points_follow_from_the_seed_and_take_all_kernels_in_turn():
     assert len(set(kinds[:12])) == 12
     assert kinds[12:] == kinds[:12]
     assert len({text.split(", ", 1)[1] for text in some}) > 12  # taps, strides, images
-    for of in islice(bench.drawn(np.random.default_rng(3)), 180):
+    for of in islice(held_out.convolutions(np.random.default_rng(3)), 180):
         assert of.problem.layout.n_blocks
-        assert max(of.problem.x.size, of.problem.dy.size) <= bench.MOST
+        assert max(of.problem.x.size, of.problem.dy.size) <= held_out.MOST_OF_IMAGES
         few = of.problem.block_size == 8 or of.problem.in_features * of.problem.out_features < 2**14
         assert few or of.problem.layout.density <= 0.26
 
@@ -145,12 +149,12 @@ def test_the_choice_that_is_weighed_is_that_of_a_call(measured, product, fastest
     names = [*RUNGS[1:], *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)]
     measured({name: 1.0 if name == fastest else 2.0 + i for i, name in enumerate(names)})
     problem = matrices(64, 16, 0.5, 2, "float16", side=4, taps=3, stride=2)
-    drawn = bench.Convolution(problem, product)
-    rungs = drawn.named()
+    drawn = held_out.Drawn(problem, product)
+    rungs = drawn.expected()
     assert "k1_naive" not in rungs
     window = problem.window, problem.in_features, problem.out_features
     case = product, 16, problem.x.dtype, "cuda", 2, "highest", *window
-    own = min(rungs, key=drawn.expected)
+    own = min(rungs, key=rungs.__getitem__)
     assert conv.chosen(RUNGS, problem.layout.n_blocks, *case) is conv.rung(own.partition("/")[0])
     assert own == fastest or fastest not in rungs
 
@@ -159,7 +163,7 @@ def test_sizes_are_those_of_the_product_that_is_made():
     problem = Problem(lambda: None, 16, 2, "float16", side=6, taps_along=3, stride=2)
     problem.__dict__["layout"] = layout = matrices((32, 48), 16, 1, 2, "float16", taps=3).layout
     n, of = layout.n_blocks, (16, problem.x.dtype, "highest")
-    sizes = lambda product: bench.Convolution(problem, product).sizes  # noqa: E731
+    sizes = lambda product: held_out.sizes_of(problem, product)  # noqa: E731
     assert sizes("forward") == ("forward", *of, 18, 288, 48, n, 0, 162, 128)  # four boxes of 9 x 9
     boxes = 60, 128  # one of a tile, and whole squares
     assert sizes("input_grad") == ("input_grad", *of, 18, 192, 128, n, 128, *boxes)
@@ -175,10 +179,10 @@ def test_speed_ups_are_told_by_kind():
     problems = [matrices(32, 8, density, 2, "float16", side=4, taps=3) for density in (1, 0.05, 1)]
     took = {"a": 2.0, "b": 1.9}
     found = [
-        bench.Found(bench.Convolution(problem, "forward"), took, "a", peers, np.nan, {})
+        held_out.Found(held_out.Drawn(problem, "forward"), took, "a", peers, np.nan, {})
         for problem, peers in zip(problems, ({"cuDNN": 1.0}, {"cuDNN": 2.8}, {}), strict=True)
     ]
-    assert bench.by_kind(found) == (
+    assert held_out.by_kind(found) == (
         "float16 highest: 2 products, 1 lost, least 0.50, median 0.95, at density 0.1 below 1.5 "
         "1 of 1, choice over 1.05 2"
     )
@@ -188,30 +192,29 @@ def test_speed_ups_are_told_by_kind():
 def test_what_is_drawn_of_one_tap_is_weighed_as_a_call_takes_it(product):
     """A product of the ladder, unless it moves by more than a pixel."""
     taken = [
-        bench.Convolution(
+        held_out.Drawn(
             matrices(64, 16, 0.5, 2, "float16", side=4, taps=taps, stride=stride), product
-        ).taken
+        ).taken()
         for taps, stride in ((1, 1), (1, 2), (3, 1))
     ]
-    assert [name == bench.OURS for name in taken] == [True, False, False]
-    ours = bench.Convolution(matrices(64, 16, 0.5, 2, "float16", side=4), product)
-    assert bench.OURS in {case.kernels for case in ours.cases()}
-    assert bench.OURS not in ours.named()
+    assert [name == held_out.OURS for name in taken] == [True, False, False]
+    ours = held_out.Drawn(matrices(64, 16, 0.5, 2, "float16", side=4), product)
+    assert held_out.OURS in ours.cases()[0].kernels.split(",")
+    assert held_out.OURS not in ours.expected()
 
 
 @on_device
 def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys):
     """At a tiny size, whose times are made up; a rung that fails is told of, and has no factors."""
     tiny = matrices(16, 8, 0.5, 1, "float32", side=2, taps=3, stride=2)
-    points = [bench.Convolution(tiny, product) for product in PRODUCTS]
-    monkeypatch.setattr(bench, "drawn", lambda rng: iter(points))
-    monkeypatch.setattr(bench, "SIZES", (8,))
-    monkeypatch.setattr(bench, "APART", (("float32", "highest"),))
-    monkeypatch.setattr(bench, "FITTED", 1)
+    points = [held_out.Drawn(tiny, product) for product in PRODUCTS]
+    monkeypatch.setattr(held_out, "convolutions", lambda rng: iter(points))
+    monkeypatch.setattr(held_out, "KINDS", [(8, ("float32", "highest"))])
+    monkeypatch.setattr(factors_of, "FITTED", 1)
     took = {"k1_naive": 3e-6, "k2_unfolded/k3_registers": 4e-6}
-    monkeypatch.setattr(bench.Convolution, "named", lambda _: [*took, "k9_none"])
+    monkeypatch.setattr(held_out, "rungs_of_images", lambda *_: [*took, "k9_none"])
     monkeypatch.setattr(conv.rung("k2_unfolded"), "multipliers", None)  # who multiplies is named
-    monkeypatch.setattr(bench, "require_times", lambda: None)
+    monkeypatch.setattr(factors_of, "require_times", lambda: None)
 
     def took_by(graphs, _):
         return {
@@ -230,7 +233,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
     }
     assert made["factors"].keys() == cases
     for of, (name, seconds) in every(points, took.items()):
-        assert of.expected(name) == pytest.approx(seconds * 1e6, rel=0.1)
+        assert of.expected()[name] == pytest.approx(seconds * 1e6, rel=0.1)
     printed = capsys.readouterr().out
     assert printed.count("not right") == 2 * 3
     assert "k9_none" in printed
@@ -241,7 +244,7 @@ def test_a_command_measures_checks_fits_and_weighs(measured, monkeypatch, capsys
 def test_the_committed_factors_are_whole():
     content = json.loads(costs.FILE.read_text(encoding="utf-8"))
     assert all(len(factors) == 6 and min(factors) > 0 for factors in content["factors"].values())
-    for size, numbers, product in every(bench.SIZES, bench.APART, PRODUCTS):
+    for (size, numbers), product in every(held_out.KINDS, PRODUCTS):
         of = product, size, *numbers, 1000, 128, 128, 10, 0
         times = [costs.microseconds(f"k2_unfolded/{by}", *of) for by in costs.MULTIPLIERS]
         assert 0 < min(times) < 1e3

@@ -2,20 +2,29 @@
 
 A point draws everything that a product depends on, so no figure here is of a size that was looked
 at before: weights of any shape, batches next to the end of a tile, layouts with heavy and with
-empty block rows, activations in either order. Each result is checked before it is timed; the
-product of one row more is timed beside it, so that a cliff is seen wherever it is.
+empty block rows, activations in either order; of convolutions taps, strides and images. Each result
+is checked before it is timed; of matrices the product of one row more is timed beside it, so that a
+cliff is seen wherever it is.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import cycle
+from itertools import product as every
+from math import log2
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from numbsparse import patterns
-from numbsparse.bench.contestants import FEATURE_MAJOR, chosen, named
+from numbsparse.bench.contestants import CUBLAS, CUDNN, FEATURE_MAJOR, OURS, TRITON, chosen, named
 from numbsparse.bench.measure import Case, in_time
-from numbsparse.bench.peers import CUBLAS, TRITON
-from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, Problem, matrices
+from numbsparse.bench.problem import APART, BLOCK_SIZES, NUMBERS, Problem, matrices, random
+from numbsparse.bench.results import Row
+from numbsparse.kernels import conv
+from numbsparse.kernels.conv import costs
+from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
 from numbsparse.ops import times
@@ -23,6 +32,14 @@ from numbsparse.ops import times
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
 MOST = 2**26  # numbers in an operand
+# Of convolutions.
+KINDS = (*every((8, 16, 32, 64), APART),)  # block sizes, and numbers, a dtype and a precision
+TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2), (1, 1))  # along each axis; the stride
+DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
+MOST_OF_IMAGES = 2**25  # numbers in an operand
+SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
+SLOW = "k1_naive"  # nowhere the fastest
+FEW_BLOCKS, SHOWN = 0.1, ("speed_up", "regret")  # in the table
 AHEAD = 6  # products whose kernels are compiled, for each process that does
 
 
@@ -35,8 +52,8 @@ class Drawn(NamedTuple):
 
     problem: Problem
     product: str
-    kind: str
-    feature_major: bool
+    kind: str = "random"
+    feature_major: bool = False
     only: str | None = None
     alone: bool = False
 
@@ -44,47 +61,102 @@ class Drawn(NamedTuple):
         order = " feature-major" * self.feature_major
         return f"{self.product} {self.problem} {self.kind}{order}"
 
+    def expected(self) -> dict[str, float]:
+        """Microseconds of each of our rungs that serves."""
+        of = self.problem
+        if of.side:
+            names, how = rungs_of_images(of, self.product), sizes_of(of, self.product)
+            return {name: costs.microseconds(name, *how) for name in names}
+        numbers = of.block_size, of.dtype, of.batch, of.precision
+        known = times.expected(self.product, *numbers, of.layout, self.feature_major)
+        serving = [name for name in named(of, self.product, "all") if name in RUNGS]
+        return {name: known.get(name, np.inf) for name in serving}
+
+    def taken(self, more: Problem | None = None) -> str:
+        """By a call, of this problem or of one row more.
+
+        OURS of images that one tap sees pixel by pixel: a product of the ladder.
+        """
+        of = more or self.problem
+        if self.only or not of.side:
+            return self.only or chosen(of, self.product, self.feature_major)
+        if of.window.is_identity:
+            return OURS
+        expected = self.expected()
+        return min(expected, key=expected.__getitem__)
+
+    def worth(self) -> str:
+        """The rungs that may be the fastest, with commas between; of images all that serve."""
+        if self.only:
+            return self.only
+        expected = self.expected()
+        most = np.inf if self.problem.side else HOPELESS * min(expected.values(), default=0.0)
+        near = [name for name, microseconds in expected.items() if microseconds <= most]
+        return ",".join(sorted({*near, self.taken()}))
+
     def cases(self) -> list[Case]:
-        """Ours beside torch's; of one row more the chosen rung alone; cuBLAS's dense product."""
+        """Ours beside torch's; a dense product; of one row more, not of images, the chosen rung."""
         of, order = self.problem, (FEATURE_MAJOR,) * self.feature_major
         if self.alone:
-            return [Case(of, self.product, self._worth(), order, {})]
+            return [Case(of, self.product, self.worth(), order)]
         numbers, features = (of.dtype, of.precision), (of.in_features, of.out_features)
+        if of.side:
+            dense = replace(of, given=partial(random, features, of.block_size, 1, of.taps_along))
+            beside = Case(dense, self.product, "", (CUDNN,))
+            return [Case(of, self.product, self.worth()), beside]
         more = Problem(of.layout, of.block_size, of.batch + 1, *numbers)
         dense = matrices(features, 32, 1, of.batch, *numbers)
         return [
-            Case(of, self.product, self._worth(), (*order, TRITON), {}),
-            Case(more, self.product, self._taken(more), order, {}),
-            Case(dense, self.product, "", (CUBLAS,), {}),
+            Case(of, self.product, self.worth(), (*order, TRITON)),
+            Case(dense, self.product, "", (CUBLAS,)),
+            Case(more, self.product, self.taken(more), order),
         ]
 
-    def _taken(self, of: Problem) -> str:
-        """By a call, of this problem or of one row more."""
-        return self.only or chosen(of, self.product, self.feature_major)
-
-    def _worth(self) -> str:
-        """The rungs that may be the fastest, with commas between."""
-        if self.only:
-            return self.only
-        of = self.problem
-        numbers = of.block_size, of.dtype, of.batch, of.precision
-        expected = times.expected(self.product, *numbers, of.layout, self.feature_major)
-        least = min(expected.values(), default=0.0)
-        serving = [name for name in named(of, self.product, "all") if name in RUNGS]
-        near = [name for name in serving if expected.get(name, np.inf) <= HOPELESS * least]
-        return ",".join(sorted({*near, self._taken(of)}))
-
     def measured(self) -> "Found":
-        row, *beside = (case.measured(0.0) for case in self.cases())
-        more, dense = beside or [{"seconds": {}, "not_timed": {}}] * 2
+        nothing: Row = {"seconds": {}, "not_timed": {}}
+        seconds = SECONDS if self.problem.side else 0.0
+        rows = [case.measured(seconds) for case in self.cases()]
+        row, dense, more = (*rows, nothing, nothing)[:3]
         suffix, own = f" {FEATURE_MAJOR}" * self.feature_major, dict(row["seconds"])
         peers = {TRITON: own.pop(TRITON)} if TRITON in own else {}
         own = {name.removesuffix(suffix): own[name] for name in own if name.endswith(suffix)}
         one_more = next((s for name, s in more["seconds"].items() if name.endswith(suffix)), np.nan)
         faults = row["not_timed"] | more["not_timed"]
         faults.pop(TRITON, None)
-        taken, peers = self._taken(self.problem), peers | dense["seconds"]
-        return Found(self, own, taken, peers, one_more, faults)
+        return Found(self, own, self.taken(), peers | dense["seconds"], one_more, faults)
+
+    def counted(self, names: Iterable[str]) -> Iterator[tuple[str, str, Sequence[float]]]:
+        """Of rungs whose times are fitted the names, the cases, and what these are fitted to."""
+        of = self.problem
+        if of.side:
+            how = sizes_of(of, self.product)
+            for name in filter(OURS.__ne__, names):
+                yield name, costs.case_of(name, *how[:4]), costs.counts(name, *how[:3], *how[4:])
+            return
+        numbers = self.product, of.block_size, of.dtype
+        sizes = times.sizes_of(*numbers, of.batch, of.layout, self.feature_major)
+        for name in filter([*names].__contains__, times.OF_RUNG):  # in their order
+            yield name, times.case_of(name, *numbers, of.precision), times.counts(name, sizes)
+
+
+def sizes_of(of: Problem, product: str) -> tuple[Any, ...]:
+    """What `costs` takes of a convolution, from the product on."""
+    features = of.in_features, of.out_features, of.layout.n_blocks
+    sizes = costs.sizes_of(product, of.batch, of.window, *features)
+    return product, of.block_size, of.x.dtype, of.precision, *sizes
+
+
+def rungs_of_images(of: Problem, product: str) -> list[str]:
+    """Those on this card that serve a convolution; of k2 by each one that may multiply."""
+    case = product, of.block_size, of.x.dtype, "cuda", of.batch, of.precision
+    call = of.window, of.in_features, of.out_features
+    rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
+    names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
+    if UNFOLDED in names:
+        names.remove(UNFOLDED)
+        by = costs.multipliers(*sizes_of(of, product))
+        names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+    return names
 
 
 class Found(NamedTuple):
@@ -144,6 +216,22 @@ def drawn(
                     yield Drawn(problem, product, kind, across, only, alone)
 
 
+def convolutions(rng: np.random.Generator) -> Iterator[Drawn]:
+    """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
+    for size, numbers in cycle(KINDS):
+        unit = max(size, 32)
+        n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
+        side, (taps, stride) = int(2 ** rng.uniform(3, log2(65))), TAPS[rng.integers(len(TAPS))]
+        batch = min(
+            int(2 ** rng.uniform(0, log2(65))), MOST_OF_IMAGES // (side**2 * max(n_in, n_out))
+        )
+        density = 2 ** rng.uniform(-5.6, log2(DENSEST[size > 8]))
+        density = max(density, size**2 / (n_in * n_out))  # a block at least
+        how = *numbers, "cuda", side, taps, stride
+        problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
+        yield from (Drawn(problem, product) for product in PRODUCTS)
+
+
 def pattern_of(
     kind: str, rows: int, columns: int, density: float, rng: np.random.Generator
 ) -> np.ndarray:
@@ -188,4 +276,22 @@ def summary(all_found: list[Found], most: int = 20) -> str:
             f"{'above' if sign > 0 else 'below'} {bound} at {beyond:.1%}"
         )
         lines += [f"  {value:.2f}  {each}" for value, each in known[:most]]
+    return "\n".join(lines)
+
+
+def by_kind(all_found: Iterable[Found]) -> str:
+    """Of each dtype and precision: beside cuDNN, and what the choice of a rung costs."""
+    lines, kinds = [], dict[str, list[Found]]()
+    for each in all_found:
+        of = each.of.problem
+        if each.speed_up == each.speed_up:
+            kinds.setdefault(f"{of.dtype} {of.precision}", []).append(each)
+    for numbers, some in sorted(kinds.items()):
+        ratios, regrets = (np.array([getattr(of, what) for of in some]) for what in SHOWN)
+        few = np.array([of.of.problem.layout.density <= FEW_BLOCKS for of in some])
+        lines.append(
+            f"{numbers}: {len(some)} products, {(ratios < 1).sum()} lost, least {ratios.min():.2f},"
+            f" median {np.median(ratios):.2f}, at density {FEW_BLOCKS} below 1.5 "
+            f"{(ratios[few] < 1.5).sum()} of {few.sum()}, choice over 1.05 {(regrets > 1.05).sum()}"
+        )
     return "\n".join(lines)

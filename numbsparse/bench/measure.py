@@ -13,12 +13,13 @@ import numpy as np
 from numbsparse.bench.contestants import (
     FEATURE_MAJOR,
     OURS,
+    TRITON,
     Contestant,
     Makers,
     chosen,
     contestants_of,
+    peers,
 )
-from numbsparse.bench.peers import TRITON, peers
 from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
 from numbsparse.bench.results import Row
 from numbsparse.bench.timing import Call, Graph, graph_of, seconds_of
@@ -48,61 +49,56 @@ class Options:
 
 
 class Case(NamedTuple):
-    """A product of a problem, and who computes it: see `measure`."""
-
-    problem: Problem
-    product: str
-    kernels: str
-    others: tuple[str, ...]
-    more: dict[str, Any]  # what its row says besides
-
-    def measured(self, seconds: float) -> Row:
-        return measure(*self[:-1], seconds) | self.more
-
-
-def measure(
-    problem: Problem,
-    product: str,
-    kernels: str = "auto",
-    others: tuple[str, ...] = (),
-    seconds: float = 0.05,
-) -> Row:
-    """Seconds a call and relative errors by name, and why a name has none.
+    """A product of a problem, and who computes it.
 
     `kernels` is "auto", the rung that `ops` chooses, "all" that serve, or a list of names with
     commas, of which those that serve are taken; `others` names peers; with FEATURE_MAJOR among
-    them each rung is measured that way too. Of convolutions a row also says what memory ours takes
-    beside its operands and its result.
+    them each rung is measured that way too. Its row says `more` besides.
     """
-    row: Row = {"product": product, **problem.named(), "auto": None, "errors": {}, "not_timed": {}}
-    makers: Makers = {}
-    try:
-        row["auto"] = chosen(problem, product)
-        makers = contestants_of(problem, product, kernels, others)
-    except ValueError as reasons:
-        row["not_timed"][OURS] = str(reasons)
-    parts, graphs = problem.parts(product), dict[str, Graph]()
-    for name, make in (makers | peers(problem, product, others)).items():
-        with cell(row, name):
-            contestant = make(problem, product)
-            contestant.call()  # compiles, and plans
-            graph = Graph(contestant.call, 1, contestant.call)
-            if problem.place == "cuda":
-                synchronize()
-                graph = graph_of(contestant.record, contestant.call)
-            row["errors"][name], fault = fault_of(contestant, graph.replay, problem, parts)
-            if fault is not None:
-                raise Wrong(fault)
-            if problem.side and name == OURS:
-                capture = Capture()
-                with capture.under_way():
-                    contestant.call()
-                row["workspace"] = capture.arena.nbytes - contestant.out.nbytes
-            graphs[name] = graph
-    if problem.place == "cuda":
-        return row | {"seconds": seconds_of(graphs, seconds)}
-    on_cpu = max(ON_CPU * seconds, LEAST)
-    return row | {"seconds": seconds_of(graphs, on_cpu, pause=min(PAUSE, on_cpu))}
+
+    problem: Problem
+    product: str
+    kernels: str = "auto"
+    others: tuple[str, ...] = ()
+    more: dict[str, Any] = {}  # noqa: RUF012
+
+    def measured(self, seconds: float = 0.05) -> Row:
+        """Seconds a call and relative errors by name, and why a name has none.
+
+        Of convolutions a row also says what memory ours takes beside its operands and its result.
+        """
+        problem, product, kernels, others, more = self
+        row: Row = {"product": product, **problem.named(), "auto": None}
+        row |= {"errors": {}, "not_timed": {}}
+        makers: Makers = {}
+        try:
+            row["auto"] = chosen(problem, product)
+            makers = contestants_of(problem, product, kernels, others)
+        except ValueError as reasons:
+            row["not_timed"][OURS] = str(reasons)
+        parts, graphs = problem.parts(product), dict[str, Graph]()
+        for name, make in (makers | peers(problem, product, others)).items():
+            with cell(row, name):
+                contestant = make(problem, product)
+                contestant.call()  # compiles, and plans
+                graph = Graph(contestant.call, 1, contestant.call)
+                if problem.place == "cuda":
+                    synchronize()
+                    graph = graph_of(contestant.record, contestant.call)
+                row["errors"][name], fault = fault_of(contestant, graph.replay, problem, parts)
+                if fault is not None:
+                    raise Wrong(fault)
+                if problem.side and name == OURS:
+                    capture = Capture()
+                    with capture.under_way():
+                        contestant.call()
+                    row["workspace"] = capture.arena.nbytes - contestant.out.nbytes
+                graphs[name] = graph
+        if problem.place == "cuda":
+            return row | {"seconds": seconds_of(graphs, seconds)} | more
+        on_cpu = max(ON_CPU * seconds, LEAST)
+        took = seconds_of(graphs, on_cpu, pause=min(PAUSE, on_cpu))
+        return row | {"seconds": took} | more
 
 
 class Wrong(ArithmeticError):

@@ -6,26 +6,30 @@ them is spread over the whole plane; a run goes on where the file ends, for as l
 """
 
 import json
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import product as every
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from numbsparse.bench.cards import on_each
-from numbsparse.bench.contestants import OURS
+from numbsparse.bench.contestants import CUBLAS, ON_CPU, OURS, TRITON
 from numbsparse.bench.measure import Case, in_time
-from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
 from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, card_of
 from numbsparse.bench.timing import require_times
 from numbsparse.files import known_as, write_json
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 
+Found = TypeVar("Found")
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = {"cuda": 0.02, "cpu": 0.002}  # what a product is timed for
 AHEAD = 64  # products that a process compiles, between two rounds of measuring
 SAVED = 20.0  # seconds between two writings of the file
@@ -90,7 +94,7 @@ class Point(NamedTuple):
         problem, plane = matrices(*self[:-1], place=place), PLANES[place]
         if self.density < 1 or plane.dense is None:
             return Case(problem, self.product, kernels, plane.beside, self._asdict())
-        return Case(problem, self.product, "", (plane.dense,), {})
+        return Case(problem, self.product, "", (plane.dense,))
 
     @property
     def dense(self) -> "Point":
@@ -124,8 +128,8 @@ def run(
         other, more = known(place, file, kernels)
         if not more:
             raise ValueError(f"{file} holds no map to join")
-        if processor(other) != processor(machine or other):
-            raise ValueError(f"{file} is of {processor(other)}, this map of {processor(machine)}")
+        if card_of(other) != card_of(machine or other):
+            raise ValueError(f"{file} is of {card_of(other)}, this map of {card_of(machine)}")
         there, machine = set(map(point_of, rows)), machine or other
         rows += [row for row in more if point_of(row) not in there]
     if minutes == 0 and not rows:
@@ -143,11 +147,6 @@ def run(
     if minutes > 0 or join:
         _write(json_file, content, rows)
     return machine, rows
-
-
-def processor(machine: str) -> str:
-    """The GPU or CPU of a machine's description, without the versions of what runs there."""
-    return machine.partition(";")[0]
 
 
 def known(place: str, json_file: Path | None, kernels: str = "auto") -> tuple[str, list[Row]]:
@@ -248,3 +247,37 @@ def point_of(row: Row) -> Point:
     """The product that a row is of."""
     values = [row[name] for name in Point._fields]
     return Point(tuple(values[0]), *values[1:])
+
+
+def on_each(cards: int, work: Callable[[int], Iterable[Found]]) -> Iterator[Found]:
+    """What `work(card)` yields for each card, as it comes; a process sees its own GPU alone.
+
+    A process that dies ends its own part: the others go on.
+    """
+    spawn, before = get_context("spawn"), os.environ.get(VISIBLE)
+    names = before.split(",") if before else [str(card) for card in range(cards)]
+    if len(names) < cards:
+        raise ValueError(f"{cards} cards, and {VISIBLE}={before} shows {len(names)}")
+    ends: list[Connection] = []
+    try:
+        for card in range(cards):
+            end, sender = spawn.Pipe(duplex=False)
+            os.environ[VISIBLE] = names[card]
+            spawn.Process(target=_send, args=(sender, work, card)).start()
+            sender.close()
+            ends.append(end)
+    finally:
+        os.environ.pop(VISIBLE)
+        os.environ.update({VISIBLE: before} if before else {})
+    while ends:
+        wait(ends)
+        for end in [end for end in ends if end.poll()]:
+            with suppress(EOFError):
+                yield end.recv()
+                continue
+            ends.remove(end)
+
+
+def _send(sender: Connection, work: Callable[[int], Iterable[Any]], card: int) -> None:
+    for found in work(card):
+        sender.send(found)

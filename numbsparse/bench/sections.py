@@ -1,29 +1,34 @@
-"""What the benchmark measures, section by section.
+"""What the benchmark measures, section by section, and how it runs, prints and keeps them.
 
 A section of CASES is a function of the options that yields cases: each is a row. One of OTHERS
 measures for itself, and yields rows. All shapes have B = 32 unless said.
 """
 
-from collections.abc import Callable, Iterator
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import product as every
+from pathlib import Path
 from typing import Any
 
 from numbsparse import patterns
-from numbsparse.bench.changing import changing
-from numbsparse.bench.contestants import FEATURE_MAJOR
-from numbsparse.bench.edits import edits
-from numbsparse.bench.host import host
-from numbsparse.bench.limits import limits
+from numbsparse.bench.bounds import host, limits
+from numbsparse.bench.changing import changing, edits
+from numbsparse.bench.contestants import CUBLAS, CUDNN, CUSPARSE, FEATURE_MAJOR, ON_CPU, TRITON
 from numbsparse.bench.lstm import lstm
-from numbsparse.bench.measure import Case, Options
-from numbsparse.bench.peers import CUBLAS, CUDNN, CUSPARSE, ON_CPU, TRITON
+from numbsparse.bench.measure import Case, Options, compile_ahead
 from numbsparse.bench.problem import BLOCK_SIZES, Problem, matrices
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import CELLS, Results, Row, line, load, save
+from numbsparse.bench.timing import require_times
 from numbsparse.kernels.ladder import NAMES
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
+from numbsparse.machine import describe
 
+DEFAULT = Options()
+MOST_PROCESSES = 8
+PATIENCE = 60.0  # seconds; what is not compiled by then is compiled where it is timed
 DTYPES = ("float32", "float16")  # of the headline's figure
 DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
 # Of convolutions: taps along each axis, dtype and precision, and the block sizes.
@@ -109,7 +114,7 @@ def steps(options: Options) -> Iterator[Case]:
     for (dtype, rungs), size in every(beside.items(), sizes):
         kernels = ",".join((*NAMES, rungs)) if options.kernels == "auto" else options.kernels
         problem = matrices(features, size, 0.1, features, dtype)
-        yield Case(problem, "forward", kernels, (), {})
+        yield Case(problem, "forward", kernels)
 
 
 def layouts(options: Options) -> Iterator[Case]:
@@ -192,3 +197,46 @@ SECTIONS = (
 def heading(name: str) -> str:
     """What a section says of itself."""
     return ((CASES | OTHERS)[name].__doc__ or "").partition("\n")[0]
+
+
+def run(
+    only: Iterable[str] = (),
+    options: Options = DEFAULT,
+    *,
+    json_file: Path | None = None,
+    place: str = "cuda",
+) -> Results:
+    """Print a place's sections, all or those in `only`, a line a row, and give them back.
+
+    With `json_file` each row is put there when it is measured, so that a run that is broken off
+    leaves what it has; sections of earlier runs stay, and are given back, too.
+
+    Raises RuntimeError where there is no GPU, ValueError where `json_file` holds something else.
+    """
+    if place == "cuda":
+        require_times()
+    results = {} if json_file is None else load(json_file)
+    machine, names = describe(place), list(only or (SECTIONS if place == "cuda" else ("cpu",)))
+    print(f"{machine}\nMedians; on a GPU of graph replays. Random data. {CELLS}.", flush=True)
+    jobs, began = min(MOST_PROCESSES, (os.cpu_count() or 1) // 2), time.perf_counter()
+    if jobs > 1 and place == "cuda" and not options.quick:
+        ahead = (case for name in names if name in CASES for case in CASES[name](options))
+        compile_ahead(ahead, jobs, PATIENCE)
+        print(f"\nkernels compiled in {time.perf_counter() - began:.0f} s", flush=True)
+    for name in names:
+        command = f"python -m numbsparse bench --place {place}"
+        command += f" --only {name}" if place == "cuda" else ""
+        if options.kernels != DEFAULT.kernels:
+            command += f" --kernels {options.kernels}"
+        print(f"\n{name}: {heading(name)}", flush=True)
+        section: dict[str, Any] = {"machine": machine, "command": command, "took": 0.0, "rows": []}
+        began = time.perf_counter()
+        for row in rows(name, options):
+            section["rows"].append(row)
+            section["took"] = time.perf_counter() - began
+            print(line(row, section["rows"]), flush=True)
+            if json_file is not None:
+                save(json_file, {name: section})
+        print(f"{name} took {section['took']:.0f} s", flush=True)
+        results[name] = section
+    return results

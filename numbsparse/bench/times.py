@@ -1,46 +1,41 @@
 """What `auto` goes by: the factors of `ops.times` and `conv.costs`, fitted to what was drawn.
 
-What the choice costs at other points is drawn and measured by `held_out`.
+What the choice costs at other points is drawn and measured by `held_out`. A factor of a case is
+that of its rung, times one for the numbers and one for the block size, which are held near 1: so
+what few points tell of one case, others of its rung tell too.
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import partial
-from itertools import cycle, islice
+from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from itertools import product as every
-from math import inf, log2
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import least_squares, minimize
 
 from numbsparse.bench import held_out
-from numbsparse.bench.contestants import OURS
-from numbsparse.bench.factors import Timed, fitted, fitted_to_choose
 from numbsparse.bench.held_out import Found
-from numbsparse.bench.measure import Case, measure
-from numbsparse.bench.peers import CUDNN
-from numbsparse.bench.problem import APART, Problem, random
 from numbsparse.bench.timing import require_times
 from numbsparse.files import write_json
-from numbsparse.kernels import conv
 from numbsparse.kernels.conv import costs
-from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
 from numbsparse.ops import choice, times
 
-SLOW = "k1_naive"  # nowhere the fastest
 COUNT = 3000  # of products that are drawn
-# Of convolutions.
-SIZES = (8, 16, 32, 64)
-TAPS = ((3, 1), (3, 1), (3, 1), (3, 2), (5, 1), (1, 2), (1, 1))  # along each axis; the stride
-DENSEST = 0.1, 0.25  # of blocks of 8, and of larger ones
-MOST = 2**25  # numbers in an operand
 FITTED = 16  # convolutions of each block size and numbers
-FEW_BLOCKS, SHOWN = 0.1, ("speed_up", "regret")  # in the table
-SECONDS = 0.01  # that each takes: with less a GPU that waited for the host is not warmed up
+LAUNCH = 2.0  # microseconds that one takes at least
+USUAL = 4.0, 8.0, 1.0, 0.3, 0.5, 1.0  # factors of convolutions: most are within some times of these
+HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
+# Of products: what is usual of a launch; how much factors are held, of a rung, and of launches and
+# cases. Differences of logarithms that times are off by, and among which a choice is by chance; the
+# most that is lost by a choice, and how much that weighs beside the times.
+FIRST, HELD, HELD_ALIKE = 1.5, 0.5, 25.0
+NEAR, BY_CHANCE, MOST_LOST, LOST = 0.1, 0.05, 0.5, 15.0
+STEPS, FARTHEST = {"maxiter": 1000, "maxcor": 30}, (-6.0, 6.0)  # logarithms
 
 
 def run(
@@ -70,147 +65,158 @@ def run(
     if points:
         rng = np.random.default_rng(seed)
         forced = only if json_file is None else None
-        all_drawn = drawn(rng) if of_images else held_out.drawn(rng, forced)
+        all_drawn = held_out.convolutions(rng) if of_images else held_out.drawn(rng, forced)
         some = islice(all_drawn, points * len(PRODUCTS))
         found = list(held_out.found(some, minutes * 60, jobs))
         print(held_out.summary(found))
         if of_images:
-            print(by_kind(found))
+            print(held_out.by_kind(found))
 
 
 def fit(jobs: int, only: str | None, of_images: bool, minutes: float = inf) -> dict[str, Any]:
     """What `ops.times` or `costs` reads: of drawn ones, that no seed of the command draws."""
-    count = FITTED * len(SIZES) * len(APART) * len(conv.PRODUCTS) if of_images else COUNT
+    count = FITTED * len(held_out.KINDS) * len(PRODUCTS) if of_images else COUNT
     rng = np.random.default_rng([0, 1 if of_images else 2])
-    points = islice(drawn(rng) if of_images else held_out.drawn(rng, only, True), count)
-    found = list(held_out.found(points, minutes * 60, jobs, *([count] if of_images else [])))
+    all_drawn = held_out.convolutions(rng) if of_images else held_out.drawn(rng, only, True)
+    ahead = [count] if of_images else []
+    found = list(held_out.found(islice(all_drawn, count), minutes * 60, jobs, *ahead))
     print(held_out.summary(found, most=0), flush=True)
-    return (content_of_images if of_images else content_of)(found)
+    return content_of(found, of_images)
 
 
-def content_of(all_found: Iterable[Found]) -> dict[str, Any]:
-    """The factors by case, with where they were measured; float32 has its own of each rung."""
-    timed = []
-    for point, each in enumerate(all_found):
-        of, product = each.of.problem, each.of.product
-        numbers = product, of.block_size, of.dtype
-        sizes = times.sizes_of(*numbers, of.batch, of.layout, each.of.feature_major)
-        for name in filter(each.seconds.__contains__, times.OF_RUNG):  # in their order
-            case = times.case_of(name, *numbers, of.precision)
-            timed.append(Timed(case, times.counts(name, sizes), each.seconds[name] * 1e6, point))
-    factors = fitted_to_choose(timed) if timed else {}
-    return _told("python -m numbsparse times --json numbsparse/ops/times.json --points 0", factors)
-
-
-def _told(command: str, factors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Four digits of each."""
+def content_of(all_found: Iterable[Found], of_images: bool = False) -> dict[str, Any]:
+    """The factors by case, four digits of each, with where they were measured."""
+    timed = [
+        Timed(case, counts, each.seconds[name] * 1e6, point)
+        for point, each in enumerate(all_found)
+        for name, case, counts in each.of.counted(each.seconds)
+    ]
+    factors = fitted(timed) if of_images else fitted_to_choose(timed) if timed else {}
     of_case = {
         case: [float(f"{factor:.4g}") for factor in factors[case]] for case in sorted(factors)
     }
+    file = "--conv --json numbsparse/kernels/conv/costs.json"
+    file = file if of_images else "--json numbsparse/ops/times.json"
+    command = f"python -m numbsparse times {file} --points 0"
     return {"machine": describe("cuda"), "command": command, "factors": of_case}
 
 
-class Convolution(NamedTuple):
-    """A product of a drawn one."""
+class Timed(NamedTuple):
+    """What a rung did at a point, and the microseconds that it took."""
 
-    problem: Problem
-    product: str
-
-    def __str__(self) -> str:
-        return f"{self.product} {self.problem}"
-
-    def named(self) -> list[str]:
-        """The rungs on this card that serve; of k2 by each one that may multiply."""
-        of, (product, size, dtype, precision, *sizes) = self.problem, self.sizes
-        case = product, size, dtype, "cuda", of.batch, precision
-        call = of.window, of.in_features, of.out_features
-        rungs = [name for name, place in conv.RUNGS.items() if place == "cuda" and name != SLOW]
-        names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
-        if UNFOLDED in names:
-            names.remove(UNFOLDED)
-            by = costs.multipliers(product, size, dtype, precision, *sizes)
-            names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
-        return names
-
-    @property
-    def taken(self) -> str:
-        """By a call; OURS where that is a product of the ladder: one tap sees each pixel itself."""
-        identity = self.problem.window.is_identity
-        return OURS if identity else min(self.named(), key=self.expected)
-
-    @property
-    def sizes(self) -> tuple[Any, ...]:
-        """What `costs` takes of it, from the product on."""
-        of = self.problem
-        features = of.in_features, of.out_features, of.layout.n_blocks
-        sizes = costs.sizes_of(self.product, of.batch, of.window, *features)
-        return self.product, of.block_size, of.x.dtype, of.precision, *sizes
-
-    def expected(self, name: str) -> float:
-        return costs.microseconds(name, *self.sizes)
-
-    def cases(self) -> list[Case]:
-        """Each rung that serves; they have kernels of their own."""
-        names = {*self.named(), self.taken}
-        return [Case(self.problem, self.product, name, (), {}) for name in sorted(names)]
-
-    def measured(self) -> Found:
-        """Each rung that serves, beside cuDNN's dense convolution."""
-        names, of = sorted({*self.named(), self.taken}), self.problem
-        row = measure(of, self.product, ",".join(names), seconds=SECONDS)
-        features = of.in_features, of.out_features
-        all_blocks = partial(random, features, of.block_size, 1, of.taps_along)
-        dense = replace(of, given=all_blocks)
-        beside = measure(dense, self.product, "", (CUDNN,), seconds=SECONDS)
-        faults = row["not_timed"] | beside["not_timed"]
-        return Found(self, row["seconds"], self.taken, beside["seconds"], np.nan, faults)
+    case: str
+    counts: Sequence[float]
+    took: float
+    point: int
 
 
-def drawn(rng: np.random.Generator) -> Iterator[Convolution]:
-    """Products without end; block sizes and numbers, which have kernels of their own, in turn."""
-    for size, numbers in cycle(every(SIZES, APART)):
-        unit = max(size, 32)
-        n_in, n_out = (int(2 ** rng.uniform(6, 10)) // unit * unit for _ in range(2))
-        side, (taps, stride) = int(2 ** rng.uniform(3, log2(65))), TAPS[rng.integers(len(TAPS))]
-        batch = min(int(2 ** rng.uniform(0, log2(65))), MOST // (side**2 * max(n_in, n_out)))
-        density = 2 ** rng.uniform(-5.6, log2(DENSEST[size > 8]))
-        density = max(density, size**2 / (n_in * n_out))  # a block at least
-        how = *numbers, "cuda", side, taps, stride
-        problem = Problem(partial(random, (n_in, n_out), size, density, taps), size, batch, *how)
-        yield from (Convolution(problem, product) for product in conv.PRODUCTS)
+def fitted_to_choose(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
+    """Factors by case, with which the rung that is expected to be the fastest loses least.
+
+    Times are fitted first, those near the fastest of a point more than others. Then what a choice
+    loses counts as well, a choice by chance among rungs that are expected to take nearly as long:
+    so times are most exact where that decides, and a rung that is rarely the fastest is rarely
+    taken. Counts are scaled to what is usual of a rung, whose parts of the time would be equal.
+    """
+    took, points = np.log([of.took for of in timed]), np.array([of.point for of in timed])
+    least = np.full(points.max() + 1, np.inf)
+    np.minimum.at(least, points, took)
+    behind = took - least[points]
+    weights, lost = np.exp(-2 * behind), np.minimum(behind, MOST_LOST)
+    usual: dict[str, np.ndarray] = {}
+    places: dict[tuple[str, str, int], int] = {}  # of what factors are made of
+    made: dict[str, np.ndarray] = {}
+    for name, rung in by_rung(timed, 3).items():
+        of_rung = usual_of(rung)
+        for case in all_cases({of.case for of in rung}):
+            usual[case], words = of_rung, ("", *parts_of(case))
+            keys = [[(name, word, i) for word in words] for i in range(of_rung.size)]
+            made[case] = np.array(
+                [[places.setdefault(key, len(places)) for key in of] for of in keys]
+            )
+    held = np.array([HELD if i and not word else HELD_ALIKE for _, word, i in places])
+    own = np.concatenate([made[of.case] for of in timed])
+    counts = np.concatenate([np.multiply(of.counts, usual[of.case]) for of in timed])
+    rows = np.repeat(np.arange(len(timed)), [len(of.counts) for of in timed])
+
+    def loss(logs: np.ndarray, of_choice: float) -> tuple[float, np.ndarray]:
+        parts = counts * np.exp(logs[own].sum(1))
+        total = np.bincount(rows, parts)
+        off = (np.log(total) - took) / NEAR
+        far = np.sqrt(1 + off**2)
+        chance = np.exp(-(off * NEAR + behind) / BY_CHANCE)
+        chance /= np.bincount(points, chance)[points]
+        of_point = np.bincount(points, chance * lost)
+        slope = weights * off / far / NEAR
+        slope -= of_choice * chance * (lost - of_point[points]) / BY_CHANCE
+        of_parts = (slope / total)[rows] * parts
+        slopes = sum(np.bincount(at, of_parts, logs.size) for at in own.T) + 2 * held * logs
+        return (weights * (far - 1)).sum() + of_choice * of_point.sum() + held @ logs**2, slopes
+
+    logs = np.zeros(len(places))
+    for of_choice in (0.0, LOST):
+        how: Any = {"jac": True, "bounds": [FARTHEST] * logs.size, "options": STEPS}
+        logs = minimize(loss, logs, of_choice, "L-BFGS-B", **how).x
+    return {case: np.exp(logs[at].sum(1)) * usual[case] for case, at in made.items()}
 
 
-def by_kind(all_found: Iterable[Found]) -> str:
-    """Of each dtype and precision: beside cuDNN, and what the choice of a rung costs."""
-    lines, kinds = [], dict[str, list[Found]]()
-    for each in all_found:
-        of = each.of.problem
-        if each.speed_up == each.speed_up:
-            kinds.setdefault(f"{of.dtype} {of.precision}", []).append(each)
-    for numbers, some in sorted(kinds.items()):
-        ratios, regrets = (np.array([getattr(of, what) for of in some]) for what in SHOWN)
-        few = np.array([of.of.problem.layout.density <= FEW_BLOCKS for of in some])
-        lines.append(
-            f"{numbers}: {len(some)} products, {(ratios < 1).sum()} lost, least {ratios.min():.2f},"
-            f" median {np.median(ratios):.2f}, at density {FEW_BLOCKS} below 1.5 "
-            f"{(ratios[few] < 1.5).sum()} of {few.sum()}, choice over 1.05 {(regrets > 1.05).sum()}"
-        )
-    return "\n".join(lines)
+def by_rung(timed: Sequence[Timed], words: int) -> dict[str, list[Timed]]:
+    """With the kind of product: two words of a case; float32 apart: three."""
+    rungs: dict[str, list[Timed]] = {}
+    for of in timed:
+        rungs.setdefault(" ".join(of.case.split()[:words]), []).append(of)
+    return rungs
 
 
-def content_of_images(all_found: Iterable[Found]) -> dict[str, Any]:
-    """The factors by case, with where they were measured."""
-    timed: dict[tuple[str, ...], list[tuple[str, tuple[float, ...]]]] = {}
-    for each in all_found:
-        product, size, dtype, precision, *sizes = each.of.sizes
-        for name in filter(OURS.__ne__, each.seconds):
-            case = costs.case_of(name, product, size, dtype, precision)
-            row = *costs.counts(name, product, size, dtype, *sizes), each.seconds[name] * 1e6
-            timed.setdefault(tuple(case.split()[:2]), []).append((case, row))
-    factors: dict[str, np.ndarray] = {}
-    for of_rung in timed.values():
-        cases, rows = zip(*of_rung, strict=True)
-        counts, took = np.split(np.array(rows), [-1], 1)
-        factors |= fitted(cases, counts, took)
-    file = "numbsparse/kernels/conv/costs.json"
-    return _told(f"python -m numbsparse times --conv --json {file} --points 0", factors)
+def usual_of(rung: Sequence[Timed]) -> np.ndarray:
+    counts = np.array([of.counts for of in rung], float)
+    most, took = counts.max(0), np.median([of.took for of in rung])
+    found: np.ndarray = np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
+    return np.append(FIRST, (took / most.size / found)[1:])
+
+
+def fitted(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
+    """Factors by case, whose sums of counts are nearest to the times of each rung.
+
+    All factors are positive, and that of launches, the first, is LAUNCH or more. What no point
+    tells stays near what is USUAL. Distances are in logarithms.
+    """
+    found: dict[str, np.ndarray] = {}
+    for rung in by_rung(timed, 2).values():
+        found |= _fitted_of_rung(rung)
+    return found
+
+
+def _fitted_of_rung(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
+    each, took = all_cases([of.case for of in timed]), np.array([of.took for of in timed])
+    counts = np.array([of.counts for of in timed])
+    numbers, sizes = zip(*map(parts_of, each), strict=True)
+    words = sorted(set(numbers)) + sorted(set(sizes))
+    shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
+    own = np.array([each.index(of.case) for of in timed])
+    n_counts, n_words = counts.shape[1], 1 + len(words)
+    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
+    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
+
+    def factors(logs: np.ndarray) -> np.ndarray:
+        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        ratios = (counts * factors(logs)[own]).sum(1) / took
+        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
+
+    found = least_squares(off, np.zeros(n_words * n_counts)).x
+    return dict(zip(each, factors(found), strict=True))
+
+
+def all_cases(cases: Collection[str]) -> list[str]:
+    """Of one rung with these numbers and block sizes, those not timed, too."""
+    (kind,) = {tuple(case.split()[:2]) for case in cases}
+    numbers, sizes = (sorted(set(words)) for words in zip(*map(parts_of, cases), strict=True))
+    return [" ".join((*kind, *of)) for of in every(numbers, sizes)]
+
+
+def parts_of(case: str) -> tuple[str, str]:
+    """The numbers and the block size."""
+    _, _, *numbers, size = case.split()
+    return " ".join(numbers), size

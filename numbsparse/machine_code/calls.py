@@ -79,11 +79,11 @@ RECURRENT = (  # an LSTM forward and backward: numbers, units, density, norm
 
 
 def calls() -> dict[str, Make]:
-    """By name."""
-    return dict([*_products(), *_steps(), *_convolutions(), *_recurrent()])
+    """By name. Steps are forward, those of wgmma with each block size."""
+    return dict(_named())
 
 
-def _products() -> Iterator[tuple[str, Make]]:
+def _named() -> Iterator[tuple[str, Make]]:
     for rungs, products, cases in RUNGS:
         for rung, product, (numbers, size, batch, order) in every(rungs, products, cases):
             name = f"matmul {rung} {product} {numbers}, B = {size}, batch {batch}, {order}"
@@ -93,25 +93,15 @@ def _products() -> Iterator[tuple[str, Make]]:
         name = f"matmul {rung} {product} {numbers}, B = {size}, batch {batch}, {order}, {kept} kept"
         how = numbers, size, batch, order == FEATURE, {"half": 0.5, "all": 1.0}[kept]
         yield name, partial(_product, rung, product, *how)
-
-
-def _steps() -> Iterator[tuple[str, Make]]:
-    """Forward, by each step; those of wgmma with each block size."""
     for name in ladder.NAMES:
         dtype = "float32" if name < "s08" else "float16"
         for size in (32, 64, 128) if name > "s10" else (32,):
             make = partial(_product, name, "forward", dtype, size, FEATURES)
             yield f"ladder {name}, B = {size}", make
-
-
-def _convolutions() -> Iterator[tuple[str, Make]]:
     for rung, numbers, size, products in CONVOLUTIONS:
         for product in products:
             name = f"conv {rung} {product} {numbers}, B = {size}"
             yield name, partial(_convolution, rung, product, numbers, size)
-
-
-def _recurrent() -> Iterator[tuple[str, Make]]:
     for case in RECURRENT:
         numbers, units, density, norm = case
         name = f"LSTM {numbers}, {units} units, density {density}{', norm' * norm}"

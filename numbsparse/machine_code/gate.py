@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse import bench
-from numbsparse.bench.show import table
+from numbsparse.bench.results import table
 from numbsparse.device import SIMULATED, runtime, stand_in
 from numbsparse.device.waits import shown
 from numbsparse.files import write_json

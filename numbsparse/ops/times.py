@@ -7,7 +7,7 @@ a rung does at once, and into how many parts it cuts a sum, its own plan says wh
 that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
 blocks, its longest line and how near each other small blocks are are asked for.
 
-`times.json` has the factors, with which the choice loses least (`bench.factors`) at 5,638 products
+`times.json` has the factors, with which the choice loses least (`bench.times`) at 5,638 products
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
 of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
 fitted apart, to 57 products: 6.7 us of 16 bits, 4 of float32, whatever is copied, but of up to 32

@@ -52,11 +52,6 @@ def shape_of(row: Row) -> str:
     return f"{features}, B = {row['block_size']}, batch {row['batch']}"
 
 
-def card_of(section: Row) -> str:
-    """The machine, without the versions."""
-    return section["machine"].partition(";")[0]
-
-
 def rows_of(name: str) -> list[Row]:
     """The ladder's rows of the first shape where `auto` takes a rung, or where it is."""
     if name == "k0_cpu":

@@ -13,12 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from numbsparse.bench.peers import CUSPARSE, TRITON
-from numbsparse.bench.plane import PLANES, Point, processor
-from numbsparse.bench.results import Results, Row, where
-from numbsparse.bench.show import PASSES, speed_up
+from numbsparse.bench.contestants import CUSPARSE, TRITON
+from numbsparse.bench.plane import PLANES, Point
+from numbsparse.bench.results import PASSES, Results, Row, card_of, speed_up, where
 from numbsparse.draw import matplotlib_figure
-from numbsparse.pages.committed import card_of
 from numbsparse.pages.mapped import FAR, ours, speed_ups, times_the_roofline
 
 # Colours that readers with any kind of colour vision tell apart (Okabe and Ito, 2008).
@@ -27,9 +25,14 @@ TICKS = (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 PEERS = {TRITON: ("torch BSR (Triton)", "--"), CUSPARSE: ("cuSPARSE CSR", ":")}
 
 
-def draw_speed_up(section: dict[str, Any], path: Path) -> None:
-    """Write the picture; raises ImportError where matplotlib is missing."""
-    figures = matplotlib_figure()
+def draw_headline(results: Results, path: Path) -> None:
+    """Write the picture of that section.
+
+    Raises RuntimeError where it was not measured, ImportError where matplotlib is missing.
+    """
+    if "headline" not in results:
+        raise RuntimeError("the figure takes the section headline: add it to --only")
+    figures, section = matplotlib_figure(), results["headline"]
     rows = section["rows"]
     kinds = list(dict.fromkeys((row["dtype"], row["precision"]) for row in rows))
     figure = figures.Figure(figsize=(4.4 * len(kinds), 4.2), layout="constrained")
@@ -43,18 +46,10 @@ def draw_speed_up(section: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{first['features']} x {first['features']} weights in {first['block_size']} x "
         f"{first['block_size']} blocks, batch {first['batch']}; "
-        f"{card_of(section)}",
+        f"{card_of(section['machine'])}",
         fontsize=10,
     )
     figure.savefig(path, **of_rows(rows))
-
-
-def draw_headline(results: Results, path: Path) -> None:
-    """The picture of that section; raises RuntimeError where it was not measured."""
-    if "headline" not in results:
-        raise RuntimeError("the figure takes the section headline: add it to --only")
-    draw_speed_up(results["headline"], path)
-    print(f"the figure is in {path}")
 
 
 def of_rows(rows: list[Row]) -> dict[str, Any]:
@@ -186,7 +181,7 @@ def _draw_cells(place: str, machine: str, found: list[tuple[Point, float]], of: 
         bar.minorticks_off()
         bar.ax.set_yticklabels([f"{tick:g}" for tick in of.ends])
         bar.set_label(of.label)
-    figure.suptitle(f"{of.title}\n{len(found)} products, {processor(machine)}", fontsize=10)
+    figure.suptitle(f"{of.title}\n{len(found)} products, {card_of(machine)}", fontsize=10)
     return figure
 
 

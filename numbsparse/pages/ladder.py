@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from numbsparse import device
-from numbsparse.bench.results import Row
+from numbsparse.bench.results import Row, card_of
 from numbsparse.kernels.ladder import NAMES, STEPS
 from numbsparse.kernels.matmul import LADDER, PRODUCTS, RUNGS
 from numbsparse.machine import reach_of
@@ -109,7 +109,7 @@ def _in_columns(name: str, cells: list[str], columns: tuple[int, ...]) -> str:
 def _foot() -> str:
     results = on_gpu()["ladder"]
     card, versions = (part.strip() for part in results["machine"].split(";", 1))
-    cpu = on_cpu()["machine"].partition(";")[0]
+    cpu = card_of(on_cpu()["machine"])
     here = "the simulator of a GPU" if device.SIMULATED else "no GPU"
     if not device.SIMULATED and device.why_unavailable() is None:
         here = device.describe()

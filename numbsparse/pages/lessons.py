@@ -8,15 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from numbsparse.bench.results import Row, first
-from numbsparse.bench.show import PASSES, table
+from numbsparse.bench.results import PASSES, Row, card_of, first, table
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
 from numbsparse.pages import committed
 from numbsparse.pages.committed import (
     CACHE,
     MEMORY,
-    card_of,
     gain_of,
     in_section,
     on_gpu,
@@ -59,8 +57,9 @@ def machine() -> str:
     """Where the numbers of the lessons come from."""
     sections = profiled()
     commands = {on_gpu()["ladder"]["command"], *(part["command"] for part in sections.values())}
+    card = card_of(sections["small"]["machine"])
     return (
-        f"Speeds: {on_gpu()['ladder']['machine']}. Profiler: {card_of(sections['small'])}. "
+        f"Speeds: {on_gpu()['ladder']['machine']}. Profiler: {card}. "
         f"Commands: {', '.join(f'`{command}`' for command in sorted(commands))}.\n"
     )
 
@@ -69,7 +68,8 @@ def limits() -> str:
     """What the card can do at most, as the benchmark measures it."""
     section = on_gpu()["limits"]
     cells = [[row["limit"], f"{row['rate'] / 1e12:.3g} T{row['unit']}"] for row in section["rows"]]
-    return f"{card_of(section)}; `{section['command']}`.\n\n{table(['at most', 'a second'], cells)}"
+    card = card_of(section["machine"])
+    return f"{card}; `{section['command']}`.\n\n{table(['at most', 'a second'], cells)}"
 
 
 def counts() -> str:
@@ -83,7 +83,7 @@ def counts() -> str:
     return (
         f"Counted / read by the profiler: y = x @ w for {shape['batch']} rows of "
         f"{shape['in_features']} features and {shape['out_features']} outputs, all blocks of 32 x "
-        f"32 kept; {card_of(sections['small'])}.\n\n{table(['rung', *COMPARED], cells)}"
+        f"32 kept; {card_of(sections['small']['machine'])}.\n\n{table(['rung', *COMPARED], cells)}"
     )
 
 

@@ -17,7 +17,7 @@ from numbsparse import kernels
 from numbsparse.files import write_bytes
 from numbsparse.kernels import ladder
 from numbsparse.pages.ladder import body_of, file_of, source_of
-from numbsparse.pages.trace import NAMES, case_of
+from numbsparse.pages.trace import NAMES, problem_of
 
 LESSONS = Path(kernels.__file__).parent / "README.md"
 LINK = re.compile(r"\[([^]\n]*)\]\((?!http)([^)\n]*)\)")  # within the repository
@@ -96,9 +96,9 @@ def _cells(name: str) -> Iterator[tuple[str, str]]:
         yield "markdown", f"New since the step before:\n\n```diff\n{new}```"
     yield from (("code", text) for text in code)
     yield "markdown", "## Is it right?\n\nThe product is compared with that of `k0_reference`."
-    case = case_of(name)
-    sizes = {key: getattr(case, key) for key in ("batch", "in_features", "out_features", "dtype")}
-    yield "code", CHECK.format(name=name, size=case.block_size, **sizes)
+    of = problem_of(name)
+    sizes = {key: getattr(of, key) for key in ("batch", "in_features", "out_features", "dtype")}
+    yield "code", CHECK.format(name=name, size=of.block_size, **sizes)
     yield "markdown", "## What does it request of the memory?"
     yield "code", COUNT
     yield "markdown", "## Do its threads race?"

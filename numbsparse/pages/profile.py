@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numbsparse.bench.contestants import of_rung
 from numbsparse.bench.problem import Problem, matrices
@@ -24,46 +24,25 @@ from numbsparse.kernels import ladder
 from numbsparse.machine import describe
 from numbsparse.simulator import counting
 
-
-class Case(NamedTuple):
-    """A forward product, and the rungs that are read computing it."""
-
-    rungs: tuple[str, ...]
-    dtype: str
-    in_features: int
-    out_features: int
-    batch: int
-    block_size: int
-    density: float
-
-    def problem(self) -> Problem:
-        features = self.in_features, self.out_features
-        return matrices(features, self.block_size, self.density, self.batch, self.dtype)
-
-    def row(self, rung: str, readings: dict[str, Any]) -> Row:
-        shape = dict(zip(self._fields[1:], self[1:], strict=True))
-        return {"rung": rung, "product": "forward", **shape, "readings": readings}
-
-
 SIMPLE = ("k1_naive", "k3_registers")
 TENSOR_CORES = ladder.NAMES.index("s08_tensor_core")  # the first step in float16
-SECTIONS = {
+SECTIONS = {  # forward products, and the rungs that are read computing each
     "small": (
-        Case(SIMPLE, "float32", 64, 96, 64, 32, 1),
-        Case(("k5_tensor_core",), "float16", 64, 96, 64, 32, 1),
+        (SIMPLE, matrices((64, 96), 32, 1, 64, "float32")),
+        (("k5_tensor_core",), matrices((64, 96), 32, 1, 64, "float16")),
     ),
     "float32": (
-        Case(SIMPLE, "float32", 8192, 8192, 8192, 32, 0.1),
-        Case(("k8_small_batch",), "float32", 12288, 12288, 32, 32, 0.1),
+        (SIMPLE, matrices(8192, 32, 0.1, 8192, "float32")),
+        (("k8_small_batch",), matrices(12288, 32, 0.1, 32, "float32")),
     ),
     "float16": (
-        Case(("k5_tensor_core", "k6_hopper"), "float16", 8192, 8192, 8192, 32, 0.1),
-        Case(("k7_small_blocks",), "float16", 8192, 8192, 8192, 8, 0.1),
-        Case(("k9_dense_tiles",), "float16", 8192, 8192, 4096, 8, 0.5),
+        (("k5_tensor_core", "k6_hopper"), matrices(8192, 32, 0.1, 8192, "float16")),
+        (("k7_small_blocks",), matrices(8192, 8, 0.1, 8192, "float16")),
+        (("k9_dense_tiles",), matrices(8192, 8, 0.5, 4096, "float16")),
     ),
     "steps": (
-        Case(ladder.NAMES[:TENSOR_CORES], "float32", 8192, 8192, 8192, 32, 0.1),
-        Case(ladder.NAMES[TENSOR_CORES:], "float16", 8192, 8192, 8192, 32, 0.1),
+        (ladder.NAMES[:TENSOR_CORES], matrices(8192, 32, 0.1, 8192, "float32")),
+        (ladder.NAMES[TENSOR_CORES:], matrices(8192, 32, 0.1, 8192, "float16")),
     ),
 }
 
@@ -148,11 +127,22 @@ def profile(json_file: Path | None = None) -> Results:
 
 def count(name: str) -> Iterator[Row]:
     """A row for each rung of a section: what the simulator counts of it."""
-    for case in SECTIONS[name]:
-        problem = case.problem()
-        for kernel in case.rungs:
+    for rungs, problem in SECTIONS[name]:
+        for kernel in rungs:
             counted = counting.count(partial(forward, kernel, problem))[-1]
-            yield case.row(kernel, _readings(counted))
+            yield row_of(kernel, problem, _readings(counted))
+
+
+def row_of(rung: str, of: Problem, readings: dict[str, Any]) -> Row:
+    shape = {
+        "dtype": of.dtype,
+        "in_features": of.in_features,
+        "out_features": of.out_features,
+        "batch": of.batch,
+        "block_size": of.block_size,
+        "density": float(f"{of.layout.density:.2g}"),
+    }
+    return {"rung": rung, "product": "forward", **shape, "readings": readings}
 
 
 def _readings(counted: counting.Count) -> dict[str, Any]:
@@ -178,17 +168,17 @@ def _read(name: str) -> Iterator[Row]:
         options = ("--csv", "--page=raw", "--print-units=base", "--clock-control=none")
         # A mangled name holds the whole path of the module that a kernel stands in.
         names = "--kernel-name-base=mangled", "--print-kernel-base=mangled"
-        rungs = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
+        only = (*names, "--kernel-name=regex:kernels6(matmul|ladder)")
         metrics = f"--metrics={','.join(METRICS.values())}"
         target = (sys.executable, "-m", "numbsparse.pages.profile", name)
-        command = ["ncu", *options, *rungs, metrics, f"--log-file={log}", *target]
+        command = ["ncu", *options, *only, metrics, f"--log-file={log}", *target]
         ran = subprocess.run(command, capture_output=True, encoding="utf-8")
         text = log.read_text(encoding="utf-8") if log.exists() else ""
     if ran.returncode or '"Kernel Name"' not in text:
         raise RuntimeError(f"ncu failed: {(ran.stderr or text or ran.stdout).strip()[-500:]}")
     found = list(csv.DictReader(io.StringIO(text[text.index('"ID"') :])))[1:]  # after the units
-    for case in SECTIONS[name]:
-        for kernel in case.rungs:
+    for rungs, problem in SECTIONS[name]:
+        for kernel in rungs:
             launches = [row for row in found if kernel in row["Kernel Name"]]
             if not launches:
                 raise RuntimeError(f"ncu saw no launch of {kernel}")
@@ -196,7 +186,7 @@ def _read(name: str) -> Iterator[Row]:
             known = {key: _number(longest.get(metric, "")) for key, metric in METRICS.items()}
             readings = {key: value for key, value in known.items() if value is not None}
             readings["seconds"] *= 1e-9
-            yield case.row(kernel, readings)
+            yield row_of(kernel, problem, readings)
 
 
 def _number(text: str) -> float | None:
@@ -214,7 +204,6 @@ def forward(kernel: str, problem: Problem) -> None:
 
 
 if __name__ == "__main__":  # what ncu looks on at: each rung of a section, once
-    for case in SECTIONS[sys.argv[1]]:
-        problem = case.problem()
-        for kernel in case.rungs:
+    for rungs, problem in SECTIONS[sys.argv[1]]:
+        for kernel in rungs:
             forward(kernel, problem)

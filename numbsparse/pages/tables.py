@@ -10,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from numbsparse.bench.contestants import FEATURE_MAJOR, OURS
-from numbsparse.bench.peers import CUBLAS, ON_CPU, TRITON
-from numbsparse.bench.results import Row, where
-from numbsparse.bench.show import PASSES, beside_batch_major, speed_up
-from numbsparse.bench.show import table as _markdown
+from numbsparse.bench.contestants import CUBLAS, FEATURE_MAJOR, ON_CPU, OURS, TRITON
+from numbsparse.bench.results import PASSES, Row, beside_batch_major, speed_up, where
+from numbsparse.bench.results import table as _markdown
 from numbsparse.kernels.matmul import LADDER, PRODUCTS
 from numbsparse.pages import lessons
 from numbsparse.pages.committed import (
@@ -28,7 +26,7 @@ from numbsparse.pages.committed import (
     speeds_of,
     teraflops,
 )
-from numbsparse.pages.figure import draw_speed_up
+from numbsparse.pages.figure import draw_headline
 from numbsparse.pages.ladder import file_of, idea_at, idea_of, lines_of
 
 HEADS = [PASSES[product] for product in PRODUCTS]
@@ -58,7 +56,7 @@ def fill(path: Path) -> None:
     if (shown := re.search(r'src="([^"]*speed_up\.png)"', text)) is not None:
         picture = path.parent / shown[1]
         picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_speed_up(on_gpu()["headline"], picture)
+        draw_headline(on_gpu(), picture)
     path.write_text(text, encoding="utf-8")
 
 

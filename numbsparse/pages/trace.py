@@ -6,10 +6,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from numbsparse.bench.problem import Problem, matrices
 from numbsparse.device import SIMULATED
 from numbsparse.files import check_writable
 from numbsparse.kernels import ladder
-from numbsparse.pages.profile import Case, forward
+from numbsparse.pages.profile import forward
 from numbsparse.simulator.tracing import Trace, trace
 
 RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go round a ring
@@ -36,22 +37,21 @@ def run(name: str, file: Path | None) -> None:
         sys.exit(done.returncode)
     file = file or Path(f"{name}.svg")
     check_writable(file)
-    traced = trace_of(case_of(name))
+    traced = trace_of(name, problem_of(name))
     traced.save(file)
     parts = f"warps: {len(traced.warps)}, stages of shared memory: {len(traced.stages)}"
     print(f"{file}, to be opened in a browser: {traced.kernel}; {parts}")
 
 
-def trace_of(case: Case) -> Trace:
-    """The forward product of the one rung or step of that case."""
-    problem = case.problem()
-    return trace(partial(forward, case.rungs[0], problem))[-1]  # those before it prepare w
+def trace_of(name: str, problem: Problem) -> Trace:
+    """Its forward product."""
+    return trace(partial(forward, name, problem))[-1]  # those before it prepare w
 
 
-def case_of(name: str) -> Case:
+def problem_of(name: str) -> Problem:
     """What is traced of a rung or a step: a small product, every block of w kept in most."""
     dtype, inputs, outputs, batch, size = RUNGS.get(name) or _of_step(name)
-    return Case((name,), dtype, inputs, outputs, batch, size, KEPT.get(name, 1))
+    return matrices((inputs, outputs), size, KEPT.get(name, 1), batch, dtype)
 
 
 def _of_step(name: str) -> tuple[str, int, int, int, int]:

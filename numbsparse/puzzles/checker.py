@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import numpy as np
 from numbsparse import testing
 from numbsparse.device import to_device
 from numbsparse.device.launch import launch
+from numbsparse.files import module_of
 
 SHOWN = 3  # races
 PLACE = re.compile(r"tid=\[([\d, ]+)\] ctaid=\[([\d, ]+)\]")  # as Numba's simulator names a thread
@@ -31,7 +31,7 @@ class Case(NamedTuple):
 def faults(level: ModuleType, file: Path) -> list[str]:
     """What is wrong with the kernel in a file, in words; nothing if the puzzle is solved."""
     try:
-        kernel = _module_of(file).kernel
+        kernel = module_of(file, f"puzzle_{file.stem}").kernel
     except Exception as error:
         return [f"{file} does not run: {type(error).__name__}: {error}"]
     cases = level.cases(np.random.default_rng(0))
@@ -76,12 +76,3 @@ def _differences(got: np.ndarray, expected: np.ndarray, where: str) -> Iterator[
         value = "is not written" if np.isnan(got[first]) else f"is {got[first]:g}"
         share = f"{wrong.sum()} of {wrong.size} values are wrong {where}"
         yield f"{share}: {place} {value}, {expected[first]:g} is right"
-
-
-def _module_of(file: Path) -> ModuleType:
-    spec = spec_from_file_location(f"puzzle_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise ValueError("it is not a Python file")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

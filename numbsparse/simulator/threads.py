@@ -4,32 +4,75 @@ Numba's own simulator starts a Python thread for each and lets them all run: the
 Python's lock, and those that wait poll for it. Here one thread runs until it waits: at a barrier,
 in an instruction that a warp runs together, for the copy engine. So a launch runs the same way each
 time, and a deadlock is an error at once. Threads that need not wait share one stack.
+
+They run on greenlets: `a.switch()` hands over to `a`, and returns when that hands back: a call, and
+no work for the system's scheduler.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
+import greenlet
+from numba.cuda.simulator import kernelapi
+from numba.cuda.simulator.kernel import BlockThread
 from numba.cuda.simulator.kernelapi import Dim3
 
-from numbsparse.simulator import accesses, stacks
+from numbsparse.simulator import accesses
 
 POLLS = 10_000
 """How often threads may poll for what no thread does; then that is an error."""
 
-current: Callable[[], Worker] = stacks.current
+current: Callable[[], Worker] = greenlet.getcurrent
 """The simulated thread that runs."""
 accesses.running = current
+kernelapi.threading = SimpleNamespace(current_thread=current, Lock=threading.Lock)
+resume = greenlet.greenlet.switch
+"""`switch` to one that has begun."""
 
 order: Callable[[Sequence[Any]], Sequence[Any]] = list
 """Of those that may run next: of each `Worker`, or of the numbers of threads to begin."""
 
 
-class Worker(stacks.Stack):  # type: ignore[misc]
+class Own(threading.local):
+    """A greenlet serves the thread of Python's that it was made in."""
+
+    launcher: Launcher
+
+    def __init__(self) -> None:
+        self.stacks: list[Worker] = []  # for later
+
+
+_own = Own()
+
+
+class Launcher:
+    """The launching thread; it has the turn again when they have ended."""
+
+    def __init__(self) -> None:
+        self.home = greenlet.getcurrent()
+        self.following: Any = self
+        _own.launcher = self
+
+    def switch(self) -> None:
+        self.following = self
+        self.home.switch()
+
+    def rest(self) -> None:
+        while (following := self.following) is not self:
+            self.following = self
+            resume(following)
+
+
+class Worker(greenlet.greenlet):  # type: ignore[misc]
     """A stack that is a simulated thread: after its end it becomes another one.
+
+    It is begun by the launcher: a greenlet starts at the call depth of its switcher.
 
     Attributes
     ----------
@@ -43,11 +86,25 @@ class Worker(stacks.Stack):  # type: ignore[misc]
     first: int  # the thread to become at its next turn
     awaits: Callable[[], str] | None = None
     _manager = property(lambda self: self.block.manager)
+    syncthreads_count = BlockThread.syncthreads_count
+    syncthreads_and = BlockThread.syncthreads_and
+    syncthreads_or = BlockThread.syncthreads_or
+
+    def __init__(self) -> None:
+        super().__init__(parent=_own.launcher.home)
+
+    def switch(self) -> None:
+        """It rests until this returns."""
+        if self:  # has begun
+            resume(self)
+        else:
+            _own.launcher.following = self
+            _own.launcher.home.switch()
 
     def run(self) -> None:
         while True:
             following = self.turns.begin(self)
-            stacks.keep(self)
+            _own.stacks.append(self)
             following.switch()
 
     def become(self, block: Block, number: int) -> None:
@@ -133,7 +190,7 @@ class Turns:
         self._begun: dict[Worker, None] = {}  # one runs, and the others wait
         self._polls, self._stuck = 0, ""
         self._error: BaseException | None = None
-        self._launcher = stacks.Launcher()
+        self._launcher = Launcher()
         for block in blocks:
             block.turns = self
 
@@ -153,7 +210,7 @@ class Turns:
         following = self._ready.popleft() if self._ready else self._next()
         if following is not worker:
             if type(following) is Worker:
-                stacks.resume(following)
+                resume(following)
             else:
                 self._whose(following).switch()
         if self._error is not None:
@@ -220,7 +277,7 @@ class Turns:
         """The stack of what `_next` gave."""
         if type(turn) is not int:
             return self._launcher if turn is None else turn
-        worker = stacks.kept() or Worker()
+        worker = _own.stacks.pop() if _own.stacks else Worker()
         worker.turns, worker.first, self._begun[worker] = self, turn, None
         return worker
 
