@@ -91,6 +91,14 @@ def test_the_map_of_w_has_a_square_at_its_place(size, dtype, rng):
         np.testing.assert_array_equal(of_place[:, place].reshape(32, 32), blocks[number])
 
 
+@pytest.mark.parametrize(("longest", "rows", "warps"), [(0, 16, 1), (0, 1600, 2), (99, 16, 2)])
+def test_few_units_in_whole_lines_have_half_as_many_warps(longest, rows, warps):
+    x, y = (device.empty((rows, 64), np.float16) for _ in range(2))
+    values, form = device.empty((20, 8, 8), np.float16), Form("float16", False)
+    how = False, form, Source(False, 0, True), False, longest
+    assert launches._lines(x, values, y, *how).warps == warps * launches.WARPS
+
+
 def test_a_line_has_no_more_parts_than_give_each_warp_a_unit():
     pattern = np.zeros((40, 3), bool)
     pattern[:, 0] = pattern[7, 1] = True

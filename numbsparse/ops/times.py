@@ -39,9 +39,10 @@ K5_BESIDE = 3  # blocks of threads of a multiprocessor
 # many for each multiprocessor, and up to SHORT rows of blocks of 64.
 K6_ITEM = {32: 28, 64: 7, 128: 1.75}
 K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
-# Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; and squares
-# for each warp up to which words are loaded of small blocks, by bytes of a value.
-K8_WARPS, K8_BEYOND, K8_BY_WORDS = 8, 12, {2: 16, 4: 8}
+# Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; squares for
+# each warp up to which words are loaded of small blocks, by bytes of a value; and units of a warp,
+# fewer than which weight-gradients of small 16-bit blocks take so much of the time fitted before.
+K8_WARPS, K8_BEYOND, K8_BY_WORDS, K8_FEW, K8_OF_FEW = 8, 12, {2: 16, 4: 8}, 4, 0.85
 # Its larger blocks where lanes load them, as before Hopper: with these, by bytes of a value, the
 # choice between it and k5 misses by 5 % at 22 of 384 products of 2,048 features, else at 29 (H200).
 BY_LANES = {2: 1.3, 4: 1.1}
@@ -118,6 +119,9 @@ def expected(
             found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
     if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
         found["k8_small_batch"] *= BY_LANES[of.itemsize]
+    if of.size < LARGER and of.itemsize == 2 and not of.lines and "k8_small_batch" in found:
+        few = _k8_units(of, of.reads)[0] * ceil(of.rows / 32) < K8_FEW * K8_WARPS * PLACES
+        found["k8_small_batch"] *= K8_OF_FEW if few else 1.0
     if not any(layout.longest):
         there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
         of_k5 = K5_THERE if of.size >= LARGER and not of.lines else 1.0

@@ -11,6 +11,8 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt
+from numbsparse.kernels.parts.tiles import WIDTH
+from numbsparse.layout import Index
 
 TOGETHER = 12  # units that take as long as adding up the parts of lines
 
@@ -28,6 +30,12 @@ class Work(NamedTuple):
     each: int
     filled: np.ndarray
     cuts: np.ndarray
+
+
+def longest_line(index: Index, transposed: bool, size: int) -> tuple[int]:
+    """Units that a line has at most, of 32 features each."""
+    starts = (index.rows if transposed else index.columns).indptr
+    return (-(-int(np.diff(starts).max(initial=0)) * size // WIDTH),)
 
 
 def spread(counts: np.ndarray, shares: int, warps: int) -> Work:

@@ -118,10 +118,12 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     together = launch.together_of(form, True)
     x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
     dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
-    many = not engine or dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
+    many = dvalues.size >= launch.FEW * launch.WARPS * shares * WIDTH**2
+    if not engine:
+        many = launch.has_many(most * -(-x.shape[0] // WIDTH))
     in_step = tiles_of(x.shape[0], engine, form, most / (launch.WARPS * shares), any(slabs))
     steps = -(-x.shape[0] // (in_step * WIDTH))
     warps = launch.warps_of(form, many)
@@ -137,7 +139,8 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     more *= gated
     how = steps > 1, split, cuts, in_step, made, gated
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
-    blocks = launch.with_stages(blocks, 2 if engine else launch.MOST, more)
+    short = engine or (form.is_16_bit and not many)  # leaves room for the next kernel's blocks
+    blocks = launch.with_stages(blocks, 2 if short else launch.MOST, more)
     w_view = (size, launch.block_shift_of(size)) if gated else (size,)
     maps = units
     if engine:

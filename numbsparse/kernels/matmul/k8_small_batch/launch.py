@@ -23,6 +23,7 @@ from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.shares import TOGETHER, longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, by_boxes, order_of
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
@@ -182,7 +183,9 @@ def along_lines(
     first : as in `start`
     """
     source, gated = source_of(serves(x, values), values.shape[1], x), isinstance(gates, DeviceArray)
-    lines = _lines(x, values, y, transposed, form, source, gated)
+    made = index.made is not None  # then any line may be the longest
+    longest = NEAR if made else planned(index, longest_line, transposed, values.shape[1])[0]
+    lines = _lines(x, values, y, transposed, form, source, gated, longest)
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
@@ -229,8 +232,8 @@ def start(
     )
 
 
-def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bool) -> Lines:
-    """What its kernel is made for."""
+def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool, longest=0) -> Lines:
+    """What its kernel is made for, where a line has up to `longest` units."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
@@ -248,7 +251,10 @@ def _lines(x, values, y, transposed: bool, form: Form, source: Source, gated: bo
     elif y.batch_is_contiguous and not narrow and (skew or (order == ANY and source.engine)):
         order = LINES
     sums = Sums(form, x_side, w_side, order)
-    warps, tiled = warps_of(form, not source.engine), batch > 8 * groups
+    tiles = -(-batch // (8 * groups))
+    units = tiles * (values.size // (WIDTH * depth))
+    many = not source.engine and (has_many(units) or longest > units // n_shares() + TOGETHER)
+    warps, tiled = warps_of(form, many), tiles > 1
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
     # One stage, as launches that overlap gain more there: with two, tiles of 64 rows and up to four
     # units of a warp took 0.98 to 1.05 times as long, more units 0.79 to 0.96, and 16 rows 0.90 to
@@ -304,6 +310,13 @@ def together_of(form: Form, across: bool, depth: int = WIDTH) -> int:
 def warps_of(form: Form, many: bool) -> int:
     """Of a block of threads: 16-bit sums leave registers for twice as many."""
     return 2 * WARPS if many and form.is_16_bit else WARPS
+
+
+def has_many(units: int) -> bool:
+    """Whether twice as many warps pay, of lanes that load so many units of all tiles: with half as
+    many 170 drawn products of fewer took 0.93 of the time at the mean, 20 others with a line that
+    is cut 1.04; 99 weight-gradients 0.84, as the next kernel finds room (16 bits, H200)."""
+    return units >= FEW // 2 * WARPS * n_shares()
 
 
 def source_of(engine: bool, size: int, *operands: DeviceArray) -> Source:
