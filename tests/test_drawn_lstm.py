@@ -2,6 +2,7 @@
 
 from functools import cache, partial
 
+import drawn_large as large
 import numpy as np
 import pytest
 from conftest import HALVES
@@ -28,6 +29,8 @@ from numbsparse.ops import lstm_streamed
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 20_000  # multiplications: simulated threads are slow
+MOST_SEQUENCES = 40
+LARGE_WORK = 2**26  # numbers that float64 adds up for gradients of the weights
 
 ORDERS = ["C", "batch first", "F", "C, gaps", "C, offset", "every second value", "one row repeated",
           "F, both reversed", "read-only", "unaligned", "field"]  # fmt: skip
@@ -142,7 +145,8 @@ def check(place, case, seed=0):
     if case["values"] == "NaN":
         fine[lost[0] :, lost[1]], xs[lost] = False, np.nan
     x = problem.put(xs, case["x"], case["library"])
-    exact = {"x": np.nan_to_num(problem.operands[-1].values.astype(float))}
+    some = np.sort(rng.permutation(size.batch)[:MOST_SEQUENCES])  # those that float64 computes
+    exact = {"x": np.nan_to_num(problem.operands[-1].values.astype(float))[:, some]}
     shape, state = (*[size.layers] * several, size.batch, size.units), []
     for name, dtype in (("h", problem.dtype), ("c", problem.wide)):
         exact[name] = np.zeros(shape)
@@ -164,25 +168,31 @@ def check(place, case, seed=0):
     way = partial(ns.nn.recompute, problem.call) if case["way"] == "recompute" else problem.call
     y, last = way(inputs["x"], state or None)
     results = dict(zip("yhc", (y, *last), strict=True))
-    leaves, nodes = problem.right(**exact)
+    exact |= {name: exact[name][..., some, :] for name in "hc"}
+    leaves, nodes = problem.right(**exact, some=some)
     rights = {name: stacked([node.near for node in own], several or name == "y")
               for name, own in nodes.items()}  # fmt: skip
     for name, result in results.items():
         dtype = problem.wide if name == "c" else problem.dtype
         assert (result.dtype, result.place, result.requires_grad) == (dtype, place, bool(wanted))
         rows = fine if name == "y" else fine[-1]
-        compare(as_numpy(result.data), rights[name], rows)
+        got = as_numpy(result.data)
+        assert np.isfinite(got[np.broadcast_to(rows, got.shape[:-1])].astype(float)).all()
+        compare(got, rights[name], rows, some)
     if wanted:
-        back(problem, results, wanted, leaves, nodes)
+        back(problem, results, wanted, leaves, nodes, some)
     assert all(operand.unchanged() for operand in problem.operands)
 
 
-def back(problem, results, wanted, leaves, nodes):
+def back(problem, results, wanted, leaves, nodes, some):
+    """The gradients; none comes from sequences that float64 does not compute."""
     case, seeds, dys = problem.case, [], {}
     for name in "yhc" if case["ends"] == "all" else case["ends"]:
         values = problem.rng.standard_normal(results[name].shape)
+        others = np.delete(np.arange(values.shape[-2]), some)
+        values[..., others, :] = 0
         dys[name] = problem.put(values, case["dy"], dtype=results[name].dtype)
-        exact = problem.operands[-1].values.astype(float)
+        exact = problem.operands[-1].values.astype(float)[..., some, :]
         exact = exact if problem.several or name == "y" else exact[None]
         seeds += [(node, Near(d, problem.how)) for node, d in zip(nodes[name], exact, strict=True)]
     if len(dys) == 1:
@@ -199,7 +209,8 @@ def back(problem, results, wanted, leaves, nodes):
         assert (got.dtype, got.place, got.shape) == (tensor.dtype, tensor.place, tensor.shape)
         exact = right[leaves[name]].stored()
         if name in ("x", "h", "c"):
-            compare(as_numpy(got.data), exact, rows)
+            assert not as_numpy(got.data)[..., others, :].any()
+            compare(as_numpy(got.data), exact, rows, some)
         elif rows.all():
             problem.items[name].check(got.data, exact)
     if case["way"] == "again":
@@ -218,10 +229,11 @@ def stacked(nears, several):
     )
 
 
-def compare(got, right, rows):
-    """(..., batch, features): the rows of the batch that no NaN reaches."""
+def compare(got, right, rows, some):
+    """(..., batch, features): of some sequences those that no NaN reaches."""
+    got = got[..., some, :]
     assert got.shape == right.shape
-    rows = np.broadcast_to(rows, got.shape[:-1])
+    rows = np.broadcast_to(rows[..., some], got.shape[:-1])
     assert_within(got[rows], right.value[rows], SURE * right.error[rows])
 
 
@@ -308,9 +320,39 @@ def test_the_gradients_to_compare_with_are_right(cell, rng):
 
 @pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
-    @draws(10 if place == "cpu" else 5, "cells", place)
+    @draws(10 if place == "cpu" else 4, "cells", place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))
     def run(case, number):
         check(place, case, number)
 
     run()
+
+
+def large_factors(rng):
+    """Widths and sequences as they come, of which float64 computes some."""
+    own, on_gpu = factors_of(large.PLACE), large.ON_GPU
+    return own | {
+        "size": [8, 16, 32, 32, 32, 64] if on_gpu else own["size"],
+        "units": large.sizes(rng, 1, 4096 if on_gpu else 16),
+        "features": large.sizes(rng, 1, 2048 if on_gpu else 16),
+        "steps": [1, 2, 5, 10] if on_gpu else [1, 2],
+        "batch": large.sizes(rng, 1, 600 if on_gpu else 9),
+        "library": [name for name in own["library"] if name != "jax"],
+        "dy": [order for order in own["dy"] if order != "one row repeated"],
+        "values": ["normal", "wide"],
+    }
+
+
+def large_allowed(case):
+    if case.keys() >= {"units", "features", "steps", "cell"}:
+        layers = 2 if "two" in case["cell"] else 1
+        numbers = 4 * case["units"] * (case["features"] + layers * case["units"])
+        if numbers * case["steps"] > LARGE_WORK:
+            return False
+    if SIMULATED and not case.keys() >= {"units", "features"}:
+        case = {name: case[name] for name in case if name not in ("units", "features")}
+    return allowed(large.PLACE, case)
+
+
+def test_large(number):
+    check(large.PLACE, large.large_case(number, large_factors, large_allowed), number)
