@@ -64,6 +64,25 @@ KERNELS = re.compile(
 )
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("draws", "large calls, drawn anew: `-k large`")
+    group.addoption("--draws", type=int, default=1, help="so many of each kind (1)")
+    group.addoption("--seed", type=int, default=0, help="the number of the first one (0)")
+
+
+def is_draw(item):
+    """Whether it is one of `pytest -k test_large`."""
+    return getattr(item, "function", is_draw).__name__ == "test_large"
+
+
+def pytest_generate_tests(metafunc):
+    """A draw is a test, so that one which fails, or ends its process, is known by its number."""
+    if is_draw(metafunc):
+        of = metafunc.config.getoption
+        first, count = of("--seed", 0), of("--draws", 1)
+        metafunc.parametrize("number", range(first, first + count))
+
+
 def pytest_ignore_collect(collection_path, config):
     """Without numba-cuda, as on macOS, the files that import GPU kernels are left out.
 
@@ -146,7 +165,12 @@ def pytest_collection_modifyitems(config, items):
             if not on_gpu:
                 reason = f"takes a GPU: {gpu.kwargs.get('reason')}"
                 item.add_marker(pytest.mark.skip(reason=reason))
-        elif KERNELS.match(item.path.stem) or "simulator" in skips or kernels.intersection(values):
+        elif (
+            KERNELS.match(item.path.stem)
+            or "simulator" in skips
+            or kernels.intersection(values)
+            or is_draw(item)
+        ):
             item.add_marker("simulator")
         marker = item.get_closest_marker("every") if device.SIMULATED else None
         number = seen[item.function] if marker else 0
@@ -215,7 +239,38 @@ def pytest_runtest_protocol(item, nextitem):
     for report in runtestprotocol(item, nextitem=nextitem, log=False):
         if report.when == "call" or not report.passed:
             item.ihook.pytest_runtest_logreport(report=report)
+    if item.nodeid in ended_by:  # another process takes the place of this one
+        os._exit(1)
     return True
+
+
+ended_by = []
+"""The draw whose kernel took the GPU from this process."""
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """A draw that fails says what repeats it, and stops the others if they could but fail."""
+    report = (yield).get_result()
+    if not (report.failed and is_draw(item)):
+        return
+    name, number = item.nodeid.partition("[")[0], item.callspec.params["number"]
+    again = f"python -m pytest {name} --seed {number}"
+    report.sections.append(("to repeat it alone", again))
+    if is_gpu_lost():
+        ended_by.append(item.nodeid)
+        item.session.shouldfail = f"{item.nodeid} took the GPU from this process"
+
+
+def is_gpu_lost():
+    """Whether a kernel ended in an error, after which all calls of its process fail."""
+    from numbsparse import device
+
+    try:
+        device.streams.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @pytest.fixture

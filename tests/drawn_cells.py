@@ -27,12 +27,15 @@ class Size(NamedTuple):
 
 
 def size_of(place: str, case: Any) -> Size:
-    B = case["size"]
+    B, layers = case["size"], 2 if "two" in case["cell"] else 1
+    if "units" in case:
+        units, inputs = case["units"], case["features"]
+        blocks, in_blocks = -(-units // B), -(-inputs // B)
+        return Size(blocks, in_blocks, B, units, inputs, case["steps"], case["batch"], layers)
     few = device.SIMULATED and place == "cuda"
     blocks, in_blocks = (2, 1 if B > 8 else 2) if few else (4 if B < 16 else 3, 2)
     less, less_in = BEYOND.get(case["features"], (B // 4, 0))
     units, inputs = blocks * B - less, in_blocks * B - less_in
-    layers = 2 if "two" in case["cell"] else 1
     return Size(blocks, in_blocks, B, units, inputs, case["steps"], case["batch"], layers)
 
 
@@ -271,8 +274,11 @@ class Problem:
 
         return call
 
-    def right(self, x: np.ndarray, h: np.ndarray, c: np.ndarray) -> Any:
-        """Leaves by name, and the nodes of y, of each step, and of h and c, of each layer."""
+    def right(self, x: np.ndarray, h: np.ndarray, c: np.ndarray, some: Any = ...) -> Any:
+        """Leaves by name, and the nodes of y, of each step, and of h and c, of each layer.
+
+        x, h and c are those of some sequences.
+        """
 
         def leaf(a: np.ndarray) -> Node:
             return Node(Near(a, self.how))
@@ -282,7 +288,7 @@ class Problem:
         steps, ends = [leaves["x"][t] for t in range(len(x))], []
         for layer in range(self.size.layers):
             at = [leaves[k][layer] if self.several else leaves[k] for k in "hc"]
-            kept = map(leaf, self.kept[layer]) if self.kept else [None] * len(x)
+            kept = map(leaf, self.kept[layer][:, some]) if self.kept else [None] * len(x)
             p = {n.removeprefix(f"layers.{layer}."): a for n, a in leaves.items()}
             run = lstm if "weight_hh" in p else multiplicative_lstm
             steps, c = run(steps, p, *at, [*kept], self.eps)

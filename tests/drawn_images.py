@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 from drawn import Operand, placed
+from drawn_large import blocks_of, dense_of
 
 
 def contiguous(shape, order=None):
@@ -97,6 +98,9 @@ ORDERS = {
 """How images may be stored."""
 
 OF_NUMPY = list(ORDERS)[-6:]  # what arrays of other libraries do not have, or is refused
+
+
+MANY = 64  # blocks: a dense product for each tap is quicker
 
 
 class Images(Operand):
@@ -221,6 +225,12 @@ def convolved(product, first, second, pattern, size, window):
     out = np.zeros((len(first), *space, width * size))
     if product == "weight_grad":
         out = np.zeros((pattern.sum(), size, size))
+    if (
+        pattern.sum() > MANY
+        and np.isfinite(first).all()
+        and (product != "weight_grad" or np.isfinite(second).all())
+    ):
+        return convolved_by_taps(product, first, second, pattern, size, window, out)
     with np.errstate(invalid="ignore"):
         for block, (tap, r, c) in enumerate(np.argwhere(pattern)):
             small, big = joined(window, taps[tap])
@@ -237,4 +247,24 @@ def convolved(product, first, second, pattern, size, window):
                 seen, dy = first[big][..., rows], second[small][..., columns]
                 dw = np.tensordot(seen, dy, [range(seen.ndim - 1)] * 2)
                 out[block, : len(dw), : dw.shape[1]] = dw
+    return out
+
+
+def convolved_by_taps(product, first, second, pattern, size, window, out):
+    """The same of what is finite: zeros for all that is not kept change nothing."""
+    ends = pattern.sum((1, 2)).cumsum()
+    with np.errstate(invalid="ignore"):
+        for tap, kept, end in zip(taps_of(window), pattern, ends, strict=True):
+            small, big = joined(window, tap)
+            blocks = slice(end - kept.sum(), end)
+            seen = first[small if product == "input_grad" else big]
+            if product == "weight_grad":
+                dy = second[small]
+                dw = seen.reshape(-1, seen.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+                out[blocks] = blocks_of(dw, kept, size)
+            elif product == "forward":
+                out[small] += seen @ dense_of(second[blocks], kept, (seen.shape[-1], out.shape[-1]))
+            else:
+                shape = out.shape[-1], seen.shape[-1]
+                out[big] += seen @ dense_of(second[blocks], kept, shape).T
     return out

@@ -2,8 +2,7 @@
 
 Every value has the error that computing it may leave: of a sum that which follows from its length,
 of what is stored its rounding, and what the errors of the operands become, each times the slope.
-Errors of different causes add up as their squares do. But one rounding reaches a value along many
-ways, which that takes for so many causes: what roundings make in all is found by drawing them.
+Errors of different causes add up as their squares do.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ class Arithmetic(NamedTuple):
     least: float  # smallest number that is stored
     operands: float = 0.0  # relative error of a product's two operands together
     near_0: float = 0.0  # error of a tanh that is exact to bits of 1
-    draws: Any = None  # a generator, where what is stored is rounded at random
 
 
 class Near:
@@ -75,11 +73,8 @@ class Near:
         return self.like(total.value / n, total.error / n)[..., None]
 
     def stored(self) -> Near:
-        value, how = self.value, self.how
-        rounding = how.stored * abs(value) + how.least
-        if how.draws is not None:
-            value = value * (1 + how.stored / 1.5 * how.draws.uniform(-1, 1, value.shape))
-        return Near(value, how, self.error, rounding)
+        rounding = self.how.stored * abs(self.value) + self.how.least
+        return Near(self.value, self.how, self.error, rounding)
 
     def summed_to(self, shape: tuple[int, ...]) -> Near:
         """What was repeated along the first axes, summed over them."""

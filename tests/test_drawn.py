@@ -3,10 +3,13 @@
 from itertools import combinations, permutations, product
 from types import SimpleNamespace
 
+import conftest
 import numpy as np
 import pytest
 from conftest import beyond_pairs
 from drawn import ORDERS, Operand, Space, assert_within, laid, memory_of
+
+from numbsparse import device
 
 FACTORS = {"a": [0, 1, 2], "b": list("xyz"), "c": [False, True], "d": [0, 1, 2, 3], "e": [0, 1]}
 
@@ -103,3 +106,38 @@ def test_of_cases_marked_pairs_every_two_values_meet():
     assert len(kept) == 6 < len(cases)
     for (one, some), (other, others) in combinations(values.items(), 2):
         assert {(case[one], case[other]) for case in kept} == {*product(some, others)}
+
+
+def test_a_draw_that_takes_the_gpu_from_its_process_is_named_and_the_last_there(monkeypatch):
+    """Its worker ends after the report, so another one takes the rest; alone pytest stops."""
+    said, failed = [], SimpleNamespace(failed=True, passed=False, when="call", sections=[])
+    item = SimpleNamespace(
+        nodeid="tests/test_it.py::test_large[7]",
+        function=SimpleNamespace(__name__="test_large"),
+        callspec=SimpleNamespace(params={"number": 7}),
+        session=SimpleNamespace(shouldfail=False),
+        ihook=SimpleNamespace(pytest_runtest_logreport=lambda report: said.append(report)),
+    )
+
+    def run(*of, **how):
+        hook = conftest.pytest_runtest_makereport(item)
+        next(hook)
+        with pytest.raises(StopIteration):
+            hook.send(SimpleNamespace(get_result=lambda: failed))
+        return [failed]
+
+    monkeypatch.setattr(conftest, "runtestprotocol", run)
+    monkeypatch.setattr(conftest, "ended_by", [])
+    monkeypatch.setattr(conftest.os, "_exit", said.append)
+    monkeypatch.setitem(conftest.os.environ, "PYTEST_XDIST_WORKER", "gw0")
+    conftest.pytest_runtest_protocol(item, None)
+    assert (said, item.session.shouldfail) == ([failed], False)
+    assert "tests/test_it.py::test_large --seed 7" in failed.sections[0][1]
+
+    def lost():
+        raise RuntimeError("work on a stream failed")
+
+    monkeypatch.setattr(device.streams, "synchronize", lost)
+    conftest.pytest_runtest_protocol(item, None)
+    assert said == [failed, failed, 1]
+    assert item.nodeid in item.session.shouldfail

@@ -6,6 +6,7 @@ from importlib import import_module
 from itertools import product as every
 from math import prod
 
+import drawn_large as large
 import numpy as np
 import pytest
 from conftest import HALVES
@@ -116,7 +117,7 @@ def allowed(place, case):
     if not has_window(call, *map(of, OF_WINDOW[1:])):
         return False
     known = case.keys() >= {"size", "batch", "layout", *OF_WINDOW}
-    if known and work(place, case) > MOST_WORK[place]:
+    if known and "rows" not in case and work(place, case) > MOST_WORK[place]:
         return False
     if not serves(place, of("kernel"), call, of("numbers"), of("size")):
         return False
@@ -162,10 +163,12 @@ def serves_call(call, case):
         return False
     if not case.keys() >= {"call", "numbers", "size", "batch", "features", *OF_WINDOW}:
         return True
+    if ("rows" in case) != ("columns" in case):
+        return True
     dtype, precision = in_words(case["numbers"])
     *sizes, _ = window_of(*map(of, OF_WINDOW))
     window = in_three_axes(*sizes)
-    features = features_of(case, grid_of("cuda", case["size"]))
+    features = features_of(case, grid_in("cuda", case))
     how = CALLS[call], case["size"], dtype, "cuda", case["batch"], precision
     return rung(case["kernel"]).unsupported(*how, window, *features) is None
 
@@ -182,11 +185,17 @@ def in_words(numbers):
     return as_dtype(name), precision or "highest"
 
 
-def problem_of(place, case):
+def problem_of(place, case, seed=0):
     """The window, and the pattern (taps, block rows, block columns)."""
     window = window_of(*(case[name] for name in OF_WINDOW))
-    grid = grid_of(place, case["size"])
-    return window, pattern_of(case["layout"], (prod(window.kernel), *grid))
+    shape = prod(window.kernel), *grid_in(place, case)
+    if "rows" in case:
+        return window, large.pattern_of(np.random.default_rng(seed), case, shape)
+    return window, pattern_of(case["layout"], shape)
+
+
+def grid_in(place, case):
+    return large.grid_of(case) if "rows" in case else grid_of(place, case["size"])
 
 
 def grid_of(place, size):
@@ -244,7 +253,7 @@ def check(place, case, seed=0):
     """One call: its values, its type, and that no operand was written."""
     dtype, precision = in_words(case["numbers"])
     draw = partial(numbers, np.random.default_rng([SEED, seed]), case["values"], dtype)
-    window, pattern = problem_of(place, case)
+    window, pattern = problem_of(place, case, seed)
     how = {**sizes_of(case), "kernel": case["kernel"], "precision": precision}
     run = check_gradient if case["call"] == "conv_weight_grad" else check_images
     with pytest.MonkeyPatch.context() as patch:
@@ -413,3 +422,41 @@ def test_drawn(place):
         check(place, case, number)
 
     run()
+
+
+LARGE_SPACES = [
+    *[(2000,), (333,), (40, 50), (28, 28), (56, 13), (9, 10, 11), (16, 16, 4)] * large.ON_GPU
+]
+
+
+def large_factors(rng):
+    own = factors_of(large.PLACE)
+    return own | {
+        "batch": large.sizes(rng, 1, 64 if large.ON_GPU else 3),
+        "space": SPACES + LARGE_SPACES * 2,
+        "rows": large.sizes(rng, *((4, 1024) if large.ON_GPU else (4, 32))),
+        "columns": large.sizes(rng, *((4, 1024) if large.ON_GPU else (4, 32))),
+        "layout": large.LAYOUTS,
+        "density": large.DENSITIES,
+        "features": ["whole", *MISSING],
+        "library": [name for name in own["library"] if name != "jax"],
+        "x": [*["C"] * 5, *own["x"]],
+        "dy": [*["C"] * 5, *own["dy"]],
+        "values": ["normal", "normal", "wide", "NaN"],
+        "parts": ["as usual"],
+    }
+
+
+def large_allowed(case):
+    if case.keys() >= {"rows", "columns", "batch", "size", *OF_WINDOW}:
+        window = window_of(*(case[name] for name in OF_WINDOW))
+        if window is None:
+            return False
+        pixels = case["batch"] * max(prod(window.big), prod(window.small))
+        if not large.fits(case | {"batch": pixels * prod(window.kernel)}):
+            return False
+    return large.fits(case) and allowed(large.PLACE, case)
+
+
+def test_large(number):
+    check(large.PLACE, large.large_case(number, large_factors, large_allowed), number)

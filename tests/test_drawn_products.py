@@ -3,6 +3,7 @@
 from functools import cache, partial
 from itertools import product as every
 
+import drawn_large as large
 import numpy as np
 import pytest
 from conftest import HALVES
@@ -29,11 +30,12 @@ from hypothesis import strategies as st
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.matmul import RUNGS, rung
+from numbsparse.kernels.matmul import MADE_SIZES, RUNGS, rung
 from numbsparse.kernels.matmul.k0_cpu import lines
 
 SIMULATED = device.SIMULATED and device.is_available()
 SIMULATED_WORK = 50_000  # multiplications: simulated threads are slow
+MANY = 64  # blocks: a dense product in float64 is quicker
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +129,7 @@ def allowed(place, case):
 @cache
 def serves(place, kernel, call, numbers, size, batch):
     """Whether the rung serves it, for some choice of what is None."""
-    if kernel in (None, "auto"):
+    if kernel is None or kernel.startswith("auto"):
         return True
     some = ([call] if call else CALLS, [numbers] if numbers else factors_of(place)["numbers"])
     some += ([size] if size else SIZES, BATCHES if batch is None else [batch])
@@ -189,15 +191,19 @@ def check(place, case, seed=0):
     rng = np.random.default_rng([SEED, seed])
     dtype, precision = in_words(case["numbers"])
     draw = partial(numbers, rng, case["values"], dtype)
-    pattern, size = pattern_of(case["layout"], grid_of(place, case["size"])), case["size"]
-    missing = MISSING[case["features"]]
+    size, missing = case["size"], MISSING[case["features"]]
+    if "rows" in case:
+        pattern = large.pattern_of(rng, case, large.grid_of(case))
+    else:
+        pattern = pattern_of(case["layout"], grid_of(place, size))
     shape = tuple(n * size - less for n, less in zip(pattern.shape, missing, strict=True))
     values = draw((pattern.sum(), size, size))
     for block, (r, c) in zip(values, np.argwhere(pattern), strict=True):
         block[shape[0] - r * size :] = block[:, shape[1] - c * size :] = np.nan  # never read
     run = check_sampled if "sddmm" in case["call"] else check_product
-    how = {"kernel": case["kernel"], "precision": precision}
-    got, right, magnitude, terms = run(place, case, draw, values, pattern, shape, how)
+    with large.forced(case["kernel"]) as kernel:
+        how = {"kernel": kernel, "precision": precision}
+        got, right, magnitude, terms = run(place, case, draw, values, pattern, shape, how)
     assert got.dtype == dtype
     eps = np.finfo(np.float64 if dtype == np.float64 else np.float32).eps
     bound = (terms + 2 + product_error(place, case)) * eps * magnitude
@@ -211,15 +217,19 @@ def product_error(place, case):
     """In units of 2^-23, what a float32 product may be off by."""
     if case["numbers"] != "float32" or place == "cpu":
         return 0
-    names = RUNGS if case["kernel"] == "auto" else [case["kernel"]]
+    name = case["kernel"].partition("/")[0]
+    names = RUNGS if name.startswith("auto") else [name]
     return max(getattr(rung(name), "PRODUCT_ERROR", 0) for name in names)
 
 
 def check_product(place, case, draw, values, pattern, shape, how):
     (product, feature_major), batch = CALLS[case["call"]], case["batch"]
     home = "numbsparse" if place == "cuda" else "numpy"
-    stored = Operand(values.reshape(1, -1), case["w"], home, place)
-    w = ns.BlockSparse(stored.array.reshape(values.shape), pattern, shape=shape)
+    layout, room = layout_in(case, draw.args[0], pattern)
+    rest = np.full((room, *values.shape[1:]), np.nan, values.dtype)  # of no block
+    kept = np.concatenate([values, rest])
+    stored = Operand(kept.reshape(1, -1), case["w"], home, place)
+    w = ns.BlockSparse(stored.array.reshape(kept.shape), layout, shape=shape)
     w = w if product == "forward" else w.T
     x = draw((w.shape[0], batch) if feature_major else (batch, w.shape[0]))
     x = Operand(x, case["x"], case["library"], place)
@@ -242,9 +252,19 @@ def check_product(place, case, draw, values, pattern, shape, how):
     return got, right, multiplied(abs(exact), *operands, w.shape[1]), terms
 
 
+def layout_in(case, rng, pattern):
+    """The layout, made on the device or not, and how many blocks it has room for beyond."""
+    return large.made_layout(rng, pattern) if case.get("made") else (pattern, 0)
+
+
 def multiplied(x, values, pattern, transposed, width):
     """x @ w, or x @ w.T, over only the kept blocks."""
     y, size = np.zeros((len(x), width)), values.shape[1]
+    if len(values) > MANY and np.isfinite(x).all():
+        shape = (width, x.shape[1]) if transposed else (x.shape[1], width)
+        w = large.dense_of(values, pattern, shape)
+        with np.errstate(invalid="ignore"):
+            return x @ (w.T if transposed else w)
     for block, (r, c) in zip(values, np.argwhere(pattern), strict=True):
         block, r, c = (block.T, c, r) if transposed else (block, r, c)
         rows, columns = x[:, r * size :][:, :size], y[:, c * size :][:, :size]
@@ -255,7 +275,10 @@ def multiplied(x, values, pattern, transposed, width):
 
 def check_sampled(place, case, draw, values, pattern, shape, how):
     (_, feature_major), batch = CALLS[case["call"]], case["batch"]
-    w = ns.BlockSparse(values, pattern, shape=shape).to(place)
+    made, room = layout_in(case, draw.args[0], pattern)
+    values = np.concatenate([values, np.zeros((room, *values.shape[1:]), values.dtype)])
+    values = ns.to_device(values) if case.get("made") else values
+    w = ns.BlockSparse(values, made, shape=shape).to(place)
     layout = w.T if feature_major else w
     rows, columns = layout.shape
     a = Operand(draw((rows, batch)), case["x"], case["library"], place)
@@ -267,6 +290,8 @@ def check_sampled(place, case, draw, values, pattern, shape, how):
     x, dy = (b.values, a.values.T) if feature_major else (a.values.T, b.values)
     x, dy = x.astype(np.float64), dy.astype(np.float64)
     got, right = as_numpy(s.values), sampled(x, dy, pattern, case["size"])
+    assert not got[len(right) :].any()
+    got = got[: len(right)]
     if not (np.isfinite(x).all() and np.isfinite(dy).all()):
         beyond = sampled(np.ones_like(x), np.ones_like(dy), pattern, case["size"]) == 0
         got = np.where(beyond & (batch > 0), 0, got).astype(got.dtype)  # NaN may stand there
@@ -276,6 +301,8 @@ def check_sampled(place, case, draw, values, pattern, shape, how):
 def sampled(x, dy, pattern, size):
     """x.T @ dy at the kept blocks; zero beyond the edges."""
     blocks = np.zeros((pattern.sum(), size, size))
+    if len(blocks) > MANY and np.isfinite(x).all() and np.isfinite(dy).all():
+        return large.blocks_of(x.T @ dy, pattern, size)
     for block, (r, c) in zip(blocks, np.argwhere(pattern), strict=True):
         rows, columns = x[:, r * size :][:, :size], dy[:, c * size :][:, :size]
         with np.errstate(invalid="ignore"):
@@ -315,9 +342,48 @@ def test_pairs_that_are_left_out_are_in_no_case(place):
 
 @pytest.mark.parametrize("place", SUITE.cases)
 def test_drawn(place):
-    @draws(20 if place == "cpu" or not SIMULATED else 8, place)
+    @draws(20 if place == "cpu" or not SIMULATED else 7, place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))
     def run(case, number):
         check(place, case, number)
 
     run()
+
+
+def large_factors(rng):
+    """A layout, orders, rungs and their tiles as they come; sizes up to some thousand."""
+    own = factors_of(large.PLACE)
+    return own | {
+        "kernel": own["kernel"] + large.FORCED,
+        "batch": large.batches(rng),
+        "rows": large.features(rng),
+        "columns": large.features(rng),
+        "layout": large.LAYOUTS,
+        "density": large.DENSITIES,
+        "features": ["whole", *MISSING],
+        "library": [name for name in own["library"] if name != "jax"],
+        "values": ["normal", "normal", "wide", "infinite", "NaN"],
+        "made": [False, False, True],
+    }
+
+
+MADE_BY = ("auto", "k5_tensor_core", "k6_hopper", "k8_small_batch")
+
+
+def large_allowed(case):
+    of = case.get
+    if of("made") and (
+        large.PLACE == "cpu"
+        or of("kernel", "auto") not in MADE_BY
+        or of("size", 32) not in MADE_SIZES
+    ):
+        return False
+    return large.fits(case) and allowed(large.PLACE, {**case, "layout": "none"})
+
+
+def test_large(number):
+    case = large.large_case(number, large_factors, large_allowed)
+    dtype, precision = in_words(case["numbers"])
+    how = CALLS[case["call"]][0], case["size"], dtype, case["batch"], precision
+    case["kernel"] = large.with_tile(np.random.default_rng(number), case["kernel"], *how)
+    check(large.PLACE, case, number)

@@ -168,6 +168,23 @@ def test_gradients_are_zeros_in_places_left_over(dtype, rng, put, place):
     assert (abs(dg[:3] - slopes) <= bound).all()
 
 
+def test_gates_of_a_transposed_weight_are_in_the_order_of_its_values_on_the_tape_too(rng, put):
+    pattern = np.array([[1, 0, 1], [0, 1, 0]], bool)
+    layout, right = made(pattern, rng, put), Layout(pattern)
+    values = rng.standard_normal((5, 32, 32)).astype(np.float32)
+    gates = np.float32([0.5, 0, -2, 0, 0])
+    w = ns.Tensor(ns.BlockSparse(put(values), layout).T, requires_grad=True)
+    gate = ns.Tensor(put(gates), requires_grad=True)
+    x, dy = (rng.standard_normal((4, n)).astype(np.float32) for n in (96, 64))
+    y = F.matmul(put(x), w, gate=gate)
+    F.sum(y * ns.Tensor(put(dy))).backward()
+    gated = ns.BlockSparse(values[:3] * gates[:3, None, None], right).toarray()
+    close(y.data, x, gated.T, "float32")
+    full = ns.BlockSparse.from_dense(dy.T.astype(float) @ x, right, block_size=32).data
+    slopes = np.where(gates[:3] == 0, 0, (full * values[:3]).sum((1, 2)))
+    np.testing.assert_allclose(host(gate.grad.data)[:3], slopes, rtol=1e-4, atol=1e-3)
+
+
 def test_a_captured_step_makes_it_anew(rng):
     if not device.is_available():
         pytest.skip(device.why_unavailable())

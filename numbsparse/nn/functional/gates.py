@@ -8,6 +8,7 @@ from numbsparse.block_sparse import BlockSparse
 from numbsparse.layout import Layout
 from numbsparse.nn.functional.arithmetic import as_matrix
 from numbsparse.nn.functional.shape import reshape, take_rows, transpose
+from numbsparse.ops.made import MadeLayout
 
 AsStored = tuple[Tensor, Tensor, Any]
 
@@ -38,8 +39,11 @@ def as_stored(w: Tensor, gate: Tensor) -> AsStored:
     own = unread(as_matrix(w))
     numbers = ops.gate_numbers(own, gate.data)
     if own.is_transposed:
-        is_matrix = isinstance(unread(gate), BlockSparse)
-        return as_stored(transpose(w), transpose(gate) if is_matrix else in_order(gate, own.layout))
+        if isinstance(unread(gate), BlockSparse):
+            gate = transpose(gate)
+        elif not isinstance(own.stored_layout, MadeLayout):  # whose gates are as values are stored
+            gate = in_order(gate, own.layout)
+        return as_stored(transpose(w), gate)
     return w, numbers_of(gate), ops.select_gated(own, numbers)
 
 
