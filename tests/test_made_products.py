@@ -113,10 +113,10 @@ def test_few_blocks_and_a_long_batch(size, rng, monkeypatch):
     """What their steps leave is added; a step is as long here as many."""
     if not device.is_available():
         pytest.skip(device.why_unavailable())
-    for module in (weight_grad, on_gpu.shares):
+    for module in (weight_grad, on_gpu.plans):
         monkeypatch.setattr(module, "multiprocessors", lambda: 30)
     monkeypatch.setattr(on_gpu, "A_STEP", 100.0)
-    monkeypatch.setattr(on_gpu.shares, "DEEP", 0)
+    monkeypatch.setattr(on_gpu.plans, "DEEP", 0)
     pattern = rng.random((3, 4) if size == 32 else (2, 2)) < 0.6
     pattern[0, 0] = True
     layout, right = made(pattern, rng, ns.to_device), Layout(pattern)
