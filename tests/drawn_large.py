@@ -127,3 +127,14 @@ def blocks_of(dense: np.ndarray, pattern: np.ndarray, size: int) -> np.ndarray:
     dense = np.pad(dense, ((0, rows - len(dense)), (0, columns - dense.shape[1])))
     r, c = np.nonzero(pattern)
     return dense.reshape(pattern.shape[0], size, -1, size)[r, :, c]
+
+
+def measures(rng):
+    """What a drawn layout and its activations measure."""
+    return {
+        "batch": batches(rng),
+        "rows": features(rng),
+        "columns": features(rng),
+        "layout": LAYOUTS,
+        "density": DENSITIES,
+    }

@@ -355,11 +355,7 @@ def large_factors(rng):
     own = factors_of(large.PLACE)
     return own | {
         "kernel": own["kernel"] + large.FORCED,
-        "batch": large.batches(rng),
-        "rows": large.features(rng),
-        "columns": large.features(rng),
-        "layout": large.LAYOUTS,
-        "density": large.DENSITIES,
+        **large.measures(rng),
         "features": ["whole", *MISSING],
         "library": [name for name in own["library"] if name != "jax"],
         "values": ["normal", "normal", "wide", "infinite", "NaN"],

@@ -2,7 +2,7 @@
 
 A unit is what a warp multiplies at once: 32 features of the sum for one line of up to 32 output
 features; a larger block is cut into squares of 32, and smaller blocks of a line are taken together,
-32 features of them. `parts.deal` says which warp takes which; the parts of a line that was cut
+32 features of them. `parts.shares` says which warp takes which; the parts of a line that was cut
 are added in their order by whichever finishes last.
 """
 
