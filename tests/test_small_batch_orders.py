@@ -14,6 +14,7 @@ from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import lines
 from numbsparse.kernels.parts import shares as cutting
+from numbsparse.kernels.parts import store_lines
 from numbsparse.kernels.parts.aligned import is_aligned, transposed_copy
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.testing import Case, check_rung
@@ -88,7 +89,7 @@ def test_halves_that_lie_feature_by_feature(
         there = device.to_device(wide)[:, :batch].T
     memory = device.to_device(np.full((features, stride), np.nan, dtype))
     y = memory[:, start : start + batch].T
-    assert launches.stored(y, rung._form(y, "highest"), 32) == way
+    assert store_lines.order_of_lines(y, rung._form(y, "highest"), 32) == way
     getattr(rung, product)(
         there, device.to_device(values), ops.index_beside(layout, memory), y, "highest"
     )

@@ -10,6 +10,7 @@ from numbsparse.kernels.parts.fragments import scaling
 from numbsparse.kernels.parts.plans_on_gpu import lanes_where
 from numbsparse.kernels.parts.requests import picking, reading
 from numbsparse.kernels.parts.strip import Strip
+from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -142,6 +143,11 @@ def dealing(together: int, whole: bool, prepare: Any, overlap: bool) -> Any:
 def listed(together: int) -> int:
     """Numbers of a unit that is left, an even many."""
     return 2 * together + 2 + together + together % 2
+
+
+def shift_of(size: int) -> int:
+    """By which the place of what a block has, its first value / 32, is shifted to its number."""
+    return (size * size // WIDTH).bit_length() - 1
 
 
 def listed_bytes(together: int, warps: int, each: int) -> int:

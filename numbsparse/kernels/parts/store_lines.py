@@ -11,12 +11,25 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
+from numbsparse.device import DeviceArray
+from numbsparse.kernels.parts.aligned import of_bits
 from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
 from numbsparse.kernels.parts.repair import conversions, repairing_lines
-from numbsparse.kernels.parts.store import ANY, AT_ONCE, FEATURES, KINDS, LINES
-from numbsparse.kernels.parts.tiles import Form, Operand
+from numbsparse.kernels.parts.store import (
+    ANY,
+    AT_ONCE,
+    BYTES,
+    FEATURES,
+    KINDS,
+    LINES,
+    ROWS,
+    by_boxes,
+    order_of,
+)
+from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import store_4xf32, sync_warp
+from numbsparse.kernels.views import view_of
 
 PITCH = 36  # words from a line of what waits to be written to the next one
 # Of a tile whose x is the second operand: an mma takes 16 lines of the first, and 8 of the second.
@@ -53,6 +66,21 @@ class Sums(NamedTuple):
         """(M, N), as in `tiles.multiply`."""
         first, second = self.operands
         return -(-first.groups // 2) * -(-second.groups // 4), min(second.groups, 4)
+
+
+def order_of_lines(y: DeviceArray, form: Form, depth: int) -> str:
+    """Along what y takes four float32 or two 16-bit values at once, in lines of `depth`."""
+    order = order_of(y, 4 if form.is_16_bit else BYTES)
+    return ANY if order == ROWS and depth < WIDTH and not form.is_16_bit else order
+
+
+def output_of(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
+    """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
+    flat, (batch, features, *strides) = of_bits(y.span), view_of(y)
+    if sums.form.is_16_bit and by_boxes(sums.y):
+        flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
+        strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
+    return flat, (batch, features, *strides)
 
 
 @cache

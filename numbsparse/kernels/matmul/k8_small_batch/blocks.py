@@ -26,7 +26,7 @@ from numbsparse.kernels.matmul.k8_small_batch.block_sums import consuming, holdi
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
-from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes
+from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes, shift_of
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import again, planned, room_of_pieces
 from numbsparse.kernels.parts.requests import ALIGNED, reading
@@ -141,7 +141,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     blocks = Blocks(form, depth, x_side, dy_side, source, warps, shares - shares % cuts, *how)
     short = engine or (form.is_16_bit and not many)  # leaves room for the next kernel's blocks
     blocks = launch.with_stages(blocks, 2 if short else launch.MOST, more)
-    w_view = (size, launch.block_shift_of(size)) if gated else (size,)
+    w_view = (size, shift_of(size)) if gated else (size,)
     maps = units
     if engine:
         box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)

@@ -14,19 +14,18 @@ from numbsparse.kernels.parts.aligned import (
     aligned_in_place,
     is_aligned,
     is_gapless,
-    of_bits,
     transposed_copy,
 )
 from numbsparse.kernels.parts.deal import even_rows
-from numbsparse.kernels.parts.gates import listed_bytes
+from numbsparse.kernels.parts.gates import listed_bytes, shift_of
 from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.shares import TOGETHER, longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
-from numbsparse.kernels.parts.store import ANY, FEATURES, LINES, ROWS, by_boxes, order_of
-from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums
+from numbsparse.kernels.parts.store import ANY, FEATURES, LINES
+from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_lines, output_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
@@ -210,9 +209,9 @@ def along_lines(
         if lines.sums.x.skewed:
             x_tiles = boxes_of(x, lines.rows)
         maps = tensor_maps(w_tiles if slab_of(x, size) else x_tiles, w_tiles)
-    before = x.span, view_of(x), values.reshape(1, -1).span, (size, block_shift_of(size), rows)
+    before = x.span, view_of(x), values.reshape(1, -1).span, (size, shift_of(size), rows)
     dense = dense_of(x, values, index, transposed, gates) if form.split else ()
-    after = (gates, dense, *work, *_output(y, lines.sums))
+    after = (gates, dense, *work, *output_of(y, lines.sums))
     start(line_kernel(lines), lines, (shares, tiles), before, maps, after, first, more * lists)
 
 
@@ -244,7 +243,7 @@ def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool, lo
     x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
-    order = stored(y, form, depth)
+    order = order_of_lines(y, form, depth)
     narrow = form.is_16_bit and 0 < slab < 8
     if second or (slab and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
@@ -346,11 +345,6 @@ def with_stages(kernel: Any, most: int, more: int = 0) -> Any:
     return kernel._replace(source=kernel.source._replace(stages=stages))
 
 
-def block_shift_of(size: int) -> int:
-    """By which the place of what a block has is shifted to its number."""
-    return (size * size // WIDTH).bit_length() - 1
-
-
 def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, ...]]:
     """What `tensor_maps` takes of squares of 32: (row of a square, its place, column).
 
@@ -367,21 +361,6 @@ def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, ...]]:
     shape, strides = (WIDTH // rows, places, line), (rows * size * item, WIDTH * item, item)
     squares = DeviceArray(values.address, shape, values.dtype, strides, values.owner)
     return squares, (WIDTH // rows, 1, line)
-
-
-def stored(y: DeviceArray, form: Form, depth: int) -> str:
-    """Along what y takes four float32 or two 16-bit values at once."""
-    order = order_of(y, 4 if form.is_16_bit else BYTES)
-    return ANY if order == ROWS and depth < WIDTH and not form.is_16_bit else order
-
-
-def _output(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
-    """The memory of y, 16-bit values as bits, or as words where those are stored; and its view."""
-    flat, (batch, features, *strides) = of_bits(y.span), view_of(y)
-    if sums.form.is_16_bit and by_boxes(sums.y):
-        flat = DeviceArray(flat.address, (flat.size // 2,), "uint32", None, flat.owner)
-        strides = [-(-stride // 2) for stride in strides]  # 1 where they are contiguous
-    return flat, (batch, features, *strides)
 
 
 def n_shares() -> int:
