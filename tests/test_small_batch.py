@@ -36,7 +36,7 @@ ON_GPU = device.is_available() and not device.SIMULATED
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_cut_lines_and_both_orders_of_activations(product, case, dtype, feature_major, monkeypatch):
-    monkeypatch.setattr(cutting, "TOGETHER", -1)  # cut every line that ends in another share
+    monkeypatch.setattr(cutting, "PIECES", (3,))  # the longest line, whatever it takes
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
 
 
@@ -57,7 +57,7 @@ RING_CASES = [
 def test_rings_of_tiles(product, case, feature_major, dtype, monkeypatch):
     if rung.unsupported(product, case.block_size, as_dtype(dtype), "cuda", case.batch):
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(cutting, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "PIECES", (3,))
     monkeypatch.setattr(launches, "FEW", 2**30 if feature_major else 0)  # one stage or more
     monkeypatch.setattr(launches, "SHORT", 2**30 if case.density == 1 else 0)
     check_rung(rung, product, case, dtype, "cuda", feature_major=feature_major)
@@ -203,7 +203,7 @@ def test_infinities_and_nans_come_out_as_in_float32(product, size, engine, rows,
 
 @needs_ampere
 def test_the_same_bits_every_time(rng, monkeypatch):
-    monkeypatch.setattr(cutting, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "PIECES", (3,))
     layout = ns.Layout(np.ones((5, 1), bool))  # one line over all shares
     x = device.to_device(rng.standard_normal((8, 160)).astype(np.float32))
     values = device.to_device(rng.standard_normal((5, 32, 32)).astype(np.float32))
@@ -231,7 +231,7 @@ def test_batches_of_several_tiles(
     product, size, batch, in_features, way, many, feature_major, dtype, monkeypatch
 ):
     """Cut lines have parts in each tile; what lanes copy is in pieces of 16 bytes, or in part."""
-    monkeypatch.setattr(cutting, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "PIECES", (3,))
     monkeypatch.setattr(launches, "READ", -(2**30) if way == "x transposed" else 2**30)
     monkeypatch.setattr(launches, "NEAR", 0 if way == "far" else 2**31)
     monkeypatch.setattr(launches, "MANY", many)

@@ -75,7 +75,7 @@ def test_halves_that_lie_feature_by_feature(
 ):
     if not launches.has_engine():
         pytest.skip("takes compute capability 9.0, or the simulator")
-    monkeypatch.setattr(cutting, "TOGETHER", -1)
+    monkeypatch.setattr(cutting, "PIECES", (3,))
     monkeypatch.setattr(lines, "lanes_ask", None)  # by the copy engine, or not at all
     pattern = np.array([[1, 0, 1], [1, 0, 1]], bool)  # a line of outputs is empty
     layout = ns.Layout(pattern if product == "forward" else pattern.T)

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.parts.plans import planned_numbers
+from numbsparse.kernels.parts.shares import PIECES, end_of
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -39,10 +40,10 @@ K5_BESIDE = 3  # blocks of threads of a multiprocessor
 # many for each multiprocessor, and up to SHORT rows of blocks of 64.
 K6_ITEM = {32: 28, 64: 7, 128: 1.75}
 K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
-# Of k8: warps of a multiprocessor; units of a line beyond its part that a share takes; squares for
-# each warp up to which words are loaded of small blocks, by bytes of a value; and units of a warp,
-# fewer than which weight-gradients of small 16-bit blocks take so much of the time fitted before.
-K8_WARPS, K8_BEYOND, K8_BY_WORDS, K8_FEW, K8_OF_FEW = 8, 12, {2: 16, 4: 8}, 4, 0.85
+# Of k8: warps of a multiprocessor; squares for each warp up to which words are loaded of small
+# blocks, by bytes of a value; and units of a warp, fewer than which weight-gradients of small
+# 16-bit blocks take so much of the time fitted before.
+K8_WARPS, K8_BY_WORDS, K8_FEW, K8_OF_FEW = 8, {2: 16, 4: 8}, 4, 0.85
 # Its larger blocks where lanes load them, as before Hopper: with these, by bytes of a value, the
 # choice between it and k5 misses by 5 % at 22 of 384 products of 2,048 features, else at 29 (H200).
 BY_LANES = {2: 1.3, 4: 1.1}
@@ -350,13 +351,14 @@ def _k8_lines(of: Sizes) -> Counts:
     form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
     rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across)
     tiles, lines = ceil(of.rows / rows), of.used(of.makes) / wide
+    unit = k8.unit_of(form, size, rows)
     if size >= LARGER and not whole and not of.across:
         rows = ceil(of.rows / tiles)  # as many in each
     shares, longest = max(PLACES // tiles, 1), ceil(of.longest * size / 32)
     fair, more = ceil(units / shares), min(-lines / shares % 1, 0.5) * units / lines
-    cut = max(longest, fair + more) > fair + K8_BEYOND
-    fair = max(fair, warps if cut else longest)
-    each, parts = ceil(fair / warps), max(longest / fair, 1) if cut else 1
+    loads = {n: max(fair + more * (n == 1), longest / n) for n in PIECES}  # in so many pieces
+    parts = min(PIECES, key=lambda n: end_of(loads[n], n, warps, unit))
+    each, cut = ceil(loads[parts] / warps), parts > 1
     chain, joined = each * ceil(tiles * shares / PLACES), min(ceil(longest / each), warps)
     adding = cut, log2(parts), (joined - 1) * rows
     by_value, late = of.across and of.rows * of.itemsize % WORD > 0, 1.0 if of.rows > 32 else 0.125

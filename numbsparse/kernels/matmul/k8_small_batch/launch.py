@@ -189,7 +189,7 @@ def along_lines(
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
     size, engine = values.shape[1], lines.source.engine
-    of = shares, warps, lines.piece, slots, tiles
+    of = shares, warps, lines.piece, slots, tiles, unit_of(form, size, lines.rows)
     work = planned(index, plan_lines, transposed, size, *of)
     more = listed_bytes(WIDTH // lines.depth, warps, work[1])
     lists = gated and work[1] >= LISTED_FROM and more <= MOST_LISTED
@@ -299,6 +299,13 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     many = lines * tiles > most * n_shares()
     much = size > 8 and squares * tiles**2 > (tiles + tiles % 2) * MUCH * WARPS * n_shares()
     return 2 * WIDTH if many or much else WIDTH
+
+
+def unit_of(form: Form, size: int, rows: int) -> float:
+    """Microseconds that a warp takes for a unit where it has few, by which lines are cut (H200)."""
+    if form.is_16_bit:
+        return 0.3 if size >= WIDTH else 0.4 + 0.01 * rows
+    return 0.25 + 0.02 * rows
 
 
 def together_of(form: Form, across: bool, depth: int = WIDTH) -> int:

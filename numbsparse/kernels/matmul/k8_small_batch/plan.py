@@ -40,18 +40,19 @@ def plan_lines(
     part: int,
     slots: int = 0,
     tiles: int = 1,
+    unit: float = 0.3,
 ) -> tuple[np.ndarray, int, Lines, int, np.ndarray, np.ndarray]:
     """(plan, units of a warp, where the parts of the plan start, empty lines, partials, tickets).
 
     The lines of y are the block columns, or of w.T the block rows, in parts of up to 32 features;
     lines of x are numbered the same way. A place is -1 where a unit has fewer than others; a line
     of y that was cut is named by -1 - part. A part is `part` float32 of the partials, which has
-    those of each of the `tiles` of the batch, and after them `slots` more.
+    those of each of the `tiles` of the batch, and after them `slots` more. `unit` as in `spread`.
     """
     indptr, xs, places = lines_of(index, transposed, size)
     together = max(WIDTH // size, 1)
     counts = -(-np.diff(indptr) // together)
-    work = spread(counts, shares, warps)
+    work = spread(counts, shares, warps, unit)
     units = np.zeros((shares * warps * work.each + READ_AHEAD, 2 * together + 2), np.int32)
     name_blocks(units, work.units, indptr, xs, places)
     empty = np.flatnonzero(counts == 0)

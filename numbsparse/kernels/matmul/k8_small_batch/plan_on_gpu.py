@@ -38,6 +38,7 @@ def lines_on_gpu(
     part: int,
     slots: int = 0,
     tiles: int = 1,
+    unit: float = 0.3,
 ) -> tuple[Any, ...]:
     walk, of = walk_of(index, transposed)
     cut, most = size // WIDTH, index.block_rows.size * (size // WIDTH) ** 2  # units
