@@ -228,7 +228,7 @@ FEW_ROWS = [
 @pytest.mark.parametrize("more", [0, 2, 12], ids=["cut", "some", "whole"])
 def test_warps_of_few_rows_have_every_unit_once(name, transposed, size, more, rng, monkeypatch):
     """Runs of a share's warps, and the parts of lines that shares cut; see `k8_small_batch`."""
-    monkeypatch.setattr(k8_plan_on_gpu, "TOGETHER", more)
+    monkeypatch.setattr(k8_plan_on_gpu, "units_beyond", lambda warps, unit: more)
     made, on_host = both(name, rng)
     shares, warps = 5, 3
     plan, each, begin, lines, _, tickets = planned(

@@ -14,7 +14,6 @@ from numbsparse.kernels.parts.deal import dealt
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
-TOGETHER = 12  # units that a share may have beyond its part: then no line is cut on a GPU
 ADDING, PIECE = 0.9, 0.27  # microseconds that it takes to add pieces up, and for each (H200)
 PIECES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32  # into which the longest line may be cut
 
@@ -109,6 +108,11 @@ def pieces_of(counts: np.ndarray, shares: int, warps: int, unit: float) -> tuple
 def end_of(units: Any, pieces: Any, warps: int, unit: float) -> Any:
     """Microseconds until so many units are added up, and a line's pieces."""
     return -(-units // warps) * unit + (pieces > 1) * (ADDING + PIECE * pieces)
+
+
+def units_beyond(warps: int, unit: float) -> int:
+    """How many more a share may have before it pays to cut lines in two."""
+    return int((ADDING + 2 * PIECE) / unit * warps)
 
 
 def cut_at(counts: np.ndarray, most: int) -> tuple[np.ndarray, ...]:

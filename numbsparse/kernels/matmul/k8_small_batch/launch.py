@@ -22,7 +22,7 @@ from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
-from numbsparse.kernels.parts.shares import TOGETHER, longest_line
+from numbsparse.kernels.parts.shares import longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_lines, output_of
@@ -39,6 +39,7 @@ SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 t
 # Units of a warp, of 32 rows, from which 16-bit tiles are requested early: with 26 and more it took
 # 0.95 to 0.99 of the time, with 14 and fewer 1.01 to 1.04 times as long (4,096 to 12,288 features).
 LONG = 4 if SIMULATED else 24
+BEYOND = 12  # units that a line has beyond a share's part, from which on it has twice as many warps
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
@@ -252,7 +253,7 @@ def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool, lo
     sums = Sums(form, x_side, w_side, order)
     tiles = -(-batch // (8 * groups))
     units = tiles * (values.size // (WIDTH * depth))
-    many = not source.engine and (has_many(units) or longest > units // n_shares() + TOGETHER)
+    many = not source.engine and (has_many(units) or longest > units // n_shares() + BEYOND)
     warps, tiled = warps_of(form, many), tiles > 1
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
     # One stage, as launches that overlap gain more there: with two, tiles of 64 rows and up to four

@@ -21,7 +21,7 @@ from numbsparse.kernels.matmul.k8_small_batch.blocks import plan_blocks
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, Lines, plan_lines
 from numbsparse.kernels.parts.plans import on_gpu_of, scratch
 from numbsparse.kernels.parts.plans_on_gpu import longest_first, other_way
-from numbsparse.kernels.parts.shares import TOGETHER
+from numbsparse.kernels.parts.shares import units_beyond
 from numbsparse.kernels.parts.tiles import WIDTH
 from numbsparse.layout import Index
 
@@ -43,13 +43,14 @@ def lines_on_gpu(
     walk, of = walk_of(index, transposed)
     cut, most = size // WIDTH, index.block_rows.size * (size // WIDTH) ** 2  # units
     lines = (walk.indptr.size - 1) * cut
-    each = -(-(-(-most // shares) + TOGETHER) // warps)
+    more = units_beyond(warps, unit)
+    each = -(-(-(-most // shares) + more) // warps)
     units, parts = shares * warps * each + READ_AHEAD, 2 * shares
     lengths = Lines(shares * warps, 3 * parts, lines + 1)
     begin = np.cumsum([RECORD * units, *lengths]).tolist()
     plan, sections = empty((begin.pop(),), np.int32), Lines(*begin)
-    how = *walk, of, longest_first(walk.indptr, cut), shares, warps, each, sections
-    kernel = lines_kernel(size, transposed, TOGETHER)
+    how = *walk, of, longest_first(walk.indptr, cut), shares, warps, each, more, sections
+    kernel = lines_kernel(size, transposed)
     launch(kernel, blocks(max(units, lines)), THREADS, *how, plan)
     partials = scratch((parts * tiles + slots) * part, np.float32)
     return plan, each, sections, lines, partials, scratch(parts * tiles, np.int32)
@@ -104,11 +105,11 @@ def length_of(size: int) -> Any:
 
 
 @cache
-def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
+def lines_kernel(size: int, transposed: bool) -> Any:
     """A thread for each place of a unit, and for each line.
 
     Units are numbered from line to line; where lines are whole, anew in each share.
-    MORE : units that a share may have beyond its part of all, so that no line is cut
+    more : units that a share may have beyond its part of all, so that no line is cut
     """
     CUT, SQUARES, unit_at = size // WIDTH, (size // WIDTH) ** 2, unit_of(size, transposed)
     length = length_of(size)
@@ -165,7 +166,7 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
         return (share * warps + more + (at - longer) // few) * each + (at - longer) % few
 
     @cuda.jit
-    def kernel(indptr, others, blocks, of, order, shares, warps, each, sections, plan):
+    def kernel(indptr, others, blocks, of, order, shares, warps, each, more, sections, plan):
         i, lines = cuda.grid(1), indptr.size - 1
         filled, cuts, empty_lines = sections
         total = indptr[lines] * SQUARES
@@ -173,7 +174,7 @@ def lines_kernel(size: int, transposed: bool, MORE: int) -> Any:
         uneven = int32(0)
         for share in range(cuda.threadIdx.x, shares, cuda.blockDim.x):
             units = units_of(share, shares, indptr, order)
-            uneven |= int32(1 if units > fair + MORE else 0)
+            uneven |= int32(1 if units > fair + more else 0)
         whole = cuda.syncthreads_or(uneven) == 0
         if i < lines * CUT:  # a line that is not there is not written
             line = i // CUT
