@@ -47,6 +47,11 @@ class Near:
         errors = self.error * abs(b), other.error * abs(a), self.error * other.error
         return self.like(a * b, *errors)
 
+    def squared(self) -> Near:
+        """Both factors are off by the same: (a + e)**2 is off by 2 a e + e**2, not by as much as
+        two errors of their own would leave, which is sqrt(2) a e."""
+        return self.like(self.value**2, 2 * self.error * abs(self.value) + self.error**2)
+
     def __matmul__(self, other: Near) -> Near:
         a, b, how = self.value, other.value, self.how
         sums = ((a.shape[1] + 2) * how.eps + how.operands) * (abs(a) @ abs(b))
@@ -161,7 +166,7 @@ def sigmoid(a: Node) -> Node:
 
 def tanh(a: Node) -> Node:
     one = Near(np.ones(()), a.near.how)
-    return smooth(a, np.tanh(a.near.value), 8, lambda y: one - y * y)
+    return smooth(a, np.tanh(a.near.value), 8, lambda y: one - y.squared())
 
 
 def relu(a: Node) -> Node:
@@ -177,7 +182,7 @@ def relu(a: Node) -> Node:
 def normalised(a: Node, eps: float) -> Node:
     """(a - mean) / sqrt(variance + eps), over the last axis."""
     centred = a.near - a.near.mean()
-    variance = (centred * centred).mean()
+    variance = centred.squared().mean()
     s, most = 1 / np.sqrt(variance.value + eps), 1 / np.sqrt(eps)
     of_s = np.minimum(s**3 / 2 * variance.error, np.maximum(most - s, s))
     scale = centred.like(s, 4 * a.near.how.eps * s, of_s)

@@ -18,7 +18,7 @@ from drawn import (
     libraries,
 )
 from drawn_cells import Problem, pattern_of, size_of
-from drawn_rounded import SURE, Near, gradients
+from drawn_rounded import SURE, Arithmetic, Near, gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -316,6 +316,11 @@ def test_the_gradients_to_compare_with_are_right(cell, rng):
             change = item.exact()
         slope += (right[leaf].value * change).sum()
     assert abs(slope - difference) <= 1e-6 * abs(difference) + 1e-6
+
+
+def test_both_factors_of_a_square_err_alike():
+    near = Near(np.full(1, 3.0), Arithmetic(eps=0, stored=0, least=0), 1e-3)
+    assert near.squared().error >= (3.001**2 - 9) * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("place", SUITE.cases)

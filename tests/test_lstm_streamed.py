@@ -24,7 +24,7 @@ CUT = np.array([[1, 0], [1, 0]], bool)  # a line that two blocks of threads shar
 pytestmark = pytest.mark.usefixtures("cheap_products")
 
 
-def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True):
+def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True, size=B):
     """What F.lstm takes, of float64 but representable in `dtype`, and `kept`."""
 
     def numbers(*shape):
@@ -32,36 +32,49 @@ def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True):
 
     def weight(features, pattern):
         layout = ns.Layout(np.repeat(pattern, 4, axis=1))
-        values = numbers(layout.n_blocks, B, B)
+        values = numbers(layout.n_blocks, size, size)
         return ns.BlockSparse(values, layout, shape=(features, columns))
 
     hub = HUB if hidden > 2 * B else CUT
-    state, columns = (batch, hidden), 4 * B * len(hub)
-    of_inputs = np.arange(-(-inputs // B))[:, None] <= np.arange(len(hub)) % 3
+    if size != B:
+        hub = rng.random((-(-hidden // size),) * 2) < 0.5
+    state, columns = (batch, hidden), 4 * size * len(hub)
+    of_inputs = np.arange(-(-inputs // size))[:, None] <= np.arange(len(hub)) % 3
     given = [numbers(steps, batch, inputs), weight(inputs, of_inputs & meets)]
     given += [weight(hidden, hub), numbers(columns), numbers(*state), numbers(*state)]
     return given, rng.integers(0, 2, (steps, *state)) * 2.0 if drop else None
 
 
 @pytest.mark.parametrize(
-    ("dtype", "inputs", "hidden", "batch", "steps", "meets"),
+    ("dtype", "inputs", "hidden", "batch", "steps", "meets", "size"),
     [
-        (HALVES[0], 32, 104, 3, STEPS, True),
-        ("float32", 64, 104, 2, 2, True),
-        (HALVES[0], 8, 40, 66, 2, True),
-        (HALVES[0], 32, 40, 2, 2, False),
-        (HALVES[0], 32, 43, 3, 2, True),
-        ("float32", 8, 37, 2, 2, True),
+        (HALVES[0], 32, 104, 3, STEPS, True, B),
+        ("float32", 64, 104, 2, 2, True, B),
+        (HALVES[0], 8, 40, 66, 2, True, B),
+        (HALVES[0], 32, 40, 2, 2, False, B),
+        (HALVES[0], 32, 43, 3, 2, True, B),
+        ("float32", 8, 37, 2, 2, True, B),
+        (HALVES[0], 8, 43, 3, 2, True, 8),
+        ("float32", 8, 40, 2, 2, True, 8),
+        (HALVES[0], 16, 43, 34, 2, True, 16),
+        (HALVES[0], 64, 100, 3, 2, True, 64),
+        ("float32", 64, 128, 2, 2, True, 64),
+        ("exact", 32, 104, 2, 2, True, B),
+        ("exact", 64, 100, 34, 2, True, 64),
     ],
-    ids=["16 bits", "float32", "two tiles", "no block of inputs", "43 units", "37 units"],
+    ids=lambda a: str(a),
 )
-def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, batch, steps, meets):
+def test_streamed_steps_are_the_steps(
+    rng, monkeypatch, dtype, inputs, hidden, batch, steps, meets, size
+):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     monkeypatch.setattr(deal, "MOST_ROWS", 192)
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
     monkeypatch.setattr(lstm_streamed, "MOST_INPUTS", 2.0)
-    exact, kept = draw(rng, dtype, inputs, hidden, batch, True, steps, meets)
+    precision = "highest" if dtype == "exact" else "high"
+    dtype = "float32" if dtype == "exact" else dtype
+    exact, kept = draw(rng, dtype, inputs, hidden, batch, True, steps, meets, size)
     to = as_dtype(dtype)
 
     def put(a, to=to):
@@ -71,11 +84,13 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
     c, kept_ = put(exact[5], np.float32), None if kept is None else put(kept)
     hs = put(np.zeros((steps + 1, batch, hidden)))
-    streams = lstm_streamed.streamed(weight_hh, hs, "high")
+    streams = lstm_streamed.streamed(weight_hh, hs, precision)
     if streams is None:
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
-    assert streams.takes(x, weight_ih) == (meets and inputs % B == 0)
-    cells = ops.LSTMCells(weight_hh, bias, weight_ih, kept=kept_, precision="high")
+    assert streams.takes(x, weight_ih) == (
+        meets and inputs % B == 0 and size == B and precision == "high"
+    )
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, kept=kept_, precision=precision)
     trace = ops.lstm(x, cells, h, c)
     dy = [rng.standard_normal(shape) for shape in (trace.h[1:].shape, h.shape, h.shape)]
     given = [put(a, kind) for a, kind in zip(dy, (to, to, np.float32), strict=True)]
@@ -84,7 +99,7 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     assert (grads.gates is trace.gates) == (kept is None)
     if kept is not None:
         np.testing.assert_array_equal(trace.gates.numpy().view("u1"), before.view("u1"))
-    dh = ops.matmul(grads.gates[0], weight_hh.T, precision="high")
+    dh = ops.matmul(grads.gates[0], weight_hh.T, precision=precision)
     got = trace.h[1:], trace.c[-1], grads.bias, dh, grads.c
 
     monkeypatch.setattr(lines, "pays", lambda *_: 0)  # which would compile four kernels for this
@@ -94,11 +109,12 @@ def test_streamed_steps_are_the_steps(rng, monkeypatch, dtype, inputs, hidden, b
     expected = y.data, c_end.data, *(tensor.grad.data for tensor in tensors[3:])
     # A few roundings a step, each of at most eps of numbers near 1, and as many sums as units; a
     # float32 is cut off to tf32, which has float16's mantissa.
-    eps = float(finfo(to if dtype in HALVES else np.float16).eps)
+    wide = np.float32 if precision == "highest" and dtype == "float32" else np.float16
+    eps = float(finfo(to if dtype in HALVES else wide).eps)
     bound = 4 * steps * eps * np.sqrt(hidden)
     for a, b in zip(got, expected, strict=True):
         assert abs(a.numpy().astype(float) - b).max() <= bound * max(1, abs(b).max())
-    columns = grads.gates.numpy().reshape(steps, batch, -1, 4, B)
+    columns = grads.gates.numpy().reshape(steps, batch, -1, 4, size)
     beyond = np.moveaxis(columns, 3, 2).reshape(steps, batch, 4, -1)[..., hidden:]
     np.testing.assert_array_equal(beyond.astype(float), 0)
 
@@ -232,9 +248,27 @@ def test_more_sequences_are_streamed_where_each_line_has_a_place(monkeypatch):
     values = ns.to_device(np.zeros((16, B, B), np.float32))
     index = ops.index_beside(ns.Layout(np.ones((2, 8), bool)), values)
     here = deal.SIMULATED or deal.compute_capability() == (9, 0)
+    monkeypatch.setattr(deal, "CROWDED", 1)
     for units, batch, streamed in ((64, 192, True), (64, 193, False), (32, 384, True)):
         monkeypatch.setattr(deal, "MOST_ROWS", 190)
         assert deal.serves(values, index, batch, units) == (streamed and here)
+
+
+@pytest.mark.parametrize(
+    ("size", "soon", "streamed"), [(16, 9, True), (16, 8, False), (64, 0, True)]
+)
+def test_small_blocks_are_put_together_where_steps_end_soon(monkeypatch, size, soon, streamed):
+    """Of 64 units two lines of two reads each, in two places: so many and what begins and ends."""
+    monkeypatch.setattr(deal, "places", lambda: 2)
+    monkeypatch.setattr(deal, "TO_BEGIN_AND_END", 7)
+    monkeypatch.setattr(deal, "SOON", {2: soon, 4: soon})
+    pattern = np.ones((64 // size, 4 * 64 // size), bool)
+    values = np.zeros((pattern.sum(), size, size), as_dtype(HALVES[0]))
+    if not ns.device.is_available():
+        pytest.skip(ns.device.why_unavailable())
+    w, hs = ns.BlockSparse(values, pattern).to("cuda"), ops.zeros((9, 3, 64), values.dtype, "cuda")
+    here = deal.SIMULATED or deal.compute_capability() == (9, 0)
+    assert (lstm_streamed.streamed(w, hs, "high") is not None) == (streamed and here)
 
 
 def test_gates_of_different_layouts_are_not_streamed():

@@ -48,9 +48,10 @@ class OnCores:
 class Streamed:
     """A recurrent weight and the kernels that stream it, on a GPU."""
 
-    def __init__(self, weight: BlockSparse, index: Any, batch: int):
+    def __init__(self, weight: BlockSparse, index: Any, batch: int, exact: bool):
         self._weight, self._index, self._units = weight, index, weight.shape[0]
-        tile = home("deal").rows_of_tile(batch, self._units)
+        self._size, self._exact = weight.block_size, exact
+        tile = home("deal").rows_of_tile(batch, self._units, exact)
         self.parts = WARPS * -(-batch // tile)  # of the gradient of the bias
 
     def takes(self, x: DeviceArray, weight: BlockSparse) -> bool:
@@ -59,6 +60,8 @@ class Streamed:
         values, index = weight.values, index_beside(weight.stored_layout, x)
         return (
             not weight.is_transposed
+            and self._size == deal.B
+            and not self._exact
             and x.shape[2] % deal.B == 0
             and 0 < values.shape[0] <= self._weight.values.shape[0] * MOST_INPUTS
             and values.address % 16 == 0
@@ -71,9 +74,8 @@ class Streamed:
         """All steps, from the first h and c on; `inputs` to be multiplied here are x and its
         weight."""
         kernels, counters = home("forward_steps"), self._counters(gates.shape[0])
-        index = self._index
         # Units beyond the last are zeros of h, and NaN * 0 is NaN.
-        values = inside(self._weight, units=self._units)
+        values, index = self._joined(inside(self._weight, units=self._units), True)
         if inputs is not None:
             x, weight = inputs
             blocks = inside(weight, units=self._units) if self._missing else weight.values
@@ -87,7 +89,8 @@ class Streamed:
             self._clear(bias)
         states = [self._wide(a) for a in (kept, hs, cs)]
         arrays = map(_aligned, (gates, bias, *states))
-        kernels.forward(*arrays, _as_operands(values), index, counters, inputs)
+        values = values if self._exact else _as_operands(values)
+        kernels.forward(*arrays, values, index, counters, inputs, self._size, self._exact)
         self._narrow(states[1:], (hs, cs))
         self._clear(gates)
 
@@ -99,9 +102,18 @@ class Streamed:
         self._clear(gates)
         kept, cs, dy, of_c = (self._wide(a) for a in (kept, cs, dy, dc))
         arrays = map(_aligned, (gates, kept, cs, dy, dgates, of_c, dbias))
-        values = self._weight.values  # columns of rows beyond the last unit are stored nowhere
-        kernels.backward(*arrays, values, self._index, counters)
+        # Columns of rows beyond the last unit are stored nowhere.
+        values, index = self._joined(self._weight.values, False)
+        kernels.backward(*arrays, values, index, counters, self._size, self._exact)
         self._narrow([of_c], [dc])
+
+    def _joined(self, values: DeviceArray, by_gate: bool) -> tuple[DeviceArray, Index]:
+        """Blocks of the kernels' size, and their index."""
+        if self._size == home("deal").B:
+            return values, self._index
+        blocks = home("blocks")
+        layout, parts = planned(self._index, blocks.joined, self._size, by_gate)
+        return blocks.as_blocks(gapless(values), parts), index_beside(layout, values)
 
     @property
     def _missing(self) -> int:
@@ -124,9 +136,8 @@ class Streamed:
     def _clear(self, gates: DeviceArray) -> None:
         """Zeros for gates, or their bias, beyond the last unit, where zeros are missing."""
         if self._missing:
-            B = home("deal").B
-            blocks = gates.reshape(*gates.shape[:-1], -1, GATES, B)
-            beyond = blocks[..., -1, :, self._units % B :]
+            blocks = gates.reshape(*gates.shape[:-1], -1, GATES, self._size)
+            beyond = blocks[..., -1, :, self._units % self._size :]
             write(beyond, zeros(beyond.shape, gates.dtype, "cuda"))
 
     def _counters(self, steps: int) -> DeviceArray:
@@ -137,20 +148,36 @@ class Streamed:
 def streamed(weight_hh: BlockSparse, hs: Any, precision: str) -> Streamed | OnCores | None:
     """The kernels for this weight and states (time + 1, batch, units), or None where none serve.
 
-    On a GPU float32 has them for "high" precision, and for so many steps that a copy of the weight
-    pays.
+    On a GPU float32 has them for so many steps that a copy of the weight pays.
     """
     if weight_hh.is_transposed:
         return None
     if not isinstance(hs, DeviceArray):
         values, index = weight_hh.values, weight_hh.stored_layout.index
         return OnCores(values, index) if home("cpu_steps").serves(values, *hs.shape[1:]) else None
-    if hs.itemsize == 4 and (precision != "high" or hs.shape[0] <= FEW_STEPS):
+    if (hs.itemsize == 4 or weight_hh.block_size != 32) and hs.shape[0] <= FEW_STEPS:
         return None
+    exact = hs.itemsize == 4 and precision != "high"
     deal = home("deal")
     values, index = weight_hh.values, index_beside(weight_hh.stored_layout, hs)
-    serves = deal.serves(values, index, *hs.shape[1:])
-    return Streamed(weight_hh, index, hs.shape[1]) if serves else None
+    serves = deal.serves(values, index, *hs.shape[1:]) and _joining_pays(
+        index, weight_hh, hs, exact
+    )
+    return Streamed(weight_hh, index, hs.shape[1], exact) if serves else None
+
+
+def _joining_pays(index: Index, weight: BlockSparse, hs: DeviceArray, exact: bool) -> bool:
+    """Whether steps are shorter by blocks that are put together of small ones; of others, yes."""
+    deal, size = home("deal"), weight.block_size
+    if size >= deal.B or exact:
+        return size >= deal.B
+    least = weight.values.size // (GATES * deal.B**2) / deal.places()
+    if least > deal.SOON[hs.itemsize]:  # as it is with hardly any zeros between
+        return False
+    (layout, _), (_, *state) = planned(index, home("blocks").joined, size, True), hs.shape
+    tiles = -(-state[0] // deal.rows_of_tile(*state, False))
+    soon: bool = planned(index_beside(layout, hs), deal.ends_soon, tiles, hs.itemsize)[0]
+    return soon
 
 
 def _stacked(index: Index, below: Layout) -> tuple[Layout]:

@@ -20,7 +20,8 @@ On the CPU, `cpu_steps` runs many steps with their products at once.
 
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
 each: `deal` shares out the work, `producers` load the weights and rows, `steps` multiplies and adds
-what several blocks of threads have of a line, `units` says which sums a thread has.
+what several blocks of threads have of a line, `units` says which sums a thread has. `blocks` makes
+blocks of 32 x 32 of others, `exact` multiplies float32 with all its bits.
 """
 
 GATES = 4

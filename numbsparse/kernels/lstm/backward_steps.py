@@ -3,7 +3,7 @@
 dh = dy + dgates @ w.T of a step is a line's sums in registers; with them a thread computes the
 gates' gradients of the step before, which are the operand of the next product. They may take the
 place of the gates, and c after a step is computed again from these and c before. float32 operands
-are truncated to tf32.
+are truncated to tf32, unless `exact`.
 """
 
 from functools import cache
@@ -13,15 +13,16 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, B, rows_of_tile
+from numbsparse.kernels.lstm.deal import KINDS, LINE, B, rows_of_tile
+from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
-from numbsparse.kernels.lstm.producers import LINE, Ring
+from numbsparse.kernels.lstm.producers import Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
-    COLUMNS,
     DOWN,
     SUMS,
     TWOS,
+    column_of,
     eights,
     exchange,
     row_of,
@@ -35,6 +36,7 @@ RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
     4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True),
 }
+EXACT = RINGS[4]._replace(STAGES=2 if SIMULATED else 6, exact=True)
 OF_UNITS = 1, *SUMS
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
@@ -51,20 +53,23 @@ class Given(NamedTuple):
     dbias: DeviceArray
 
 
-def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived):
+def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, block=B, exact=False):
     """dgates[t - 1] from dgates[t], the last one first.
 
     dc is the gradient of c[t] before and after; dbias, float32 (for each tile of the batch WARPS at
     least, 4 * width), is added to. The rest is as in `forward_steps`, but for `values`, which are
-    as they are stored.
+    as they are stored, or as `joined` made them not by gate.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    tile = rows_of_tile(batch, units)
-    ring = RINGS[dgates.itemsize]._replace(tile=tile, tiled=batch > tile)
+    tile = rows_of_tile(batch, units, exact)
+    ring = (EXACT if exact else RINGS[dgates.itemsize])._replace(
+        tile=tile, tiled=batch > tile, block=block
+    )
     item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
-    operands = (values, (ring.FEW, B, B)), (panels, (ring.FEW * B // panel, tile, panel))
+    weight = weights(values, index, ring) if exact else (values, (ring.FEW, B, B))
+    operands = weight, (panels, (ring.FEW * B // panel, tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
@@ -78,11 +83,13 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     ITEM = ring.ITEM
     dz, w = Operand(LINE, LINE * ring.tile, group=ring.GROUP), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)
-    TILE, first = ring.tile, DOWN - ring.tile // 32
-    load = one_by_one(lambda k: loading(kind, first + k, TILE, dropped), DOWN - first)
-    finish_rows = one_by_one(lambda k: finishing(kind, first + k, TILE, dropped), DOWN - first)
+    if ring.exact:
+        multiply = multiplying_read(ring)
+    TILE, first, how = ring.tile, DOWN - ring.tile // 32, (ring.tile, dropped, ring.block)
+    load = one_by_one(lambda k: loading(kind, first + k, *how), DOWN - first)
+    finish_rows = one_by_one(lambda k: finishing(kind, first + k, *how), DOWN - first)
     store_rows = one_by_one(lambda k: storing_states(first + k, TILE), DOWN - first)
-    WORDS = DOWN * eights(kind).WORDS
+    WORDS, add_own = DOWN * eights(kind).WORDS, adding_biases(TILE, ring.block)
     OF_GATES = GATES * WORDS
 
     @cuda.jit(device=True)
@@ -94,7 +101,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     @cuda.jit(device=True)
     def rest(sums, loaded, given, where):
         store_rows(sums, loaded, given, where)
-        add_biases(loaded[5], given.dbias, where, TILE)
+        add_own(loaded[5], given.dbias, where)
 
     run = multiplying(ring, multiply, 1, (None, load, finish, rest), AHEAD)
 
@@ -113,19 +120,20 @@ OF_STATE, GRADIENTS = DOWN * 8, (GATES + 1, 2)  # of gates and c
 
 
 @cache
-def loading(kind: str, down: int, TILE: int, dropped: bool) -> Any:
+def loading(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
     """What the gradients of eight units take besides their sums."""
     WORDS, load_eight, *_ = eights(kind)
     Z, STATE, OWN, load_floats = down * GATES * WORDS, down * 8, down * WORDS, eights("tf32").load
+    column_of_unit = column_of(block)
 
     @cuda.jit(device=True)
     def load(loaded, given, where):
         z, slope, share, before, of_c, _ = loaded
         (line, first_row, top, batch, units, width), unit = where, unit_of_eight()
         n = min(top + row_of(down, TILE), batch - 1)
-        i = (first_row + n) * width + line * COLUMNS + unit
+        i = (first_row + n) * width + column_of_unit(line, unit, width)
         for gate in range(GATES):
-            load_eight(given.gates, i + gate * B, z, Z + gate * WORDS)
+            load_eight(given.gates, i + gate * block, z, Z + gate * WORDS)
         unit = min(line * B + unit, units - 8)
         at = (first_row + n) * units + unit
         load_eight(given.dy, at, slope, OWN)
@@ -138,10 +146,10 @@ def loading(kind: str, down: int, TILE: int, dropped: bool) -> Any:
 
 
 @cache
-def finishing(kind: str, down: int, TILE: int, dropped: bool) -> Any:
+def finishing(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
     """The gradients of eight units; those of the gates to their places."""
     WORDS, _, store_eight, *_ = eights(kind)
-    Z = down * GATES * WORDS
+    Z, column_of_unit, SMALL = down * GATES * WORDS, column_of(block), block < B
     compute = one_by_one(lambda k: computing(kind, down, k, TILE, dropped), TWOS)
 
     @cuda.jit(device=True)
@@ -150,10 +158,11 @@ def finishing(kind: str, down: int, TILE: int, dropped: bool) -> Any:
         z = loaded[0]
         (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
         n = top + row_of(down, TILE)
-        i = (first_row + n) * width + line * COLUMNS + unit
-        if n < batch:
+        i = (first_row + n) * width + column_of_unit(line, unit, width)
+        beyond = SMALL and GATES * (line * B + unit) >= width
+        if n < batch and not beyond:
             for gate in range(GATES):
-                store_eight(given.dgates, i + gate * B, z, Z + gate * WORDS)
+                store_eight(given.dgates, i + gate * block, z, Z + gate * WORDS)
 
     return finish
 
@@ -215,16 +224,25 @@ def fold_biases(biases):
     fold(biases, 2, 4)
 
 
-@cuda.jit(device=True)
-def add_biases(biases, dbias, where, rows):
-    line, _, top, _, _, width = where
-    warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
-    k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
-    column = line * COLUMNS + lane % 4 * 8 + k // GATES * 2 + k % GATES * B
-    at = (top // rows * WARPS + warp) * width + column
-    a, b, c, d = dbias[at], dbias[at + 1], dbias[at + B], dbias[at + B + 1]
-    dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
-    dbias[at + B], dbias[at + B + 1] = c + biases[1, 0], d + biases[1, 1]
+@cache
+def adding_biases(TILE: int, block: int) -> Any:
+    column_of_unit, SMALL = column_of(block), block < B
+
+    @cuda.jit(device=True)
+    def add(biases, dbias, where):
+        line, _, top, _, _, width = where
+        warp, lane = int64(cuda.threadIdx.x // 32), int64(cuda.threadIdx.x % 32)
+        k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
+        unit = lane % 4 * 8 + k // GATES * 2
+        column = column_of_unit(line, unit, width) + k % GATES * block
+        at = (top // TILE * WARPS + warp) * width + column
+        a, b, c, d = dbias[at], dbias[at + 1], dbias[at + block], dbias[at + block + 1]
+        if SMALL and GATES * (line * B + unit) >= width:
+            return
+        dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
+        dbias[at + block], dbias[at + block + 1] = c + biases[1, 0], d + biases[1, 1]
+
+    return add
 
 
 @cuda.jit(device=True)

@@ -17,36 +17,47 @@ from numbsparse.kernels.parts.plans import on_gpu_of, planned, scratch
 from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
+SIZES = 8, 16, B, 64  # of blocks that they take
+LINE = 128  # bytes of a line of the gates' gradient in shared memory
 UNITS = 8  # of a state: its rows begin at multiples of 16 bytes
-# Of the state, where not each line of a tile has a place of its own: beyond, the products of a step
-# fill the GPU: 1.2 to 1.7 times as fast (H200).
-MOST_ROWS = 256
+# Of the state, where there are more lines of its tiles than CROWDED times the places.
+MOST_ROWS, CROWDED = 256, 1.5
 BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the other multiplies
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
+# Reads after which the last place ends a step, by bytes of an item: where small blocks that are put
+# together take no longer, a step takes less than the two launches that it takes by itself (H200).
+SOON = {2: 10, 4: 8}
 
 
 def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
-    """Whether the streaming kernels take this weight, (blocks, 32, 32), and such a state.
+    """Whether the streaming kernels take this weight and such a state.
 
-    Of units that are no multiple of UNITS they take a state with zeros for those that are missing.
+    Of units that are no multiple of UNITS they take a state with zeros for those that are missing,
+    of other blocks than 32 x 32 those that `blocks.joined` makes of them.
     """
+    columns = (index.columns.indptr.size - 1) * values.shape[1]
     return (
         values.size > 0
-        and values.shape[1] == B
+        and values.shape[1] in SIZES
+        and columns * values.itemsize % LINE == 0
         and batch > 0
-        and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= places())
+        and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= CROWDED * places())
         and values.address % 16 == 0
         and (SIMULATED or compute_capability() == (9, 0))
         and planned(index, in_fours)[0]
     )
 
 
-def rows_of_tile(batch: int, units: int) -> int:
-    """Half as many, and of the gates, where each such of a line has a place of its own."""
+def rows_of_tile(batch: int, units: int, exact: bool) -> int:
+    """Half as many, and of the gates, where most of such have a place of their own.
+
+    Of what is `exact` half a tile is multiplied in the time of a whole one: where places are idle.
+    """
     half = ROWS // 2
-    return half if -(-units // B) * -(-batch // half) <= places() else ROWS
+    most = 0.375 if exact and batch > half else 1.25
+    return half if -(-units // B) * -(-batch // half) <= most * places() else ROWS
 
 
 def places() -> int:
@@ -111,7 +122,7 @@ def deal(
     """
     blocks, others, indptr = _reads(index, transposed, blocks_of_read)
     lines = indptr.size - 1
-    (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
+    _, (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
     part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
     by_tile = np.argsort(tile, kind="stable")
@@ -143,8 +154,16 @@ def deal(
     )
 
 
-def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
-    """(the `even_pieces` with which the last place ends first, the place of each)."""
+def ends_soon(index: Index, tiles: int, itemsize: int) -> tuple[bool]:
+    """Whether a step does, forward and backward at the mean."""
+    few = GATES if itemsize == 2 else GATES // 2
+    reads = _reads(index, False, GATES), _reads(index, True, few)
+    ends = [_cut(np.tile(np.diff(indptr), tiles), places())[0] for _, _, indptr in reads]
+    return (sum(ends) <= 2 * SOON[itemsize],)
+
+
+def _cut(lengths: np.ndarray, places: int) -> tuple[Any, Any, np.ndarray]:
+    """(when the last place ends, the `even_pieces` by which it is soonest, the place of each)."""
     fair, longest = max(-(-int(lengths.sum()) // places), 1), max(int(lengths.max()), 1)
     found: Any = None
     for most in np.unique(np.geomspace(longest, min(fair, longest), 8).round().astype(int))[::-1]:
@@ -153,7 +172,7 @@ def _cut(lengths: np.ndarray, places: int) -> tuple[Any, np.ndarray]:
         owners, end = dealt(cost, places, longest_first=True)
         if found is None or end < found[0]:
             found = end, pieces, owners
-    return found[1:]
+    return found
 
 
 def _reads(

@@ -5,8 +5,8 @@ in registers. So a step reads the kept weights once, little else, and writes no 
 Inputs with few blocks are multiplied here, before the rows of h, while these are computed. Of two
 blocks of threads on a multiprocessor one computes gates while the other multiplies.
 
-float32 operands are rounded to tf32, and like 16-bit floats have few bits of a tanh near 0. `wgmma`
-needs the terms of such a sum contiguous, so there `values` are `transposed_blocks`.
+float32 operands are rounded to tf32, unless `exact`, and like 16-bit floats have few bits of a tanh
+near 0. `wgmma` needs the terms of such a sum contiguous: there `values` are `transposed_blocks`.
 """
 
 from functools import cache
@@ -19,7 +19,8 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, rows_of_tile
-from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid
+from numbsparse.kernels.lstm.exact import multiplying_read, weights
+from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid, tanh
 from numbsparse.kernels.lstm.producers import Ring
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
@@ -27,6 +28,7 @@ from numbsparse.kernels.lstm.units import (
     DOWN,
     SUMS,
     TWOS,
+    column_of,
     loading_two,
     row_of,
     storing_twos,
@@ -39,6 +41,7 @@ RINGS = {
     2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
     4: Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 4),
 }
+EXACT = RINGS[4]._replace(STAGES=2 if SIMULATED else 5, exact=True)
 
 
 class Given(NamedTuple):
@@ -51,18 +54,24 @@ class Given(NamedTuple):
     c: DeviceArray
 
 
-def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None):
+def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None, block=B, exact=False):
     """All steps, of gates (time, batch, 4 * width) and kept (time, batch, units).
+
+    `block` is of how many units the gates in memory are, and values and index as `joined` made them
+    by gate.
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
     step. With inputs, x (time, batch, features) and the values that it meets, gates hold
     nothing before, and the index is of both weights, those of h above those of x.
     """
     (batch, units), (steps, _, width) = c.shape[1:], gates.shape
-    tile = rows_of_tile(batch, units)
-    ring = RINGS[hs.itemsize]._replace(inputs=inputs is not None, tile=tile, tiled=batch > tile)
+    tile = rows_of_tile(batch, units, exact)
+    ring = (EXACT if exact else RINGS[hs.itemsize])._replace(
+        inputs=inputs is not None, tile=tile, tiled=batch > tile, block=block
+    )
     of_read, rows = (ring.FEW, B, B), (1, tile, B)
-    operands = [(values, of_read), (hs.reshape(1, -1, units), rows)]
+    weight = weights(values, index, ring) if exact else (values, of_read)
+    operands = [weight, (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
         operands += [(more, of_read), (x.reshape(1, -1, x.shape[2]), rows)]
@@ -80,14 +89,16 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
-    multiply = wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
-    count = ring.tile // 32 * TWOS
+    exact, multiply = ring.exact, wgmma(kind, 1, COLUMNS, B * ITEM // 32, h, w)
+    if exact:
+        multiply = multiplying_read(ring)
+    count, block = ring.tile // 32 * TWOS, ring.block
     places = [(*divmod(k, TWOS), ring.tile) for k in range(DOWN * TWOS - count, DOWN * TWOS)]
-    start = one_by_one(lambda k: starting(kind, *places[k], ring.inputs), count)
+    start = one_by_one(lambda k: starting(kind, *places[k], ring.inputs, block), count)
     load = one_by_one(lambda k: loading(kind, *places[k], dropped), count)
-    finish = one_by_one(lambda k: finishing(kind, *places[2 * k], dropped), count // 2)
-    rest = one_by_one(lambda k: storing_rest(kind, *places[2 * k]), count // 2)
-    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), True)
+    finish = one_by_one(lambda k: finishing(kind, *places[2 * k], dropped, exact), count // 2)
+    rest = one_by_one(lambda k: storing_rest(kind, *places[2 * k], block), count // 2)
+    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), not exact)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):
@@ -102,21 +113,21 @@ OF_GATES = GATES, *SUMS
 
 
 @cache
-def starting(kind: str, down: int, two: int, TILE: int, inputs: bool) -> Any:
+def starting(kind: str, down: int, two: int, TILE: int, inputs: bool, block: int) -> Any:
     """The x part, but where inputs are multiplied here, and bias of a two of each gate."""
-    take, FIRST = loading_two(kind), 2 * down
+    take, column_of_unit, FIRST = loading_two(kind), column_of(block), 2 * down
 
     @cuda.jit(device=True)
     def start(sums, given, where):
         line, first_row, top, batch, _, width = where
-        column = line * COLUMNS + unit_of(two)
+        column = column_of_unit(line, unit_of(two), width)
         at = (first_row + min(top + row_of(down, TILE), batch - 1)) * width + column
         for gate in range(GATES):
-            shift = take(given.bias, column + gate * B)
+            shift = take(given.bias, column + gate * block)
             for j in range(2):
                 sums[gate, two, FIRST + j] = shift[j]
             if not inputs:
-                part = take(given.gates, at + gate * B)
+                part = take(given.gates, at + gate * block)
                 for j in range(2):
                     sums[gate, two, FIRST + j] += part[j]
 
@@ -141,10 +152,10 @@ def loading(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
 
 
 @cache
-def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
+def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool, exact: bool) -> Any:
     """Gates, c and h of four units, two and two neighbours; h to its place."""
     store = storing_twos(kind, two, down)
-    compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped), 4)
+    compute = one_by_one(lambda k: computing(two + k // 2, 2 * down + k % 2, dropped, exact), 4)
 
     @cuda.jit(device=True)
     def finish(sums, loaded, given, where):
@@ -158,37 +169,39 @@ def finishing(kind: str, down: int, two: int, TILE: int, dropped: bool) -> Any:
 
 
 @cache
-def storing_rest(kind: str, down: int, two: int, TILE: int) -> Any:
+def storing_rest(kind: str, down: int, two: int, TILE: int, block: int) -> Any:
     """Their gates and c, which no other unit takes."""
-    store, store_floats = storing_twos(kind, two, down), storing_twos("tf32", two, down)
+    store, store_floats = storing_twos(kind, two, down, block), storing_twos("tf32", two, down)
+    column_of_unit = column_of(block)
 
     @cuda.jit(device=True)
     def rest(sums, loaded, given, where):
         (state, _), (line, first_row, top, batch, units, width) = loaded, where
         n = top + row_of(down, TILE)
         left = units - line * B if n < batch else int64(0)
-        at = (first_row + n) * width + line * COLUMNS
+        at = (first_row + n) * width + column_of_unit(line, 0, width)
         for gate in range(GATES):
-            store(given.gates, at + gate * B, left, sums[gate])
+            store(given.gates, at + gate * block, left, sums[gate])
         store_floats(given.c, (first_row + n + batch) * units + line * B, left, state)
 
     return rest
 
 
 @cache
-def computing(two: int, i: int, dropped: bool) -> Any:
+def computing(two: int, i: int, dropped: bool, exact: bool) -> Any:
     """The gates and c of a unit take the place of their inputs, h that of its dropout factor."""
+    bent = tanh if exact else far_tanh
 
     @cuda.jit(device=True)
     def compute(sums, state, share):
         a_i, a_f = sigmoid(sums[0, two, i]), sigmoid(sums[1, two, i])
-        a_g, a_o = far_tanh(sums[2, two, i]), sigmoid(sums[3, two, i])
+        a_g, a_o = bent(sums[2, two, i]), sigmoid(sums[3, two, i])
         update = a_i * a_g
         if dropped:
             update *= share[two, i]
         after = a_f * state[two, i] + update
         sums[0, two, i], sums[1, two, i], sums[2, two, i], sums[3, two, i] = a_i, a_f, a_g, a_o
-        state[two, i], share[two, i] = after, a_o * far_tanh(after)
+        state[two, i], share[two, i] = after, a_o * bent(after)
 
     return compute
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from numba import cuda, int32, uint32
 
 from numbsparse.kernels.lstm import WARPS
-from numbsparse.kernels.lstm.deal import ROWS, B
+from numbsparse.kernels.lstm.deal import BLOCKS, LINE, ROWS, B
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
@@ -31,8 +31,6 @@ from numbsparse.kernels.ptx import (
 OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that copy
 THREADS = 32 * (WARPS + 2)
 
-LINE = 128  # bytes of a line of the gates' gradient in shared memory
-
 # `engine` is (tensor maps, reads, the place's first and last of them, how many places each tile
 # waits for, shared memory, its first item, barriers).
 
@@ -47,11 +45,23 @@ class Ring(NamedTuple):
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
     tile: int = ROWS  # rows of the batch
     tiled: bool = False  # whether it takes several tiles
+    block: int = B  # units whose input gates are neighbours in memory
+    exact: bool = False  # float32 weights in two parts, see `exact`
 
     @property
     def WEIGHTS(self) -> int:
         """Bytes of a stage's weights."""
-        return self.FEW * B * B * self.ITEM
+        return (1 + self.exact) * self.FEW * B * B * self.ITEM
+
+    @property
+    def BLOCKS(self) -> int:
+        """Of threads, on a multiprocessor: `exact` takes more registers."""
+        return 1 if self.exact else BLOCKS
+
+    @property
+    def WORD(self) -> int:
+        """Bytes of an item of shared memory."""
+        return 4 if self.exact else 2
 
     @property
     def ROWS(self) -> int:
@@ -75,9 +85,9 @@ class Ring(NamedTuple):
 @cache
 def copying(ring: Ring, rows: bool) -> Any:
     """copy(engine, of_steps, arrived): the weights of all reads, or the rows that they meet."""
-    STAGES, STAGE = ring.STAGES, ring.STAGE // 2
+    STAGES, STAGE = ring.STAGES, ring.STAGE // ring.WORD
     PANEL = LINE // ring.ITEM  # columns of the gates' gradient in a line
-    AFTER, BYTES = (ring.WEIGHTS // 2, ring.ROWS) if rows else (0, ring.WEIGHTS)
+    AFTER, BYTES = (ring.WEIGHTS // ring.WORD, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
     INPUTS, TILED, TRANSPOSED, TILE = ring.inputs, ring.tiled, ring.transposed, ring.tile
 

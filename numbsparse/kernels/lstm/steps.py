@@ -13,7 +13,7 @@ pieces of it say so. What the next step multiplies is stored first, the rest whe
 from functools import cache
 from typing import Any
 
-from numba import cuda, int64, uint16, uint32, uint64
+from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.launch import launch
@@ -56,7 +56,7 @@ def run_steps(
     `operands` are weights and the rows that they meet, and those of inputs, if any: each with its
     box. The rest is what the kernel takes.
     """
-    count, tiles = places(), -(-size[0] // ring.tile)
+    count, tiles = places() // (BLOCKS // ring.BLOCKS), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
     plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
     launch(
@@ -76,11 +76,12 @@ def streaming(ring: Ring, multiply_steps: Any) -> Any:
     """
     STAGES, BARS, TOLD = ring.STAGES, 2 * ring.STAGES + 1, 2 * ring.STAGES
     copy_weights, copy_rows = copying(ring, False), copying(ring, True)
-    limits = {} if SIMULATED else {"launch_bounds": (THREADS, BLOCKS)}
+    WORDS = float32 if ring.exact else uint16
+    limits = {} if SIMULATED else {"launch_bounds": (THREADS, ring.BLOCKS)}
 
     @cuda.jit(**limits)
     def kernel(maps, plan, given, arrived, of_steps, size):
-        shared = cuda.shared.array(0, uint16)
+        shared = cuda.shared.array(0, WORDS)
         bars = cuda.shared.array(BARS, uint64)
         place, warp = cuda.blockIdx.x, cuda.threadIdx.x // 32
         first, last = plan.read_starts[place], plan.read_starts[place + 1]
@@ -117,7 +118,7 @@ def multiplying(
     is (line, first row of the step, row of the batch that the tile begins with, batch, units,
     width).
     """
-    take, to_tuple = taking_reads(ring, multiply), from_local(4 * GROUPS * TWOS)
+    take = taking_reads(ring, multiply, GROUPS)
     (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
     BACK, TOLD = ring.transposed, 2 * ring.STAGES  # BACK: what is copied is of the step after
 
@@ -140,7 +141,7 @@ def multiplying(
                 loads = ahead and many == 1  # then what is loaded is this thread's own
                 if loads:
                     load(loaded, given, where)
-                to_local(take(to_tuple(sums), number, count, engine), sums)
+                take(sums, number, count, engine)
                 whole = True
                 if many > 1:
                     own, origin = part * WARPS + warp, first_part * WARPS + warp
@@ -161,12 +162,26 @@ def multiplying(
 
 
 @cache
-def taking_reads(ring: Ring, multiply: Any) -> Any:
-    STAGE, STAGES, AFTER = ring.STAGE // 2, ring.STAGES, ring.AFTER // 2
+def taking_reads(ring: Ring, multiply: Any, GROUPS: int) -> Any:
+    """take(sums, number, count, engine): products of reads, from read `number` of all steps on."""
+    STAGE, STAGES, AFTER = ring.STAGE // ring.WORD, ring.STAGES, ring.AFTER // ring.WORD
+    to_tuple, ROWS = from_local(4 * GROUPS * TWOS), ring.WEIGHTS // ring.WORD
 
     @cuda.jit(device=True)
-    def take(acc, number, count, engine):
-        """acc + the products of `count` reads from read `number` of all steps on."""
+    def take_exact(sums, number, count, engine):
+        _, _, _, _, _, shared, base, bars = engine
+        stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
+        for _ in range(count):
+            mbarrier_wait(bars, stage, parity)
+            at = int64(base + stage * STAGE)
+            multiply(sums, shared, at + ROWS, at)
+            if cuda.threadIdx.x % 32 == 0:
+                mbarrier_arrive(bars, STAGES + stage)
+            stage, parity = following(stage, parity, STAGES)
+
+    @cuda.jit(device=True)
+    def take(sums, number, count, engine):
+        acc = to_tuple(sums)
         _, _, _, _, _, shared, base, bars = engine
         stage, parity = uint32(number % STAGES), uint32(number // STAGES % 2)
         for _ in range(count):
@@ -176,9 +191,9 @@ def taking_reads(ring: Ring, multiply: Any) -> Any:
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, parity = following(stage, parity, STAGES)
-        return acc
+        to_local(acc, sums)
 
-    return take
+    return take_exact if ring.exact else take
 
 
 @cuda.jit(device=True)

@@ -59,6 +59,24 @@ def unit_of_four(two):
 
 
 @cache
+def column_of(block: int) -> Any:
+    """(line, unit, width) -> where a row of gates has the input gate of a line's unit, of 32.
+
+    The other gates follow, each `block` further on. Units beyond the last block have its columns.
+    """
+    LINES, OTHERS = max(block // B, 1), (GATES - 1) * block
+
+    @cuda.jit(device=True)
+    def column(line, unit, width):
+        if block < B:
+            at = line * COLUMNS + unit + unit // block * OTHERS
+            return min(at, width - GATES * block + unit % block)
+        return line * B + line // LINES * OTHERS + unit
+
+    return column
+
+
+@cache
 def loading_two(kind: str) -> Any:
     """(array, at) -> two float32; of 16-bit floats, the array is of words."""
     FLOAT32, unpack = kind == "tf32", UNPACK.get(kind, unpack_half2)
@@ -74,12 +92,13 @@ def loading_two(kind: str) -> Any:
 
 
 @cache
-def storing_twos(kind: str, two: int, down: int) -> Any:
+def storing_twos(kind: str, two: int, down: int, block: int = B) -> Any:
     """(array, at, left, values): the twos `two` and `two + 1` of a row of SUMS.
 
-    They belong at item `at` + their units, those under `left`, a multiple of 8. All threads of a
-    warp call it.
+    They belong at item `at` + their units, those under `left`, a multiple of 8; and between those
+    of two blocks are the other gates of the first. All threads of a warp call it.
     """
+    OTHERS = (GATES - 1) * block if block < B else 0
     pack: Any = PACK.get(kind)
     NEXT, A, C = two + 1, 2 * down, 2 * down + 1
 
@@ -89,14 +108,16 @@ def storing_twos(kind: str, two: int, down: int) -> Any:
         if pack is None:
             unit, following = unit_of(two), unit_of(NEXT)
             if unit < left:
-                store_2xu32(array, at + unit, as_uint32(a), as_uint32(b))
+                at_unit = at + unit + unit // block * OTHERS
+                store_2xu32(array, at_unit, as_uint32(a), as_uint32(b))
             if following < left:
-                store_2xu32(array, at + following, as_uint32(c), as_uint32(d))
+                at_unit = at + following + following // block * OTHERS
+                store_2xu32(array, at_unit, as_uint32(c), as_uint32(d))
         else:
             low, high = exchanged(pack(a, b), pack(c, d), cuda.threadIdx.x % 2, 1)
             unit = unit_of_four(two)
             if unit < left:
-                store_2xu32(array, (at + unit) >> 1, low, high)
+                store_2xu32(array, (at + unit + unit // block * OTHERS) >> 1, low, high)
 
     return store
 
