@@ -64,6 +64,12 @@ class Index:
     made: Any = None  # of one made on the GPU, what is known there: see kernels/coordinates.py
     replays: dict[Any, Any] = field(default_factory=dict, repr=False)  # see device/replay.py
 
+    def __post_init__(self) -> None:
+        """On the host arrays are read-only: for others what plans would be compiled once more."""
+        for array in (*self.rows, *self.columns, self.block_rows, self.block_columns):
+            if isinstance(array, np.ndarray):
+                _read_only(array)
+
 
 class Layout:
     """The kept blocks of a block-sparse matrix, in the order of SciPy's BSR format.
@@ -180,7 +186,7 @@ class Layout:
         indptr, lines, blocks = self._rows
         by_column = scipy.sparse.csr_array((blocks, lines, indptr), shape=self.shape).tocsc()
         arrays = by_column.indptr, by_column.indices, by_column.data
-        return Index(self._rows, Walk(*map(_read_only, arrays)), self._block_rows, lines)
+        return Index(self._rows, Walk(*arrays), self._block_rows, lines)
 
     @cached
     def n_blocks(self) -> int:

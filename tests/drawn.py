@@ -31,7 +31,7 @@ from numbsparse.kernels.simd import lanes
 DRAWS, SEED = (int(os.environ.get(f"NUMBSPARSE_{n}", d)) for n, d in (("DRAWS", 1), ("SEED", 0)))
 TRIES = 60  # searches for a case
 DEAD_ENDS = 8  # of one search
-EACH = 8  # cases that a test checks: most are quicker than a test is begun
+TESTS = 32  # that share the cases of a place: most are quicker than a test is begun
 
 Case = dict[str, Any]
 Meeting = frozenset[tuple[str, Any]]
@@ -178,7 +178,10 @@ class Left:
 
 
 class Suite:
-    """The covering cases of each place, for `check(place, case, number)`."""
+    """The covering cases of each place, for `check(place, case, number)`.
+
+    They are drawn when the first test takes them: where other tests are looked for nobody waits.
+    """
 
     def __init__(
         self,
@@ -187,32 +190,36 @@ class Suite:
         check: Callable[[str, Case, int], None],
     ):
         self.allowed, self.check = allowed, check
-        places = ["cpu", *["cuda"] * device.is_available()]
-        self.parts: dict[str, list[tuple[Space, list[Case]]]] = {place: [] for place in places}
-        self.cases: dict[str, list[Case]] = {place: [] for place in places}
-        for place in places:
+        self.places = ["cpu", *["cuda"] * device.is_available()]
+        self.spaces: dict[str, list[Space]] = {place: [] for place in self.places}
+        self.drawn: dict[str, list[tuple[Space, list[Case]]]] = {}
+        for place in self.places:
             self.add(place, factors_of(place))
 
     def add(
         self, place: str, factors: dict[str, list], groups: Sequence[tuple[str, ...]] = ()
     ) -> None:
         """More cases: of few choices, say, so that one mistake does not hide behind another."""
-        space = Space(factors, partial(self.allowed, place), groups)
-        self.parts[place].append((space, space.covering()))
-        self.cases[place] += self.parts[place][-1][1]
+        self.spaces[place].append(Space(factors, partial(self.allowed, place), groups))
+
+    def parts(self, place: str) -> list[tuple[Space, list[Case]]]:
+        if place not in self.drawn:
+            self.drawn[place] = [(space, space.covering()) for space in self.spaces[place]]
+        return self.drawn[place]
 
     def numbers(self) -> list[tuple[str, int]]:
         """(place, number of the first case) of each test."""
-        return [(place, n) for place in self.cases for n in range(0, len(self.cases[place]), EACH)]
+        return [(place, first) for place in self.places for first in range(TESTS)]
 
     def run(self, place: str, first: int) -> None:
-        for number, case in enumerate(self.cases[place][first : first + EACH], first):
-            print(number, case)  # the last one is the one that fails
-            self.check(place, case, number)
+        cases = [case for _, some in self.parts(place) for case in some]
+        for number in range(first, len(cases), TESTS):
+            print(number, cases[number])  # the last one is the one that fails
+            self.check(place, cases[number], number)
 
     def check_left_out(self, place: str) -> None:
         """That what meets in no case is allowed in none; says how much meets."""
-        for space, cases in self.parts[place]:
+        for space, cases in self.parts(place):
             everything = space.meetings()
             left = everything.difference(*map(space.meetings_of, cases))
             met, n = len(everything) - len(left), len(everything)

@@ -10,8 +10,6 @@ FEW_ROWS = {  # dtype, rows at once, and the sizes of blocks: each with and with
     ("float32", 2): (8,),
     ("float32", 4): (16, 128),
     ("float32", 8): (64,),
-    ("float64", 1): (4,),
-    ("float64", 2): (8,),
     ("float64", 4): (32,),
 }
 

@@ -375,7 +375,7 @@ def check_gradient(place, case, draw, window, pattern, how):
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 
 SUITE = Suite(factors_of, allowed, check)
-if "cuda" in SUITE.cases:
+if "cuda" in SUITE.places:
     SUITE.add("cuda", of_copy_engine())
 
 
@@ -384,13 +384,13 @@ def test_every_two_choices(place, number):
     SUITE.run(place, number)
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
     SUITE.check_left_out(place)
 
 
-@pytest.mark.skipif("cuda" not in SUITE.cases, reason="no GPU and no simulator")
+@pytest.mark.skipif("cuda" not in SUITE.places, reason="no GPU and no simulator")
 def test_pixels_longer_than_a_line_of_the_cache(monkeypatch):
     """Where they begin anywhere they are copied, so that each begins at a line: with gaps."""
     monkeypatch.setattr(sys.modules[__name__], "grid_of", lambda _, size: (-(-80 // size),) * 2)
@@ -414,7 +414,7 @@ def test_pixels_longer_than_a_line_of_the_cache(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_drawn(place):
     @draws(20, place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))

@@ -275,7 +275,7 @@ def test_streamed(number, monkeypatch):
         pytest.skip("takes a GPU of compute capability 9.0, or the simulator")
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
     SUITE.check_left_out(place)
@@ -323,7 +323,7 @@ def test_both_factors_of_a_square_err_alike():
     assert near.squared().error >= (3.001**2 - 9) * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_drawn(place):
     @draws(10 if place == "cpu" else 4, "cells", place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))

@@ -256,7 +256,7 @@ def test_every_two_choices(place, number):
     SUITE.run(place, number)
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 @pytest.mark.slow
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
@@ -264,7 +264,7 @@ def test_pairs_that_are_left_out_are_in_no_case(place):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_drawn(place):
     @draws(200 if place == "cpu" else 30, "optimizers", place)
     @given(case=drawn(factors_of(place), allowed), number=st.integers(0, 2**32 - 1))

@@ -314,7 +314,7 @@ def sampled(x, dy, pattern, size):
 pytestmark = pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
 
 SUITE = Suite(factors_of, allowed, check)
-for each_place in SUITE.cases:
+for each_place in SUITE.places:
     few = factors_of(each_place) | ORDINARY
     few["library"] = ["numpy"] if each_place == "cpu" else ["numpy", "numbsparse"]
     if SIMULATED and each_place == "cuda":
@@ -333,14 +333,14 @@ def test_every_two_choices(place, number):
     SUITE.run(place, number)
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 @pytest.mark.slow
 def test_pairs_that_are_left_out_are_in_no_case(place):
     """`pytest -s -k left_out` says how many cases there are, and how many pairs they cover."""
     SUITE.check_left_out(place)
 
 
-@pytest.mark.parametrize("place", SUITE.cases)
+@pytest.mark.parametrize("place", SUITE.places)
 def test_drawn(place):
     @draws(20 if place == "cpu" or not SIMULATED else 7, place)
     @given(case=drawn(factors_of(place), partial(allowed, place)), number=st.integers(0, 2**32 - 1))

@@ -9,7 +9,7 @@ import pytest
 import scipy.sparse
 
 import numbsparse as ns
-from numbsparse.layout import Layout, positions_among
+from numbsparse.layout import Index, Layout, Walk, positions_among
 
 PATTERNS = {
     "dense": np.ones((3, 5), bool),
@@ -55,6 +55,14 @@ def test_index_is_int32_and_read_only(pattern):
     index = Layout(pattern).index
     for array in (*index.rows, *index.columns, index.block_rows, index.block_columns):
         assert array.dtype == np.int32
+        assert not array.flags.writeable
+
+
+def test_an_index_of_other_arrays_is_read_only_too():
+    """As those of convolutions and of gates are: plans are compiled once for all of them."""
+    walk = Walk(*(np.zeros(2, np.int32) for _ in range(3)))
+    index = Index(walk, walk, *np.zeros((2, 1), np.int32))
+    for array in (*index.rows, index.block_rows, index.block_columns):
         assert not array.flags.writeable
 
 

@@ -40,8 +40,8 @@ def tiles_of(size, monkeypatch):
 )
 def test_records_are_those_of_the_host_without_its_grouping(name, size, rng, monkeypatch):
     def neighbours(walk, n_inputs, count):
-        lines = np.arange(len(walk.indptr) - 1)
-        return np.append(lines, np.full(-lines.size % count, -1)).reshape(-1, count)
+        lines = np.arange(len(walk.indptr) - 1, dtype=np.int32)
+        return np.append(lines, np.full(-lines.size % count, -1, np.int32)).reshape(-1, count)
 
     monkeypatch.setattr(plan, "grouped", neighbours)
     monkeypatch.setattr(plan, "multiprocessors", lambda: 132)

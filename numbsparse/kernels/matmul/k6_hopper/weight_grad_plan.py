@@ -534,7 +534,7 @@ def cut_of(
     memory = 2.4  # times as long as from the L2 cache
     least = steps * max(from_l2(read, tile), memory * from_l2(first, tile))
     many = times.size > FEW_ROUNDS * places
-    order = np.arange(times.size) if many else np.argsort(times, kind="stable")[::-1]
+    order = np.arange(times.size) if many else np.argsort(times, kind="stable")[::-1].copy()
     sums = int(counts[order[order.size // places * places :]].sum()) * tile.B**2
     if is_deep(tile):
         adding = SUMS_OF_FEW, TO_ADD_FEW, SHORTEST_OF_FEW
