@@ -13,7 +13,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/compat": 409,
     "numbsparse/device": 4_157,
     "numbsparse/distributed": 2_071,
-    "numbsparse/jax": 733,
+    "numbsparse/jax": 736,
     "numbsparse/kernels": 3_425,
     "numbsparse/kernels/conv": 3_752,
     "numbsparse/kernels/ladder": 1_940,
@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 425,
     "numbsparse/simulator": 2_434,
-    "numbsparse/torch": 2_025,
+    "numbsparse/torch": 2_028,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

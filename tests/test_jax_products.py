@@ -291,6 +291,8 @@ with jax.default_device(CPU):
         (lambda: X[:, :8] @ W, ValueError, r"x takes the shape \(\.\.\., 12\) with this w"),
         (lambda: X.astype(np.float16) @ W, TypeError, "x and w take one dtype, got float16"),
         (lambda: W @ X.T[:, :, None], ValueError, "w @ x takes an x of one or two axes, got 3"),
+        (lambda: W @ jnp.ones((3, 2)), ValueError, r"in w @ x, x takes the.*got \(3, 2\)"),
+        (lambda: W @ jnp.ones(3), ValueError, rf"\({W.shape[1]}, batch\).*got \(3,\)"),
         *(
             (lambda change=change: X @ jax.tree.map(change, W), error, says)
             for change, error, says in (

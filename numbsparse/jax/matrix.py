@@ -183,6 +183,9 @@ def matmul(
         dense = _array("w", w)
         if dense.ndim > 2:
             raise ValueError(f"w @ x takes an x of one or two axes, got {dense.ndim}")
+        if dense.ndim == 0 or dense.shape[0] != x.shape[1]:
+            takes = f"in w @ x, x takes the shape ({x.shape[1]}, batch) with this w"
+            raise ValueError(f"{takes}, got {dense.shape}")
         return matmul(dense.T, x.T, precision=precision).T
     x = _array("x", x)
     if not isinstance(w, BlockSparse):

@@ -154,6 +154,9 @@ def matmul(
     if isinstance(x, BlockSparse):
         operators.check_dense("w", w)
         dense: Any = w
+        if dense.dim() == 0 or dense.shape[-min(dense.dim(), 2)] != x.shape[1]:
+            takes = f"in w @ x, x takes the shape ({x.shape[1]}, batch) with this w"
+            raise ValueError(f"{takes}, got {tuple(dense.shape)}")
         y = matmul(dense.mT if dense.dim() > 1 else dense, x.T, precision=precision)
         return y.mT if dense.dim() > 1 else y
     if not isinstance(w, BlockSparse):
