@@ -86,8 +86,6 @@ class BlockSparse(Blocks):
     (1, 0)
     """
 
-    ndim = 2
-
     if TYPE_CHECKING:
         values: Any  # the blocks as they are stored; the property below
 

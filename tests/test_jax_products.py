@@ -281,6 +281,10 @@ with jax.default_device(CPU):
     X, W = np.ones((2, 12), np.float32), matrix(dtype=np.float32)
 
 
+def test_a_matrix_has_two_axes():
+    assert W.ndim == W.T.ndim == len(W.shape)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [

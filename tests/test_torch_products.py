@@ -226,6 +226,10 @@ def with_values(values):
     return X @ w
 
 
+def test_a_matrix_has_two_axes():
+    assert W.ndim == W.T.ndim == len(W.shape)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [

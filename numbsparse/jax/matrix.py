@@ -37,7 +37,7 @@ class BlockSparse(Blocks):
 
     Attributes
     ----------
-    values, layout, shape : as given
+    values, layout, shape : as given; ndim : 2
     dtype : of the values
     block_size : B
     T : the transposed matrix, a view

@@ -26,7 +26,7 @@ class BlockSparse(Blocks):
 
     Attributes
     ----------
-    values, layout, shape : as given
+    values, layout, shape : as given; ndim : 2
     dtype, device : of the values
     T : the transposed matrix, a view
 
