@@ -210,7 +210,7 @@ def sddmm(
             return sddmm(b.T, a.T, layout.T, block_size=block_size, precision=precision).T
         handle, block_size = layout.handle, layout.own_size(block_size)
     else:
-        handle = Handle(layout)
+        handle = handle_of(layout)
     shape = a.shape[0], b.shape[1]
     size = ops.size_of_blocks(shape, handle.grid, block_size)
     how = (handle.word, *shape, size, ops.checked_precision(precision))
