@@ -265,6 +265,8 @@ def test_a_pytree_with_one_leaf():
     assert (half.dtype, half.shape, half.block_size) == (jnp.float16, (13, 10), 4)
     close(half.to_dense(), w.to_dense().astype(jnp.float16))
     assert "values=None" in repr(jax.tree.map(lambda v: None, w))
+    assert "values=Array(" in repr(jax.tree.map(lambda v: v.sum(), w))
+    assert "values of (2, 5, " in repr(jax.tree.map(lambda v: jnp.stack([v, v]), w))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -113,9 +113,10 @@ class BlockSparse(Blocks):
         return dense.T if self.is_transposed else dense
 
     def __repr__(self) -> str:
-        if hasattr(self.values, "shape"):
+        if len(shape := getattr(self.values, "shape", ())) == 3:
             return super().__repr__()
-        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, values={self.values!r})"  # a tree's
+        values = f"values of {shape}" if shape else f"values={self.values!r}"  # a tree's
+        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, {values})"
 
 
 def _flatten(w: BlockSparse) -> tuple[tuple[Any], Any]:
