@@ -362,16 +362,20 @@ def _bench(options: argparse.Namespace) -> None:
         places.append("cuda")
     if options.json is not None and len(places) > 1:
         options.error("--json takes one place: give --place cpu or --place cuda")
+    results: dict[str, Any] = {}
     if "cpu" in places:
-        run((), Options(quick=options.quick), json_file=options.json, place="cpu")
+        results |= run((), Options(quick=options.quick), json_file=options.json, place="cpu")
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
         if options.png is not None:
             matplotlib_figure()  # before the measuring: it may be missing
-        results = run(options.only, how, json_file=options.json)
+        results |= run(options.only, how, json_file=options.json)
         if options.png is not None:
             draw_headline(results, options.png)
             print(f"the figure is in {options.png}")
+    timed = [row.get("seconds", ()) for of in results.values() for row in of["rows"]]
+    for name in [name for name in OWN if not any(name in row for row in timed)]:
+        print(f"{name} was not timed: it serves none of these products, or --kernels leaves it out")
 
 
 def _plane(options: argparse.Namespace) -> None:

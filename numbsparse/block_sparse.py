@@ -86,8 +86,6 @@ class BlockSparse(Blocks):
     (1, 0)
     """
 
-    ndim = 2
-
     if TYPE_CHECKING:
         values: Any  # the blocks as they are stored; the property below
 
@@ -119,7 +117,7 @@ class BlockSparse(Blocks):
                 f"data has {data.shape[0]} blocks, but layout keeps {layout.n_blocks} blocks"
             )
         self.stored_layout, self.is_transposed = layout, False
-        self.shape = checked_shape("shape", shape, layout.shape, data.shape[1])
+        self._shape = checked_shape("shape", shape, layout.shape, data.shape[1])
 
     def _store(self, values: Any) -> None:
         """`w.values = values`: others of the shape that is there, as the constructor takes them."""
@@ -130,6 +128,7 @@ class BlockSparse(Blocks):
 
     if not TYPE_CHECKING:  # read by each product: in C
         values = property(attrgetter("_values"), _store)
+        shape = property(attrgetter("_shape"))  # of another one a product would read beyond x
 
     @property
     def data(self) -> np.ndarray | DeviceArray:
@@ -388,7 +387,7 @@ class BlockSparse(Blocks):
 def unchecked(values: Any, layout: Layout, shape: tuple[int, int]) -> BlockSparse:
     """What the constructor makes of values that fit, in a tenth of the time."""
     w = BlockSparse.__new__(BlockSparse)
-    w._values, w.stored_layout, w.shape, w.is_transposed = values, layout, shape, False
+    w._values, w.stored_layout, w._shape, w.is_transposed = values, layout, shape, False
     return w
 
 

@@ -17,6 +17,7 @@ class Blocks:
     stored_layout: Layout
     shape: tuple[int, int]
     is_transposed: bool
+    ndim = 2
     _place = ""  # what is told of it, if anything
     # NumPy steps back, so that `numpy_array @ w` reaches `w.__rmatmul__`.
     __array_ufunc__ = None

@@ -121,6 +121,12 @@ def test_transposed_data_on_device(w, put):
     np.testing.assert_array_equal(host(put(w).T.data), w.T.data)
 
 
+def test_a_matrix_keeps_its_shape(w):
+    """Of another one a product would read beyond x."""
+    with pytest.raises(AttributeError, match="property 'shape' of 'BlockSparse' object has no set"):
+        w.shape = (4, 4)
+
+
 @pytest.mark.parametrize("shape", [(2, 4, 4), (4, 4, 4), (3, 8, 8), (3, 4), (48,)])
 def test_values_of_another_shape_are_refused(shape, put):
     """A product would read beyond them."""

@@ -7,13 +7,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_299,
+    "numbsparse": 3_303,
     "numbsparse/autograd": 798,
-    "numbsparse/bench": 2_930,
+    "numbsparse/bench": 2_935,
     "numbsparse/compat": 409,
-    "numbsparse/device": 4_157,
+    "numbsparse/device": 4_161,
     "numbsparse/distributed": 2_071,
-    "numbsparse/jax": 733,
+    "numbsparse/jax": 737,
     "numbsparse/kernels": 3_425,
     "numbsparse/kernels/conv": 3_752,
     "numbsparse/kernels/ladder": 1_940,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_500,
     "numbsparse/kernels/ptx": 2_491,
     "numbsparse/machine_code": 341,
-    "numbsparse/nn": 7_864,
-    "numbsparse/ops": 5_729,
+    "numbsparse/nn": 7_878,
+    "numbsparse/ops": 5_739,
     "numbsparse/pages": 1_938,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 425,
     "numbsparse/simulator": 2_434,
-    "numbsparse/torch": 2_025,
+    "numbsparse/torch": 2_028,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

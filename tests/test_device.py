@@ -85,6 +85,14 @@ def test_values_arrive_in_the_byte_order_of_the_gpu(dtype):
     np.testing.assert_array_equal(array.numpy(), host)
 
 
+def test_an_array_that_is_there_comes_back_itself():
+    array = ns.to_device(np.ones(3))
+    assert ns.to_device(array) is array
+    assert ns.to_device(array, array.device) is array
+    with pytest.raises(TypeError, match=r"call \.numpy\(\)"):
+        ns.to_device(array, "cpu")
+
+
 OBJECTS = [None, [None, 1.0], np.array([{}]), np.zeros(2, [("a", object)])]
 
 

@@ -39,6 +39,14 @@ def test_json_holds_what_is_said(capsys, tmp_path, monkeypatch):
     assert found["cache"] == str(tmp_path)
 
 
+def test_without_a_gpu_none_is_described(monkeypatch):
+    """The driver's own error, of any kind, would say less."""
+    monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver: install it")
+    for question in (runtime.describe, runtime.n_devices):
+        with pytest.raises(RuntimeError, match="a GPU is needed here, but no driver: install it"):
+            question()
+
+
 def test_without_a_gpu_it_says_what_to_do(monkeypatch):
     monkeypatch.setattr(runtime, "why_unavailable", lambda: "no driver: install it")
     found = info.info(ns.__version__)

@@ -265,6 +265,8 @@ def test_a_pytree_with_one_leaf():
     assert (half.dtype, half.shape, half.block_size) == (jnp.float16, (13, 10), 4)
     close(half.to_dense(), w.to_dense().astype(jnp.float16))
     assert "values=None" in repr(jax.tree.map(lambda v: None, w))
+    assert "values=Array(" in repr(jax.tree.map(lambda v: v.sum(), w))
+    assert "values of (2, 5, " in repr(jax.tree.map(lambda v: jnp.stack([v, v]), w))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -281,6 +283,10 @@ with jax.default_device(CPU):
     X, W = np.ones((2, 12), np.float32), matrix(dtype=np.float32)
 
 
+def test_a_matrix_has_two_axes():
+    assert W.ndim == W.T.ndim == len(W.shape)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -291,6 +297,8 @@ with jax.default_device(CPU):
         (lambda: X[:, :8] @ W, ValueError, r"x takes the shape \(\.\.\., 12\) with this w"),
         (lambda: X.astype(np.float16) @ W, TypeError, "x and w take one dtype, got float16"),
         (lambda: W @ X.T[:, :, None], ValueError, "w @ x takes an x of one or two axes, got 3"),
+        (lambda: W @ jnp.ones((3, 2)), ValueError, r"in w @ x, x takes the.*got \(3, 2\)"),
+        (lambda: W @ jnp.ones(3), ValueError, rf"\({W.shape[1]}, batch\).*got \(3,\)"),
         *(
             (lambda change=change: X @ jax.tree.map(change, W), error, says)
             for change, error, says in (

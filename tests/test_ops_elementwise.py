@@ -266,6 +266,23 @@ def test_copies(home, form, rng):
     assert np.isnan(got[:, 1::2]).all()
 
 
+@in_all_homes
+def test_copies_within_one_array(home):
+    """As NumPy does: what was read is what was there before, by whichever thread."""
+    for target, source in (
+        (lambda a: a[1:], lambda a: a[:-1]),
+        (lambda a: a[:-2], lambda a: a[2:]),
+        (lambda a: a, lambda a: a.T),
+        (lambda a: a[:, ::2], lambda a: a[:, 10:]),
+        (lambda a: a, lambda a: a),
+    ):
+        a = home.send(np.arange(400.0).reshape(20, 20) % 127)
+        expected = home.fetch(a).copy()
+        target(expected)[...] = source(expected).copy()
+        ops.copy_into(target(a), source(a))
+        np.testing.assert_array_equal(home.fetch(a), expected)
+
+
 @on_both_places
 def test_copy_of_integers(home):
     indices = home.send([[1, 2**40], [-3, 4]], dtype="int64", form="T")
@@ -360,6 +377,11 @@ REFUSED = {
     "cast": (lambda: ops.cast(F32, "int32"), TypeError, "dtype takes .* got int32"),
     "copy": (lambda: ops.copy([1]), TypeError, "a takes .* got list"),
     "copy_into": (lambda: ops.copy_into(F32[:2], F32), ValueError, "target and source take"),
+    "copy_into what is read-only": (
+        lambda: ops.copy_into(np.broadcast_to(F32[0], 3), F32),
+        ValueError,
+        "target is written in place, and this array is read-only",
+    ),
     "broadcast_to": (lambda: ops.broadcast_to(F32, (3, 1)), ValueError, "shape takes"),
     "broadcast_to fewer": (lambda: ops.broadcast_to(F32, ()), ValueError, "shape takes"),
     "broadcast_to other": (lambda: ops.broadcast_to(F32, (2,)), ValueError, "shape takes"),

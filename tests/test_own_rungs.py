@@ -80,8 +80,20 @@ def test_the_command_line_times_a_file(tmp_path, capsys):
     assert sum("; mine " in line for line in shown) == 3  # of the two block sizes it takes one
 
 
+def test_a_file_that_nothing_times_is_named(tmp_path, capsys, monkeypatch):
+    """As the example's, of a GPU, where only the CPU is measured."""
+    mine = {"cpu": {"rows": [{"seconds": {"k0_cpu": 1.0, "mine": 2.0}}, {"launches": 3}]}}
+    monkeypatch.setattr("numbsparse.__main__.run", lambda *_, **__: mine)
+    words = ["bench", "--place", "cpu"]
+    for name in ("mine", "other"):
+        (tmp_path / f"{name}.py").write_text(FILE)
+        words += ["--rung", str(tmp_path / f"{name}.py")]
+    command_line.main(words)
+    assert capsys.readouterr().out.startswith("other was not timed: it serves none of these")
+
+
 def test_a_file_takes_no_modules_place(tmp_path, monkeypatch):
-    monkeypatch.setattr("numbsparse.__main__.run", lambda *_, **__: None)
+    monkeypatch.setattr("numbsparse.__main__.run", lambda *_, **__: {})
     monkeypatch.setattr(sys, "path", [*sys.path])
     for name in ("numpy", "fractions_of_mine", "this"):
         (tmp_path / f"{name}.py").write_text(f"{FILE}\nimport neighbour")

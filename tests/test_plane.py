@@ -192,6 +192,20 @@ def test_cards_share_the_map_between_them(monkeypatch, small):
         plane.run("cpu", None, 1, cards=3)
 
 
+@pytest.mark.parametrize(
+    ("place", "given", "says"),
+    [
+        ("cpu", {"dtype": "float16"}, "dtype takes float32 with place=cpu, got float16"),
+        ("cpu", {"kernels": "k0_cpu,k6_hopper"}, "kernels takes auto, .* place=cpu, got k6_hopper"),
+        ("cuda", {"kernels": "k0_cpu"}, "kernels takes auto, k1_naive, .*place=cuda, got k0_cpu"),
+    ],
+)
+def test_what_a_place_does_not_compute_is_refused(place, given, says):
+    """It would measure nothing, for as many minutes."""
+    with pytest.raises(ValueError, match=says):
+        plane.run(place, None, 1, **given)
+
+
 @pytest.mark.parametrize("columns", [[], ["batch"], plane.COLUMNS[::-1]])
 def test_a_file_of_something_else_is_refused(tmp_path, columns):
     """Columns in another order too: new rows are written in ours."""

@@ -58,6 +58,19 @@ def test_numpy_takes_the_values():
         assert np.shares_memory(np.asarray(ns.Tensor(values, requires_grad=True)), values)
 
 
+@pytest.mark.parametrize("of", [np.sum, np.mean], ids=["sum", "mean"])
+def test_numpy_sums_and_averages_on_the_tape(of, put):
+    x = ns.Tensor(put(np.arange(6, dtype=np.float32).reshape(2, 3)), requires_grad=True)
+    y = of(x, axis=1, keepdims=True)
+    assert y.shape == (2, 1)
+    np.testing.assert_array_equal(y.numpy(), of(x.numpy(), axis=1, keepdims=True))
+    of(x).backward()
+    np.testing.assert_allclose(x.grad.numpy(), 1 if of is np.sum else 1 / 6)
+    for other in ({"out": np.zeros(2)}, {"dtype": "float64"}, {"axes": 0}):
+        with pytest.raises(TypeError, match=rf"^{of.__name__} takes .*\b{next(iter(other))}\b"):
+            x.sum(**other) if of is np.sum else x.mean(**other)
+
+
 def test_numpy_does_not_cut_the_tape(put, place):
     with pytest.raises(RuntimeError, match=r"requires a gradient.*\.numpy\(\)"):
         np.asarray(ns.Tensor([1.0], requires_grad=True))

@@ -103,6 +103,7 @@ def test_functions_in_one_graph():
     def both(x, values, layout):
         w = nst.BlockSparse(values, layout)  # made inside what is traced
         s = nst.sddmm(x.T, nst.matmul(x, w), w)
+        s.values = s.values + nst.sddmm(x.T, nst.matmul(x, w), layout).values
         return nst.matmul(nst.matmul(x, s), w.T), nst.matmul(w.T, x.T, precision="high")
 
     graph = torch.compile(both, fullgraph=True, backend="aot_eager")

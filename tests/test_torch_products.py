@@ -226,6 +226,10 @@ def with_values(values):
     return X @ w
 
 
+def test_a_matrix_has_two_axes():
+    assert W.ndim == W.T.ndim == len(W.shape)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -234,6 +238,14 @@ def with_values(values):
         (lambda: nst.BlockSparse(torch.ones(3, 4, 4), LAYOUT), ValueError, r"takes the shape \(5,"),
         (lambda: matrix((8, 16)), ValueError, r"shape takes at most \(12, 16\) and less than a bl"),
         (lambda: X[:, :8] @ W, ValueError, r"x takes the shape \(\.\.\., 12\) with this w"),
+        *(
+            (
+                lambda x=x: W @ x,
+                ValueError,
+                rf"in w @ x, x takes the shape \({W.shape[1]}, batch\).*got {says}",
+            )
+            for x, says in ((torch.ones(3, 2), r"\(3, 2\)"), (torch.ones(()), r"\(\)"))
+        ),
         (lambda: X.float() @ W, TypeError, "x and w take one dtype, got torch.float32"),
         *(
             (

@@ -25,7 +25,7 @@ from numbsparse.bench.problem import BLOCK_SIZES, NUMBERS, matrices
 from numbsparse.bench.results import Row, card_of
 from numbsparse.bench.timing import require_times
 from numbsparse.files import known_as, write_json
-from numbsparse.kernels.matmul import PRODUCTS
+from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.machine import describe
 
 Found = TypeVar("Found")
@@ -123,6 +123,11 @@ def run(
     """
     if cards > 1 and place == "cpu":
         raise ValueError(f"{cards} cards: the CPU's map takes one process")
+    if dtype not in (None, *(dtypes := dict(PLANES[place].numbers))):
+        raise ValueError(f"dtype takes {', '.join(dtypes)} with place={place}, got {dtype}")
+    here = ["auto", *(name for name, of in RUNGS.items() if of == place)]
+    if unknown := [name for name in kernels.split(",") if name not in here]:
+        raise ValueError(f"kernels takes {', '.join(here)} with place={place}, got {unknown[0]}")
     (machine, rows), written = known(place, json_file, kernels), time.perf_counter()
     for file in join:
         other, more = known(place, file, kernels)

@@ -330,13 +330,16 @@ def empty(shape: tuple[int, ...], dtype: Any) -> DeviceArray:
 def to_device(host: Any, place: str = "cuda") -> DeviceArray:
     """Copy a NumPy array (or what `numpy.asarray` takes) to the GPU in use, or another: "cuda:1".
 
-    Values of another byte order, as files have, arrive in the GPU's. Raises ValueError where there
-    is no such GPU, RuntimeError where there is none, TypeError for Python's objects.
+    Values of another byte order, as files have, arrive in the GPU's. A DeviceArray that is there
+    comes back itself. Raises ValueError where there is no such GPU, RuntimeError where there is
+    none, TypeError for Python's objects.
 
     >>> import numbsparse as ns
     >>> ns.to_device([1.0, 2.0]).numpy()
     array([1., 2.])
     """
+    if isinstance(host, DeviceArray) and places.id_of(place) is not None:
+        return host.to(place)  # type: ignore[no-any-return]
     host = as_array(host, "host")
     native = host.dtype if host.dtype.isnative else host.dtype.newbyteorder("=")
     host = np.ascontiguousarray(host, native).reshape(host.shape)

@@ -155,7 +155,7 @@ def require() -> None:
 
 
 def n_devices() -> int:
-    """How many GPUs there are."""
+    """How many GPUs there are; RuntimeError where there is none, or none that serves."""
     require()
     if SIMULATED:
         return simulated_devices
@@ -253,7 +253,8 @@ def card() -> str:
 
 
 def describe(device: int | None = None) -> str:
-    """Name and driver of a GPU, of the one in use for None, in a few words."""
+    """Name and driver of a GPU, of the one in use for None, in a few words; else RuntimeError."""
+    require()
     if SIMULATED:
         return "numba-cuda's simulator"
     version = driver_version()

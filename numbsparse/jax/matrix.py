@@ -37,7 +37,7 @@ class BlockSparse(Blocks):
 
     Attributes
     ----------
-    values, layout, shape : as given
+    values, layout, shape : as given; ndim : 2
     dtype : of the values
     block_size : B
     T : the transposed matrix, a view
@@ -113,9 +113,10 @@ class BlockSparse(Blocks):
         return dense.T if self.is_transposed else dense
 
     def __repr__(self) -> str:
-        if hasattr(self.values, "shape"):
+        if len(shape := getattr(self.values, "shape", ())) == 3:
             return super().__repr__()
-        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, values={self.values!r})"  # a tree's
+        values = f"values of {shape}" if shape else f"values={self.values!r}"  # a tree's
+        return f"BlockSparse({self.shape[0]} x {self.shape[1]}, {values})"
 
 
 def _flatten(w: BlockSparse) -> tuple[tuple[Any], Any]:
@@ -183,6 +184,9 @@ def matmul(
         dense = _array("w", w)
         if dense.ndim > 2:
             raise ValueError(f"w @ x takes an x of one or two axes, got {dense.ndim}")
+        if dense.ndim == 0 or dense.shape[0] != x.shape[1]:
+            takes = f"in w @ x, x takes the shape ({x.shape[1]}, batch) with this w"
+            raise ValueError(f"{takes}, got {dense.shape}")
         return matmul(dense.T, x.T, precision=precision).T
     x = _array("x", x)
     if not isinstance(w, BlockSparse):

@@ -25,11 +25,13 @@ from numbsparse.ops.operands import (
     CPU_FLOATS,
     GPU_FLOATS,
     GPU_TAKES,
+    check_writeable,
     contiguous,
     is_contiguous,
     is_gpu_float,
     not_an_array,
     on_gpu,
+    overlap,
     places_differ,
     together,
 )
@@ -162,9 +164,12 @@ def broadcast_to(a: Any, shape: tuple[int, ...]) -> Any:
 def copy_into(target: Any, source: Any) -> None:
     """target[...] = source, in one place and one shape; strides and dtypes may differ.
 
-    On a GPU bfloat16 combines only with floats, because kernels know it by its bits.
+    They may share memory. On a GPU bfloat16 combines only with floats, because kernels know it by
+    its bits.
     """
-    write(target, source)
+    check_writeable("target", target)
+    both = isinstance(target, DeviceArray) and isinstance(source, DeviceArray)
+    write(target, copy(source) if both and overlap(target, source) else source)
     edits.note(target, "copy_into")
 
 

@@ -178,8 +178,13 @@ def check_contiguous(argument: str, a: Any) -> None:
 
 
 def check_written(argument: str, a: Any) -> None:
-    """Refuse what cannot be written in place."""
+    """Refuse what cannot be written in place, or has gaps."""
     check_contiguous(argument, a)
+    check_writeable(argument, a)
+
+
+def check_writeable(argument: str, a: Any) -> None:
+    """Refuse what cannot be written in place."""
     if isinstance(a, np.ndarray) and not a.flags.writeable:
         raise ValueError(f"{argument} is written in place, and this array is read-only")
 

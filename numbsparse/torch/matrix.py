@@ -26,7 +26,7 @@ class BlockSparse(Blocks):
 
     Attributes
     ----------
-    values, layout, shape : as given
+    values, layout, shape : as given; ndim : 2
     dtype, device : of the values
     T : the transposed matrix, a view
 
@@ -154,6 +154,9 @@ def matmul(
     if isinstance(x, BlockSparse):
         operators.check_dense("w", w)
         dense: Any = w
+        if dense.dim() == 0 or dense.shape[-min(dense.dim(), 2)] != x.shape[1]:
+            takes = f"in w @ x, x takes the shape ({x.shape[1]}, batch) with this w"
+            raise ValueError(f"{takes}, got {tuple(dense.shape)}")
         y = matmul(dense.mT if dense.dim() > 1 else dense, x.T, precision=precision)
         return y.mT if dense.dim() > 1 else y
     if not isinstance(w, BlockSparse):
@@ -207,7 +210,7 @@ def sddmm(
             return sddmm(b.T, a.T, layout.T, block_size=block_size, precision=precision).T
         handle, block_size = layout.handle, layout.own_size(block_size)
     else:
-        handle = Handle(layout)
+        handle = handle_of(layout)
     shape = a.shape[0], b.shape[1]
     size = ops.size_of_blocks(shape, handle.grid, block_size)
     how = (handle.word, *shape, size, ops.checked_precision(precision))

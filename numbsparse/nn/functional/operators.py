@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,19 @@ def _reflected(function: Any) -> Any:
 def _reshape(self: Tensor, *sizes: Any) -> Tensor:
     """The same values in another shape, given as one argument or as several; one may be -1."""
     return shape.reshape(self, sizes[0] if len(sizes) == 1 else sizes)
+
+
+def _reduced(function: Any) -> Any:
+    """The method. `numpy.sum` and `numpy.mean` of a Tensor call it, with dtype and out of None."""
+
+    @wraps(function)
+    def method(self: Tensor, axis: Any = None, keepdims: bool = False, **others: None) -> Tensor:
+        for name, value in others.items():
+            if name not in ("dtype", "out") or value is not None:
+                raise TypeError(f"{function.__name__} takes axis and keepdims, got {name}={value}")
+        return function(self, axis, keepdims)  # type: ignore[no-any-return]
+
+    return method
 
 
 def _iterate(self: Tensor) -> Iterator[Tensor]:
@@ -130,8 +144,8 @@ _OPERATORS = {
     "T": property(shape.transpose),
     "transpose": shape.transpose,
     "reshape": _reshape,
-    "sum": shape.sum,
-    "mean": shape.mean,
+    "sum": _reduced(shape.sum),
+    "mean": _reduced(shape.mean),
 }
 
 for _name, _function in _OPERATORS.items():
