@@ -74,14 +74,16 @@ def test_tiles_of_w_are_zero_where_no_block_is(columns, monkeypatch):
 
 
 @pytest.mark.skipif(not device.SIMULATED, reason="takes the simulator")
+@pytest.mark.parametrize("batch", [66, 67], ids=["", "lines that begin anywhere"])
 @pytest.mark.parametrize("depth", [64, 128])
-def test_no_races(depth, monkeypatch):
+def test_no_races(depth, batch, monkeypatch):
     """Of two tiles of 33 rows, and of steps whose records come to a stage in turn."""
     monkeypatch.setattr(tiles, "shape_of", lambda *sizes: (1, 2, 128))
     monkeypatch.setattr(tiles, "depth_of", lambda warpgroups: depth)
     steps = plan.MOST_STAGES + (plan.MOST_STAGES + 1 if depth == 64 else 1)
-    case = Case(batch=66, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
-    assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda")) == []
+    case = Case(batch, in_features=steps * depth, out_features=40, block_size=16, density=0.5)
+    of = {"feature_major": batch == 67}
+    assert races(partial(check_rung, RUNG, "forward", case, "float16", "cuda", **of)) == []
 
 
 def test_tiles_of_no_block_are_left_out():

@@ -138,6 +138,22 @@ def test_loads_of_4_bytes(rng):
 
 
 @cuda.jit
+def halves_kernel(source, out):
+    """Two warps pass words to each other, and two others, by a barrier of 64 threads each."""
+    shared = cuda.shared.array(128, uint32, ALIGNMENT)
+    t = cuda.threadIdx.x
+    shared[t] = source[t]
+    ptx.sync_some(t // 64 + 1, 64)
+    out[t] = shared[t ^ 32]
+
+
+def test_some_warps_wait_for_each_other(rng):
+    source = random_bits(rng, 128, 1).reshape(-1)
+    got = run(halves_kernel, source, out=np.zeros(128, np.uint32), threads=128)
+    np.testing.assert_array_equal(got, source[np.arange(128) ^ 32])
+
+
+@cuda.jit
 def convert_kernel(x, out):
     t = cuda.threadIdx.x
     for row in range(x.shape[0]):

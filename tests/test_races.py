@@ -128,7 +128,9 @@ def test_rungs_have_no_races(name, product):
     [
         ("k5_tensor_core", 16, 8),
         ("k6_hopper", 32, 40),
+        ("k6_hopper", 32, 67),
         ("k7_small_blocks", 8, 40),
+        ("k7_small_blocks", 8, 67),
         ("k8_small_batch", 32, 9),
         ("k8_small_batch", 8, 9),
     ],
@@ -141,6 +143,32 @@ def test_rungs_with_copies_have_no_races(order, name, B, batch, dtype, product):
     of = {"feature_major": order == "feature-major"}
     run = partial(check_rung, LADDER[name], product, case, dtype, "cuda", **of)
     assert races(run) == []
+
+
+@simulator
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(
+    ("name", "B", "dtype"),
+    [
+        ("k6_hopper", 32, "float32"),
+        ("k7_small_blocks", 8, "float32"),
+        ("k9_dense_tiles", 8, "float16"),
+    ],
+)
+@pytest.mark.usefixtures("no_garbage")
+def test_what_others_stored_is_repaired_after_them(name, B, dtype, rng):
+    """Lines that begin anywhere are stored by other lanes than have their sums; an infinity makes
+    NaN of some, where a sum is split or meets zeros."""
+    layout = ns.Layout(np.eye(4, dtype=bool) | (rng.random((4, 4)) < 0.4))
+    values = ns.to_device(rng.integers(1, 4, (layout.n_blocks, B, B)).astype(dtype))
+    x = rng.integers(1, 4, (4 * B, 67)).astype(dtype)
+    x[B + 3, 40] = np.inf
+    y = ns.to_device(np.full((4 * B, 67), np.nan, dtype))
+    operands = ns.to_device(x).T, values, ns.ops.index_beside(layout, values), y.T
+    assert races(lambda: LADDER[name].forward(*operands)) == []
+    dense = ns.BlockSparse(values.numpy(), layout).toarray().astype(float)
+    met = np.where(dense == 0, 0, x.T[:, :, None].astype(float)) * dense
+    np.testing.assert_array_equal(y.numpy().T.astype(float), met.sum(1))
 
 
 @simulator

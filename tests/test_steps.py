@@ -364,7 +364,7 @@ CEILINGS = {
     "k6_hopper": (3, 897),
     "k7_small_blocks": (3, 829),
     "k8_small_batch": (4, 910),
-    "k9_dense_tiles": (3, 553),
+    "k9_dense_tiles": (3, 573),
 }
 
 

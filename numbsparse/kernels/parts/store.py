@@ -109,6 +109,8 @@ def storer(of: Sums, order: str) -> Any:
     y : `Output`
     """
     TILES, APART = of.TILES, of.APART
+    if order == LINES and APART == 16 and TILES % 2 == 0:
+        return _storer_by_lines(of)
     by_order = {ROWS: _tile_by_rows, FEATURES: _tile_by_features}
     store_tile = by_order.get(order, _tile_by_items)(of)
 
@@ -181,6 +183,34 @@ def _tile_by_features(of: Sums) -> Any:
             k += lane // 4
             if n < batch and inside and k < features:
                 store_4xu32(values, k * stride + n, a, b, c, d)
+
+    return store
+
+
+def _storer_by_lines(of: Sums) -> Any:
+    """32 rows of 8 columns at once: lanes exchange columns for rows, until a warp stores neighbours
+    of a column, one value each. Rows begin anywhere: of a lane's own rows, 8 of a column at once,
+    twice as many sectors of memory would be written in part."""
+    TILES, STRIPS, B, pair = of.TILES, of.STRIPS, of.B, packed(of)
+
+    @cuda.jit(device=True)
+    def store(sums, columns, row, y):
+        values, _, stride, batch, features = y
+        lane = uint32(cuda.threadIdx.x) % 32
+        for m in range(0, TILES, 2):
+            n = int64(row) + 16 * m + 8 * (lane % 4) + lane // 4
+            for s in range(STRIPS):
+                upper, below = pair(sums, m, s, 0), pair(sums, m, s, 1)
+                more, last = pair(sums, m + 1, s, 0), pair(sums, m + 1, s, 1)
+                twos = transposed(upper, below, more, last)
+                k = int64(column_of(columns, s, B))
+                left = features - k if k >= 0 and n < batch else int64(0)
+                at = k * stride + n
+                for j in range(4):
+                    for e in range(2):
+                        if 2 * j + e < left:
+                            values[uint64(at)] = uint16(twos[j] >> uint32(16 * e) & uint32(0xFFFF))
+                        at += stride
 
     return store
 

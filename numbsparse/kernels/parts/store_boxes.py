@@ -28,9 +28,12 @@ from numbsparse.kernels.ptx import (
     fence_proxy_async,
     stmatrix_x4,
     stmatrix_x4_trans,
+    sync_some,
     sync_warp,
     tma_store_2d,
 )
+
+LINE = 128  # bytes of the 64 rows of a warpgroup, in a column
 
 
 @cache
@@ -43,7 +46,7 @@ def finishing(of: Sums, order: str, ENDS: bool, SPLIT: int) -> Any:
     """
     own = slice_of(of, SPLIT)
     store_boxes, store_items = box_storer(own, order, ENDS), storer(own, ANY)
-    store_lines, join, lines = line_storer(own), joining(SPLIT, of), order == LINES
+    store_lines, join, lines = line_storer(own, of.PANEL_BYTES), joining(SPLIT, of), order == LINES
     boxes = by_boxes(order)
     CUTS = ENDS and not boxes
 
@@ -69,12 +72,15 @@ def y_box(of: Sums, order: str) -> tuple[int, int]:
 
 
 @cache
-def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
+def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1, WARPS: int = 1) -> Any:
     """write(sums, tile, strip, shared, place): a panel of a tile, from a strip on, as matrices.
 
-    They are swizzled as the copy engine takes them. UNIT : bytes of what `shared` holds
+    They are swizzled as the copy engine takes them.
+
+    UNIT : bytes of what `shared` holds
+    WARPS : whose rows are side by side in lines of columns
     """
-    STRIPS, LINE, by_features = of.WIDTH // 8, 2 * y_box(of, order)[1], order == FEATURES
+    STRIPS, LINE, by_features = of.WIDTH // 8, 2 * y_box(of, order)[1] * WARPS, order == FEATURES
     SWAPS, pair = LINE // 16 - 1, packed(of)
     store_matrices = stmatrix_x4_trans if by_features else stmatrix_x4
 
@@ -85,6 +91,8 @@ def panel_writer(of: Sums, order: str = ROWS, UNIT: int = 1) -> Any:
         strip, half, line = lane // 16, lane // 8 % 2, lane % 8
         if by_features:
             byte = uint32((8 * strip + line) * LINE + 16 * half)
+            if WARPS > 1:
+                byte = uint32(byte + uint32(cuda.threadIdx.x) // 32 % WARPS * 32)
         else:
             byte = uint32((8 * half + line) * LINE + 16 * strip)
         byte = uint32(byte ^ (byte >> 7 & SWAPS) << 4)
@@ -138,40 +146,47 @@ def box_storer(of: Sums, order: str, ENDS: bool = False) -> Any:
 
 
 @cache
-def line_storer(of: Sums) -> Any:
+def line_storer(of: Sums, GIVEN: int) -> Any:
     """store(sums, columns, row, shared, buffer, y): in the order of `LINES`, by the lanes.
 
-    A warp has a panel as for the copy engine, and writes 16 neighbours of two features at once:
-    straight from its sums it is 8 of four.
+    GIVEN : bytes from the buffer of a warp to that of the next
+
+    The four warps of a warpgroup put 64 rows of a panel side by side, and each writes a quarter of
+    its columns, 32 neighbours of one at once: of its own 16 rows a third more sectors of memory
+    would be written in part (40 MB by lanes alone: 19 us, so 27, H200).
     """
     TILES, COLUMNS, WIDTH, B, APART = of.TILES, of.COLUMNS, of.WIDTH, of.B, of.APART
-    PANELS, STRIPS, write = B // WIDTH, WIDTH // 8, panel_writer(of, FEATURES)
+    PANELS, STRIPS, OWN = B // WIDTH, WIDTH // 8, WIDTH // 4
+    SOME, write = (min(OWN, AT_ONCE), 2), panel_writer(of, FEATURES, WARPS=4)
 
     @cuda.jit(device=True)
     def store(sums, columns, row, shared, buffer, y):
-        panel, some = cuda.shared.array(0, uint16), cuda.local.array(AT_ONCE, uint16)
+        panel, some = cuda.shared.array(0, uint16), cuda.local.array(SOME, uint16)
         values, _, stride, batch, features = y
-        lane = uint32(cuda.threadIdx.x) % 32
-        first, own = int64(lane // 16), lane % 16
+        t = uint32(cuda.threadIdx.x)
+        lane, warp, barrier = t % 32, t // 32 % 4, t // 128 + 1
+        place = uint32(buffer - warp * GIVEN)
         for m in range(TILES):
-            n = int64(row + APART * m + own)
+            n = int64(row) - 16 * warp + APART * m + lane
             for c in range(COLUMNS):
                 for p in range(PANELS):
-                    sync_warp()
-                    write(sums, m, (c * PANELS + p) * STRIPS, shared, buffer)
-                    sync_warp()
-                    k = int64(columns[c]) * B + p * WIDTH
-                    left = features - k if columns[c] >= 0 and n < batch else int64(0)
-                    at, place = (k + first) * stride + n, uint64(uint32(buffer // 2 + 16 * first))
-                    for i in range(0, WIDTH if left > 0 else 0, 2 * AT_ONCE):
-                        for e in range(AT_ONCE):
-                            some[e] = panel[
-                                place + uint64(32 * e) + uint64(own ^ uint32(e // 2 % 2 * 8))
-                            ]
-                        for e in range(AT_ONCE):
-                            if i + 2 * e + first < left:
-                                values[uint64(at)] = some[e]
-                            at += 2 * stride
-                        place += uint64(32 * AT_ONCE)
+                    sync_some(barrier, 128)
+                    write(sums, m, (c * PANELS + p) * STRIPS, shared, place)
+                    sync_some(barrier, 128)
+                    k = int64(columns[c]) * B + p * WIDTH + warp * OWN
+                    left = features - k if columns[c] >= 0 else int64(0)
+                    at = k * stride + n
+                    for i in range(0, OWN if left > 0 else 0, SOME[0]):
+                        for e in range(SOME[0]):
+                            line = uint32(warp * OWN + i + e)
+                            for u in range(2):
+                                piece = uint32((4 * u + lane // 8) ^ line % 8)
+                                there = place // 2 + line * (LINE // 2) + piece * 8 + lane % 8
+                                some[e, u] = panel[uint64(uint32(there))]
+                        for e in range(SOME[0]):
+                            for u in range(2):
+                                if i + e < left and n + 32 * u < batch:
+                                    values[uint64(at + 32 * u)] = some[e, u]
+                            at += stride
 
     return store

@@ -101,6 +101,9 @@ redux_or = _here.redux_or  # uint32 -> uint32
 
 # All lanes of a warp are here, and see what the others wrote; 7.0.
 sync_warp = _here.sync_warp  # ()
+# The same of `count` threads, neighbours from a multiple of that on, by a barrier of their block
+# that no others use, (number from 1 to 15, count).
+sync_some = _here.sync_some
 
 # Barriers in shared memory that count arrivals and bytes; 9.0. `bars` is a shared array of uint64.
 mbarrier_init = _bulk.mbarrier_init  # (bars, i, count): a phase takes `count` arrivals; one thread

@@ -251,6 +251,14 @@ def sync_warp():
         together(meaning.sync_warp, 0)
 
 
+def sync_some(barrier, count):
+    if not 0 < barrier < 16 or count % WARP:
+        raise ValueError(f"barriers 1 to 15 of whole warps are taken, got {barrier}, {count}")
+    thread, of = current(), int(count)
+    with synchronizing(thread.block, "some", of, thread.thread_id // of):
+        together(meaning.sync_warp, 0, of=of)
+
+
 def _store_four(array, j, dtype, kind, v0, v1, v2, v3):
     flat, k = _place(array, j, 16, 16, dtype, 4, writes=True)
     if not type(v0) is type(v1) is type(v2) is type(v3) is kind:

@@ -118,7 +118,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
-    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y, lines=is_16_bit), gated)
+    form = Form(tile, kind, transposed, x_transposed, ragged, order_of(y, lines=True), gated)
     # 64 to 1,024 rows of 256 to 1,024 features took 0.76 to 0.92 of the time so, of 2,048 and 4,096
     # features 0.91 to 0.98 (16 bits, H200).
     form = form._replace(ahead=not in_two and index.made is None)

@@ -61,7 +61,8 @@ def along_strips(
 ) -> None:
     """y[:] = x @ w, or with w transposed; with a gate for each block, if any."""
     (batch, features), B, item = x.shape, values.shape[1], x.itemsize
-    values, y_order, (x, x_transposed) = aligned_values(values), order_of(y), readable(x)
+    values, y_order = aligned_values(values), order_of(y, lines=True)
+    x, x_transposed = readable(x)
     sizes, gated = (batch, features, y.shape[1]), "" if gates is None else values.dtype.name
     even = not x_transposed and (item == 4 or y_order != FEATURES)
     strip = strip_of(index, B, item, transposed, sizes, gated, even, x_transposed)
