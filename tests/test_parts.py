@@ -127,7 +127,7 @@ def pieces_kernel(dtype, parts, items, slices):
             line, column = uint32(i // SIDE % SIDE), uint32(i % SIDE)
             own[i // values_of * values_of + place(line, column)] = values[piece, item, i]
         cuda.syncthreads()
-        leave(own, slices, blocks, item * COUNT, COUNT, piece, sums)
+        leave(own, slices, blocks[item * COUNT :], COUNT, piece, sums)
 
     return kernel
 

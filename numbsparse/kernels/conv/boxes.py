@@ -3,7 +3,8 @@
 Threads copy 16 bytes at a time, with `fetch_rows`; or the copy engine loads whole boxes, with
 `fetch_box`, into a ring of stages.
 
-A place has three axes. Numbers are below 2^32, because 32-bit division is far faster.
+A place has three axes. Numbers are below 2^32, because 32-bit division is far faster: loops whose
+step is known no sooner than when they run are `while` loops, as `range` divides by it in 64 bits.
 """
 
 from functools import cache
@@ -79,10 +80,12 @@ def tile_of(number, tiling):
 @cuda.jit(device=True)
 def spread(places, count, images, box):
     """places[r] = (image, place) of number r of `images` boxes, packed; NONE beyond them."""
-    for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+    r = uint32(cuda.threadIdx.x)
+    while r < count:
         n, q = place_of(r, box)
         packed = int64(n) << 48 | int64(q[0]) << 32 | int64(q[1]) << 16 | int64(q[2])
         places[r] = packed if n < images else NONE
+        r = uint32(r + cuda.blockDim.x)
 
 
 @cuda.jit(device=True)
@@ -106,9 +109,11 @@ def row_at(packed, image, batch, top, by, offsets, sizes):
 @cuda.jit(device=True)
 def find_rows(rows, places, count, image, batch, top, by, offsets, sizes, pieces):
     """rows[r] = where the row of `row_at` begins of place r, in pieces; -1 outside of images."""
-    for r in range(cuda.threadIdx.x, count, cuda.blockDim.x):
+    r = uint32(cuda.threadIdx.x)
+    while r < count:
         found = row_at(places[r], image, batch, top, by, offsets, sizes)
         rows[r] = found * pieces if found >= 0 else -1
+        r = uint32(r + cuda.blockDim.x)
 
 
 @cuda.jit(device=True)

@@ -41,6 +41,7 @@ from numbsparse.kernels.ptx import (
     mbarrier_arrive,
     mbarrier_expect,
     mbarrier_wait,
+    prefetch_tensor_map,
     shfl_idx,
     tma_load_5d,
     wait_for_earlier_kernels,
@@ -122,9 +123,9 @@ def weight_grad(x, dy, index, window, dvalues, precision):
 
 @cache
 def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProduct) -> Any:
-    TEAMS, UNITS, _, STAGES, _, BM = shape
+    TEAMS, UNITS, MOST_UNITS, STAGES, _, BM = shape
     TEAM, STEP, SUMS, ITEM = product.THREADS, product.STEP, product.SUMS, product.item
-    STEPS = BM // STEP
+    STEPS, MOST = BM // STEP, MOST_UNITS * product.PANELS
     PANELS, THREADS, READERS = product.PANELS, TEAMS * TEAM, TEAMS * TEAM // 32
     BARS, FETCHER, SCALE, FINISH = 2 * STAGES, READERS, product.SCALE, product.finish
     START, MULTIPLY = product.start, product.add
@@ -139,25 +140,26 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         gathered = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory, in the end
         bars = cuda.shared.array(BARS, uint64)
         lines = cuda.shared.array(STEPS, uint32)  # where pixels of a tile begin in the box
+        kept = cuda.shared.array(MOST, int32)  # blocks of w
         words, own = cuda.local.array(UNITS, uint32), cuda.local.array(SUMS, float32)
         items, tiles = uint32(plan.items.shape[0]), tiling.tiles
         number, piece = uint32(cuda.blockIdx.x) % items, uint32(cuda.blockIdx.x) // items
-        all_tiles = tiles[0] * tiles[1] * tiles[2] * tiles[3]
-        begin, end = all_tiles * piece // sums.pieces, all_tiles * (piece + 1) // sums.pieces
+        # Divisions of 32 bits: one of 64, as loops with such steps have too, takes a call.
+        all_tiles, pieces = uint32(tiles[0] * tiles[1] * tiles[2] * tiles[3]), uint32(sums.pieces)
+        begin, end = share_of(all_tiles, pieces, piece), share_of(all_tiles, pieces, piece + 1)
         unit = plan.ptr[number]
         count = plan.ptr[number + 1] - unit
-        box, threads = tiling.box, cuda.blockDim.x
-        for p in range(cuda.threadIdx.x, STEPS, threads):
+        box, p = tiling.box, uint32(cuda.threadIdx.x)
+        if p < STEPS:
             n, q = place_of(p * STEP, tiling.tile)
             lines[p] = ((n * box[0] + q[0]) * box[1] + q[1]) * box[2] + q[2]
         start_rings(bars, STAGES, 0, READERS)
         let_next_kernel_start()
-        wait_for_earlier_kernels()
         t = uint32(cuda.threadIdx.x)
         warp = shfl_idx(uint32(t // 32), 0)
         team = uint32(warp * 32 // TEAM)
-        groups = uint32((count + UNITS - 1) // UNITS)
-        slices = uint32(TEAMS // groups)
+        groups = uint32(uint32(count + UNITS - 1) // uint32(UNITS))
+        slices = uint32(uint32(TEAMS) // groups)
         group, part = uint32(team % groups), uint32(team // groups)
         mine = uint32(0)
         if part < slices:
@@ -170,8 +172,13 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
             if fresh != 0:
                 fence_tensor_map(x_map)
                 fence_tensor_map(dy_map)
+            prefetch_tensor_map(x_map)
+            prefetch_tensor_map(dy_map)
+            wait_for_earlier_kernels()
             fetch(x_map, dy_map, c, k, begin, end, tiling, origin, ring, stage, bars)
         else:
+            if t < count * PANELS:  # while the first tile is under way
+                kept[t] = plan.blocks[unit * PANELS + t]
             for u in range(UNITS):
                 words[u] = 0
                 if u < mine:
@@ -189,11 +196,13 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
                     left = counts[axis] - top[axis]
                     left = left if axis == 1 else (left + SIDE - 1) // SIDE
                 if mine > 0:
-                    for p in range(part, filled, slices):
+                    p = part
+                    while p < filled:
                         if STEP > SIDE or p & (along - 1) < left:
                             x_line = uint32(first + lines[p])
                             dy_line = uint32(first + tiling.rows + p * STEP)
                             acc = MULTIPLY(acc, own, ring, words, x_line, dy_line, mine)
+                        p = uint32(p + slices)
                 if t % 32 == 0:
                     mbarrier_arrive(bars, STAGES + at)
                 at, phase = following(at, phase, STAGES)
@@ -201,10 +210,16 @@ def item_kernel(dtype: str, B: int, PARTS: int, shape: Shape, product: TeamProdu
         cuda.syncthreads()
         put(own, gathered, uint32((part * count + group * UNITS) * (PANELS * B * B)), mine)
         cuda.syncthreads()
-        first, count = unit * PANELS, count * PANELS
-        leave(gathered, slices, plan.blocks, first, count, piece, sums)
+        leave(gathered, slices, kept, count * PANELS, piece, sums)
 
     return kernel
+
+
+@cuda.jit(device=True)
+def share_of(tiles, pieces, piece):
+    """Where the tiles of a piece begin: the first pieces may have one more."""
+    each = uint32(tiles // pieces)
+    return uint32(each * piece + min(uint32(tiles - each * pieces), uint32(piece)))
 
 
 @cache
@@ -239,12 +254,12 @@ def put_sums(B: int, product: TeamProduct) -> Any:
 
     @cuda.jit(device=True)
     def put(own, sums, at, mine):
-        for u in range(UNITS):
-            if u < mine:
-                for n in range(N):
-                    for i in range(4):
-                        row, column = place(n, i)
-                        start = uint32(at + u * UNIT + row // B * (B * B))
-                        sums[start + in_block(row % B, column)] = own[u, n, i]
+        for n in range(N):
+            for i in range(4):
+                row, column = place(n, i)
+                start = uint32(at + row // B * (B * B) + in_block(row % B, column))
+                for u in range(UNITS):
+                    if u < mine:
+                        sums[start + u * UNIT] = own[u, n, i]
 
     return put

@@ -208,22 +208,22 @@ def place_in_block(B: int) -> Any:
 
 @cache
 def leave_piece(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
-    """leave(own, slices, blocks, first, count, piece, sums), for a result of this dtype.
+    """leave(own, slices, blocks, count, piece, sums), for a result of this dtype.
 
     own : in shared memory, by `place_in_block`, `count` blocks; so often, to be added up
-    blocks : from item `first` on, which of the blocks of the result they are, where those are of
-        PARTS * B x PARTS * B values: (block * PARTS + row) * PARTS + column, negative where none
+    blocks : which of the blocks of the result they are, where those are of PARTS * B x PARTS * B
+        values: (block * PARTS + row) * PARTS + column, negative where none
     """
     ALONG, write, in_block = B // RUN, writing(KINDS.get(dtype)), place_in_block(B)
     RUNS, LINE = B * ALONG, PARTS * ALONG  # runs of a block, and of a line of the result
 
     @cuda.jit(device=True)
-    def leave(own, slices, blocks, first, count, piece, sums):
-        t = uint32(cuda.threadIdx.x)
-        end = uint32(count * RUNS) if t < THREADS else uint32(0)
+    def leave(own, slices, blocks, count, piece, sums):
+        run = uint32(cuda.threadIdx.x)
+        end = uint32(count * RUNS) if run < THREADS else uint32(0)
         before = int64(piece) * sums.result.size
-        for run in range(t, end, THREADS):
-            block, inside, place = blocks[first + run // RUNS], run % RUNS // ALONG, run % ALONG
+        while run < end:
+            block, inside, place = blocks[run // RUNS], run % RUNS // ALONG, run % ALONG
             if block >= 0:
                 line = block // PARTS * B + inside
                 at = int64(line * LINE + block % PARTS * ALONG + place) * RUN
@@ -236,5 +236,6 @@ def leave_piece(dtype: str, B: int, THREADS: int, PARTS: int = 1) -> Any:
                     write(sums.result, at, a, b, c, d)
                 else:
                     store_4xf32(sums.saved, before + at, a, b, c, d)
+            run = uint32(run + THREADS)
 
     return leave
