@@ -3,6 +3,11 @@
 An infinity splits into hi = inf and lo = NaN, a value that rounds up to one into hi = inf and lo =
 -inf: so with either a sum is NaN. An output that is NaN is computed once more, in float32 from
 start to end: rare, so simple and slow.
+
+Kernels look at their sums and repair themselves. With a launch behind that reads whether it has to,
+replayed products of up to 6, 15 and 60 us and longer ones took 1.13, 1.03, 1.015 and 1.004 times as
+long, and calls 8 to 14 us more of the host; with nothing looked at or repaired, 0.98, 0.985, 0.99
+and 1.0 (80 drawn products, H200).
 """
 
 from functools import cache
