@@ -10,8 +10,9 @@ from typing import Any
 from numba import cuda, int64, uint32
 
 from numbsparse.kernels.parts.repair import nan_in, repairing_lines
-from numbsparse.kernels.parts.store import FEATURES, PACK, PIXELS, ROWS, Sums, storer
+from numbsparse.kernels.parts.store import FEATURES, PIXELS, ROWS, Sums, storer
 from numbsparse.kernels.parts.store_pixels import storer_by_pixels
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import as_uint32, store_2xu32, store_4xf32
 
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
-from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import conversions, repairing_lines
-from numbsparse.kernels.parts.store import ANY, AT_ONCE, FEATURES, KINDS, LINES
+from numbsparse.kernels.parts.repair import repairing_lines
+from numbsparse.kernels.parts.store import ANY, AT_ONCE, FEATURES, LINES
 from numbsparse.kernels.parts.tiles import Form, Operand
+from numbsparse.kernels.parts.words import PACK, conversions
 from numbsparse.kernels.ptx import store_4xf32, sync_warp
 
 PITCH = 36  # words from a line of what waits to be written to the next one
@@ -166,7 +166,7 @@ def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
     store(y, at, c, n, i) : the run that begins with c[n, i]
     """
     pack: Any = PACK.get(sums.form.dtype)
-    _, rounded = conversions(KINDS.get(sums.form.dtype, ""))
+    _, rounded = conversions(sums.form.dtype if sums.form.is_16_bit else "")
 
     @cuda.jit(device=True)
     def of_four(y, at, c, n, i):
