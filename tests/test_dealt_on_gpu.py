@@ -11,8 +11,8 @@ from numbsparse import Layout, device, ops
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import (
     plan,
+    plan_on_gpu,
     weight_grad_float32,
-    weight_grad_on_gpu,
 )
 from numbsparse.kernels.matmul.k6_hopper import weight_grad_plan as plans
 from numbsparse.kernels.matmul.k6_hopper.plan import steps_of
@@ -122,9 +122,9 @@ MANY = [case for case in CASES if "float16" in case[1] and case[2] == 32]
 def test_every_block_of_a_weight_gradient_is_made_once(
     name, dtype, size, swapped, many, rng, monkeypatch
 ):
-    monkeypatch.setattr(weight_grad_on_gpu, "FEW_ROUNDS", 0 if many else 1000)
-    monkeypatch.setattr(weight_grad_on_gpu, "MOST", 0)
-    monkeypatch.setattr(weight_grad_on_gpu, "WINDOW", 1)
+    monkeypatch.setattr(plan_on_gpu, "FEW_ROUNDS", 0 if many else 1000)
+    monkeypatch.setattr(plan_on_gpu, "MOST", 0)
+    monkeypatch.setattr(plan_on_gpu, "WINDOW", 1)
     made, on_host = both(name, rng)
     for module in (weight_grad_float32, plans):
         monkeypatch.setattr(module, "SIMULATED", False)
@@ -189,17 +189,17 @@ def test_every_block_of_a_weight_gradient_is_made_once(
 def test_items_that_run_together_meet_few_lines(few, rng):
     """Of many rounds those of a part of the grid follow each other, longest first in each."""
     groups, each = 40, 4
-    n, near, many = groups * each, weight_grad_on_gpu.NEAR, weight_grad_on_gpu.PARTS
+    n, near, many = groups * each, plan_on_gpu.NEAR, plan_on_gpu.PARTS
     counts = np.zeros((n, 2), np.int32)
     counts[:, 1] = rng.integers(20, 30, n)
     group, nth = np.divmod(np.arange(n), each)
     slots = rng.permutation(n)
     found, numbers = np.stack([slots, group], 1), np.arange(0, n + 1, each)
     cut, order = np.zeros(5), ns.to_device(np.full(n, -1, np.int32))
-    cut[weight_grad_on_gpu.ITEMS] = n
+    cut[plan_on_gpu.ITEMS] = n
     tables = (ns.to_device(a.astype(np.int32)) for a in (counts, found, numbers))
     last = ns.to_device(cut.astype(np.int32)), order
-    launch(weight_grad_on_gpu.order_kernel(1), n, 32, *tables, few, *last)
+    launch(plan_on_gpu.order_kernel(1), n, 32, *tables, few, *last)
     parts = (many * (group // near) + many * nth // each) * (few == 0)
     right = np.lexsort((np.arange(n), -counts[slots, 1], parts))
     np.testing.assert_array_equal(order.numpy(), slots[right])

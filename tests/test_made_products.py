@@ -15,7 +15,7 @@ from numbsparse.nn import functional as F
 
 on_gpu, weight_grad = (  # modules, which functions of the package have the names of
     import_module(f"numbsparse.kernels.matmul.k6_hopper.{name}")
-    for name in ("weight_grad_on_gpu", "weight_grad")
+    for name in ("plan_on_gpu", "weight_grad")
 )
 CASES = [
     # dtype, B, rung, edge, x feature-major, dy feature-major

@@ -11,12 +11,11 @@ import numbsparse as ns
 from numbsparse import Layout, device, ops
 from numbsparse.device.launch import launch
 from numbsparse.kernels.matmul.k6_hopper import (
+    gated,
     plan,
-    plan_on_gpu,
 )
-from numbsparse.kernels.matmul.k6_hopper.gated import thinning
+from numbsparse.kernels.matmul.k6_hopper.gated import RUN, steps_wanted, thinning
 from numbsparse.kernels.matmul.k6_hopper.plan import line_tiles, steps_of
-from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import RUN, steps_wanted
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.plans import Sent, planned
 
@@ -176,7 +175,7 @@ def test_steps_of_gated_blocks_are_without_those_of_zero(size, rng, monkeypatch)
         own = plan.Plan(records, strips, tiles, starts)
         values = ns.to_device(np.zeros((layout.n_blocks, 8, 8), "f2"))  # which are not looked at
         again, x = n % 2, ns.to_device(np.zeros(9, "f2"))
-        monkeypatch.setattr(plan_on_gpu, "CACHED", 18 * again)
+        monkeypatch.setattr(gated, "CACHED", 18 * again)
         found, of_w = steps_wanted(own, tile, index, values, ns.to_device(gates), x, rows, 5)
         assert len(of_w) == 2
         records, left, tiles, ending = (

@@ -16,7 +16,8 @@ from numbsparse.kernels.card import copy_engine, rounds_pairs
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.fragments import UNPACK, scaling
+from numbsparse.kernels.parts.fragments import scaling
+from numbsparse.kernels.parts.words import UNPACK
 from numbsparse.kernels.ptx import (
     let_next_kernel_start,
     load_4xu32,

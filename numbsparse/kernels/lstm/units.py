@@ -20,7 +20,8 @@ from numba import cuda, int64, uint64
 
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import B
-from numbsparse.kernels.parts.store import PACK, exchanged, transposed
+from numbsparse.kernels.parts.store import exchanged, transposed
+from numbsparse.kernels.parts.words import PACK, UNPACK
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -28,14 +29,11 @@ from numbsparse.kernels.ptx import (
     load_4xu32,
     store_2xu32,
     store_4xu32,
-    unpack_bfloat2,
-    unpack_half2,
 )
 
 COLUMNS = GATES * B  # of a line
 DOWN, TWOS = 2, 4  # rows of a thread, and twos of each row and gate
 SUMS = TWOS, 2 * DOWN  # of a thread, of a gate or of units: the twos of its upper row come first
-UNPACK = {"f16": unpack_half2, "bf16": unpack_bfloat2}
 
 
 @cuda.jit(device=True)
@@ -79,7 +77,7 @@ def column_of(block: int) -> Any:
 @cache
 def loading_two(kind: str) -> Any:
     """(array, at) -> two float32; of 16-bit floats, the array is of words."""
-    FLOAT32, unpack = kind == "tf32", UNPACK.get(kind, unpack_half2)
+    FLOAT32, unpack = kind == "tf32", UNPACK.get(kind, UNPACK["f16"])
 
     @cuda.jit(device=True)
     def load(array, at):
@@ -156,7 +154,7 @@ class Eights(NamedTuple):
 @cache
 def eights(kind: str) -> Eights:
     FLOAT32, WORDS = kind == "tf32", 8 if kind == "tf32" else 4
-    unpack, pack = UNPACK.get(kind, unpack_half2), PACK.get(kind, PACK["f16"])
+    unpack, pack = UNPACK.get(kind, UNPACK["f16"]), PACK.get(kind, PACK["f16"])
 
     @cuda.jit(device=True)
     def load(array, at, words, k):

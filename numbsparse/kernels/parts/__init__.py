@@ -16,7 +16,8 @@ Ring, what waits for what:
 - `ring`: stages in shared memory, walked one after another; a warp's own ring.
 - `records`: warps that walk a plan, and request copies of what each step names.
 Product, what the tiles of a stage add to the sums:
-- `banks`: where pieces of 16 bytes are, without bank conflicts; `words`: what a warp reads at once.
+- `banks`: where pieces of 16 bytes are, without bank conflicts; `words`: two values in one, and
+  what a warp reads at once.
 - `fragments`, `fragments_tf32`, `tiles`: what a lane holds of an mma, and products of tiles;
   `strip`: the sums of a strip; `split`: float32 as tf32; `one_by_one`: a loop unrolled.
 Sink, what becomes of the sums:

@@ -13,6 +13,7 @@ from numba import cuda, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts import fragments_tf32
 from numbsparse.kernels.parts.banks import place, swap_for_rows
+from numbsparse.kernels.parts.words import PACK, UNPACK
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
@@ -21,16 +22,10 @@ from numbsparse.kernels.ptx import (
     mma_m16n8k8_tf32,
     mma_m16n8k16_bf16,
     mma_m16n8k16_f16,
-    pack_bfloat2,
-    pack_half2,
-    unpack_bfloat2,
-    unpack_half2,
 )
 
 PIECE = 8  # values in 16 bytes
 MMA = {"float16": mma_m16n8k16_f16, "bfloat16": mma_m16n8k16_bf16}
-PACK = {"float16": pack_half2, "bfloat16": pack_bfloat2}
-UNPACK = {"float16": unpack_half2, "bfloat16": unpack_bfloat2}
 
 
 @cache
@@ -41,7 +36,7 @@ def scaling(dtype: str, skips: bool = False, ragged: bool = False) -> Any:
     factor: some stand for what is not there.
     """
     FLOAT32 = dtype == "float32"
-    unpack, pack = UNPACK.get(dtype, unpack_half2), PACK.get(dtype, pack_half2)
+    unpack, pack = UNPACK.get(dtype, UNPACK["f16"]), PACK.get(dtype, PACK["f16"])
 
     @cuda.jit(device=True)
     def times(value, factor):

@@ -19,7 +19,8 @@ from numba import cuda, float32, int32, int64, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.kernels.parts.repair import repair_block
-from numbsparse.kernels.parts.store import PACK, Sums
+from numbsparse.kernels.parts.store import Sums
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     add_acq_rel,

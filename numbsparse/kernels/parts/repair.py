@@ -3,15 +3,20 @@
 An infinity splits into hi = inf and lo = NaN, a value that rounds up to one into hi = inf and lo =
 -inf: so with either a sum is NaN. An output that is NaN is computed once more, in float32 from
 start to end: rare, so simple and slow.
+
+Kernels look at their sums and repair themselves. With a launch behind that reads whether it has to,
+replayed products of up to 6, 15 and 60 us and longer ones took 1.13, 1.03, 1.015 and 1.004 times as
+long, and calls 8 to 14 us more of the host; with nothing looked at or repaired, 0.98, 0.985, 0.99
+and 1.0 (80 drawn products, H200).
 """
 
 from functools import cache
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int32, int64, uint16, uint32
+from numba import cuda, float32, int32, int64
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.ptx import pack_bfloat2, pack_half2, unpack_bfloat2, unpack_half2
+from numbsparse.kernels.parts.words import conversions
 from numbsparse.layout import Index
 
 
@@ -108,29 +113,6 @@ def repairing_lines(gated: bool = False, kind: str = "") -> Any:
         values[at] = rounded(total)
 
     return repair
-
-
-@cache
-def conversions(kind: str) -> tuple[Any, Any]:
-    """(widened, rounded): an item of an array as float32, of 16 bits from uint16, and back."""
-
-    @cuda.jit(device=True)
-    def as_it_is(value):
-        return value
-
-    if not kind:
-        return as_it_is, as_it_is
-    pack, unpack = {"f16": (pack_half2, unpack_half2), "bf16": (pack_bfloat2, unpack_bfloat2)}[kind]
-
-    @cuda.jit(device=True)
-    def widened(bits):
-        return unpack(uint32(bits))[0]
-
-    @cuda.jit(device=True)
-    def rounded(value):
-        return uint16(pack(value, value) & uint32(0xFFFF))
-
-    return widened, rounded
 
 
 class Factors(NamedTuple):

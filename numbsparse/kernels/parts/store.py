@@ -16,13 +16,8 @@ from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.ptx import (
-    movmatrix_trans,
-    pack_bfloat2,
-    pack_half2,
-    shfl_xor,
-    store_4xu32,
-)
+from numbsparse.kernels.parts.words import PACK
+from numbsparse.kernels.ptx import movmatrix_trans, shfl_xor, store_4xu32
 
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
@@ -30,7 +25,6 @@ LINES = "lines"  # feature-major, but its lines begin anywhere
 AT_ONCE = 8  # of such lines: a lane has a value of each while it writes them
 PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
-PACK = {"f16": pack_half2, "bf16": pack_bfloat2}
 
 
 def order_of(y: DeviceArray, piece: int = BYTES, lines: bool = False) -> str:

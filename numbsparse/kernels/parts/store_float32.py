@@ -13,7 +13,6 @@ from numbsparse.kernels.parts.repair import nan_in, repairing_lines
 from numbsparse.kernels.parts.store import (
     FEATURES,
     LINES,
-    PACK,
     PIXELS,
     ROWS,
     Sums,
@@ -22,6 +21,7 @@ from numbsparse.kernels.parts.store import (
     transposed,
 )
 from numbsparse.kernels.parts.store_pixels import storer_by_pixels
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import as_uint32, store_2xu32, store_4xf32, sync_warp
 
 

@@ -13,21 +13,20 @@ from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import of_bits
-from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import conversions, repairing_lines
+from numbsparse.kernels.parts.repair import repairing_lines
 from numbsparse.kernels.parts.store import (
     ANY,
     AT_ONCE,
     BYTES,
     FEATURES,
-    KINDS,
     LINES,
     ROWS,
     by_boxes,
     order_of,
 )
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
+from numbsparse.kernels.parts.words import PACK, conversions
 from numbsparse.kernels.ptx import store_4xf32, sync_warp
 from numbsparse.kernels.views import view_of
 
@@ -194,7 +193,7 @@ def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
     store(y, at, c, n, i) : the run that begins with c[n, i]
     """
     pack: Any = PACK.get(sums.form.dtype)
-    _, rounded = conversions(KINDS.get(sums.form.dtype, ""))
+    _, rounded = conversions(sums.form.dtype if sums.form.is_16_bit else "")
 
     @cuda.jit(device=True)
     def of_four(y, at, c, n, i):

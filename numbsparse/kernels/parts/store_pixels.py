@@ -10,7 +10,8 @@ from typing import Any
 
 from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.parts.store import PACK, Sums, four_strips
+from numbsparse.kernels.parts.store import Sums, four_strips
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import as_uint32, shfl_idx, store_2xu32, store_4xu32
 
 RESIDUE_AT = 28  # see `place_in_square`

@@ -10,7 +10,8 @@ from numba import cuda, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.parts.aligned import BYTES
-from numbsparse.kernels.parts.fragments import MMA, PACK, coordinates
+from numbsparse.kernels.parts.fragments import MMA, coordinates
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import store_4xf32
 
 

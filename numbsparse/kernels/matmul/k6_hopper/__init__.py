@@ -41,7 +41,7 @@ from numbsparse.device import DeviceArray
 from numbsparse.device.launch import launch
 from numbsparse.device.tensor_map import tensor_maps
 from numbsparse.kernels.card import multiprocessors, resident
-from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu, weight_grad_on_gpu  # noqa: F401
+from numbsparse.kernels.matmul.k6_hopper import plan_on_gpu  # noqa: F401
 from numbsparse.kernels.matmul.k6_hopper import weight_grad as gradient
 from numbsparse.kernels.matmul.k6_hopper.plan import ALIGNED, LINE, Form, Plan, line_tiles, steps_of
 from numbsparse.kernels.matmul.k6_hopper.warps import W, X, consumer, producer, w_box, x_box
@@ -76,7 +76,7 @@ PRODUCT_ERROR = 6  # each operand is off by 2^-22 of itself, and lo * lo is left
 
 unsupported = reach("k6_hopper", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), later=False)
 
-# Multiply-adds up to which gates of 16 bits are read in the product: see `plan_on_gpu`.
+# Multiply-adds up to which gates of 16 bits are read in the product: see `gated`.
 FEW = SCALES_IN_STAGES = {32: 2**32, 64: 2**33, 128: 2**33}
 PANEL = 16  # rows of a warp: even tiles, see `even_rows`, have as many each, or lines of x.T
 TOGETHER = 2  # tiles of float32 that take a block of w in turn, from L2: 10 % less at B = 128
@@ -133,7 +133,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tiles, tile_starts = planned(index, schedule, lengths, row_tiles, units, tile.SPLIT, together)
     plan, all_values = Plan(records, strips, tiles, tile_starts), [values]
     if in_two:
-        from numbsparse.kernels.matmul.k6_hopper.plan_on_gpu import steps_wanted
+        from numbsparse.kernels.matmul.k6_hopper.gated import steps_wanted
 
         plan, all_values = steps_wanted(plan, tile, index, values, gates, lines, row_tiles, units)
         form = form._replace(w_maps=4)

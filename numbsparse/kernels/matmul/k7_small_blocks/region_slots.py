@@ -20,10 +20,9 @@ from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.parts.pixels import WIDTHS, boxes_of
 from numbsparse.kernels.parts.plans import planned
 from numbsparse.kernels.parts.repair import repair_block
-from numbsparse.kernels.parts.store import PACK
 from numbsparse.kernels.parts.strip import Region
 from numbsparse.kernels.parts.swizzle import BOX_BITS, PIECE, feature_of, feature_of_eight
-from numbsparse.kernels.parts.words import words_of_lane
+from numbsparse.kernels.parts.words import PACK, words_of_lane
 from numbsparse.kernels.ptx import (
     ALIGNMENT,
     as_float32,
@@ -180,7 +179,7 @@ def place_of(sums: Sums) -> Any:
 def put_slot(sums: Sums) -> Any:
     """The sums of a slot to shared memory, from a word on."""
     COUNT, LINE, place = 4 * sums.TILES, sums.B * sums.region.ITEM // 4, place_of(sums)
-    pair = PACK["bf16" if sums.arithmetic == "bfloat16" else "f16"]
+    pair = PACK.get(sums.arithmetic, PACK["f16"])
 
     @cuda.jit(device=True)
     def put_16_bit(acc, words, at):

@@ -12,11 +12,11 @@ from typing import Any
 from numba import cuda, float32, int64, uint32
 
 from numbsparse.kernels.parts import pieces
-from numbsparse.kernels.parts.fragments import PACK
 from numbsparse.kernels.parts.repair import nan_in_sums, plain_sum
 from numbsparse.kernels.parts.requests import picking
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand, fragment, products
+from numbsparse.kernels.parts.words import PACK
 from numbsparse.kernels.ptx import (
     as_float32,
     as_uint32,
