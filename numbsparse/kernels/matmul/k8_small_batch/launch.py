@@ -184,7 +184,7 @@ def along_lines(
     """
     source, gated = source_of(serves(x, values), values.shape[1], x), isinstance(gates, DeviceArray)
     made = index.made is not None  # then any line may be the longest
-    longest = NEAR if made else planned(index, longest_line, transposed, values.shape[1])[0]
+    longest = NEAR if made else planned(index, longest_line, transposed, values.shape[1], WIDTH)[0]
     lines = _lines(x, values, y, transposed, form, source, gated, longest)
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(n_shares() // tiles, 1)
