@@ -163,6 +163,7 @@ def test_x_is_not_read_where_all_gates_of_a_step_are_zero(dtype, call, rng):
         ("float32", 16, 0, False),
     ],
 )
+@pytest.mark.pairs
 def test_small_blocks_that_gates_leave_are_put_together_anew(
     dtype, size, edge, transposed, places, rng, monkeypatch
 ):

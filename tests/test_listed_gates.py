@@ -99,14 +99,15 @@ def test_a_weight_gradient_leaves_others_as_they_were(
     ("dtype", "size", "transposed"),
     [("float32", 32, False), ("float16", 8, True), ("float16", 16, False)],
 )
+@pytest.mark.pairs
 def test_warps_of_more_units_than_lanes(part, room, dtype, size, transposed, rng, monkeypatch):
     """Their runs are walked 32 units at a time, with lines that go on from one walk to the next;
-    where there is no room for a list each unit's gates are looked at. Three walks are all there is
-    to see: the first, one between two, and the last."""
+    where there is no room for a list each unit's gates are looked at, and nothing is walked. Three
+    walks are all there is to see: the first, one between two, and the last."""
     monkeypatch.setattr(launch, "n_shares", lambda: 1)
     monkeypatch.setattr(launch, "MOST_LISTED", room * launch.MOST_LISTED)
     kept = rng.random((3, 5)) < 0.8
-    kept = np.kron(kept, np.ones((40 // size + 3,) * 2, bool))
+    kept = np.kron(kept, np.ones((40 // size + 3 if room else 40 // size,) * 2, bool))
     gates = np.where(rng.random(int(kept.sum())) < part, np.float32(-0.5), np.float32(0))
     values = rng.integers(-4, 5, (len(gates), size, size)).astype(dtype)
     w = ns.BlockSparse(values, kept).to("cuda")

@@ -56,7 +56,7 @@ def case_of_step(name):
         return Case(rows, blocks * 32, 32, 32, 1)
     if name < "s10":  # of four stages the fifth one
         return Case(rows, 5 * 32, 32, 32, 1)
-    return Case(rows, 6 * 64, 128, 64, 0.9)  # four stages there are for blocks of 64
+    return Case(rows, 5 * 64, 128, 64, 1)  # four stages there are for blocks of 64
 
 
 @pytest.mark.parametrize("name", ladder.NAMES)

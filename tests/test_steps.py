@@ -118,7 +118,7 @@ def test_a_step_goes_round_its_ring_and_over_several_tiles(name, order, two_stag
     down, across = TILES.get(name, (1, 1)) if device.SIMULATED else (1, 3)
     two_stages(ladder.step(name))
     with in_turns(order) if device.SIMULATED else nullcontext():
-        run(name, Case(down * rows_of(name), 7 * 32, across * 128, 32, 0.8))
+        run(name, Case(down * rows_of(name), 6 * 32, across * 128, 32, 0.8))
 
 
 @pytest.mark.parametrize("name", NAMES)

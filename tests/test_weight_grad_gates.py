@@ -57,9 +57,9 @@ def check_weight_gradient(kernel, x, dy, across, layout, size, gates):
         ("bfloat16", 64, 70, 0, False, 2),
         ("float16", 128, 70, 5, False, 1),
         ("bfloat16", 128, 70, 0, True, 2),
-        ("float32", 32, 70, 3, False, 1),
+        ("float32", 32, 40, 3, False, 1),
         ("float32", 64, 33, 0, True, 2),
-        ("float32", 128, 40, 4, False, 1),
+        ("float32", 128, 33, 4, False, 1),
     ],
 )
 def test_a_weight_gradient_leaves_out_what_gates_do(
@@ -68,12 +68,12 @@ def test_a_weight_gradient_leaves_out_what_gates_do(
     """What is not computed is not written; x and dy that no block needs are not read."""
     monkeypatch.setattr(weight_grad_plan, "cut", lambda *of: (0.0, 0, pieces))  # all items
     monkeypatch.setitem(weight_grad.GATED_FROM[as_dtype(dtype).itemsize], size, batch)
-    if rng.random() < 0.5:  # blocks are many, and so are the products of an item of float32
+    if across:  # blocks are many, and so are the products of an item of float32
         monkeypatch.setattr(weight_grad_plan, "BLOCKS", dict.fromkeys((32, 64, 128), 0))
     else:
         one = weight_grad_float32.single
         monkeypatch.setattr(weight_grad_float32, "smaller", lambda index, tile, *_: (one(tile),))
-    rows, columns = grid = (4, 5) if size < 128 else (2, 5)  # of simulated threads there are many
+    rows, columns = grid = {32: (4, 5), 64: (3, 4), 128: (2, 4)}[size]
     kept = rng.random(grid) < 0.6
     kept[0] = True
     layout = ns.Layout(kept)
@@ -137,7 +137,7 @@ def test_gates_leave_any_of_the_four_blocks_of_two_columns(feature_major, rng, m
 WHOLE, CUT, CLUSTERS = (1, 1), (1, 2), (2, 1)  # blocks that have a region, pieces of the batch
 REGIONS = [  # with the ways in which the simulator, which has two multiprocessors, takes them
     ("float16", 8, 40, 3, (False, False), 0.4, [CUT, CLUSTERS]),
-    ("bfloat16", 8, 70, 0, (True, False), 0.15, [WHOLE, CLUSTERS]),
+    ("bfloat16", 8, 70, 0, (True, False), 0.15, [WHOLE]),
     ("float16", 16, 40, 5, (False, True), 0.5, [CLUSTERS]),
     ("bfloat16", 16, 20, 0, (False, False), 0.15, [WHOLE]),
     ("float32", 8, 20, 1, (False, True), 0.5, [CUT, CLUSTERS]),
