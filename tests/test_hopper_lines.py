@@ -75,7 +75,7 @@ def test_tiles_fit(size, itemsize, batch):
 
 
 def rows_of(batch, B):
-    """As many tiles as of blocks of 32: in the simulator larger ones have tiles of half the rows."""
+    """As many tiles as of blocks of 32: in the simulator larger ones have half the rows."""
     return batch // 2 + 1 if device.SIMULATED and B > 32 else batch
 
 
