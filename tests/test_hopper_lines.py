@@ -74,6 +74,11 @@ def test_tiles_fit(size, itemsize, batch):
         assert fits, "16-bit tiles have fewer rows for a small batch"
 
 
+def rows_of(batch, B):
+    """As many tiles as of blocks of 32: in the simulator larger ones have half the rows."""
+    return batch // 2 + 1 if device.SIMULATED and B > 32 else batch
+
+
 @on_hopper
 @pytest.mark.pairs
 @pytest.mark.parametrize("feature_major", [False, True])
@@ -84,7 +89,10 @@ def test_tiles_fit(size, itemsize, batch):
 def test_products_of_smaller_tiles(size, number, product, feature_major):
     hopper, n = rung("k6_hopper"), size // 8
     of_tile = {name: partial(getattr(hopper, name), tile=number) for name in PRODUCTS[:2]}
-    case = Case(136, 8 * (2 * n + 1), 8 * (3 * n - 1), size, 0.7)  # tiles of rows, edges of blocks
+    few = device.SIMULATED and size == 128  # blocks, so all of them are kept
+    features = 8 * (2 * n + 1 - few * n), 8 * (3 * n - 1 - few * n)
+    density = 1 if few else 0.7
+    case = Case(rows_of(136, size), *features, size, density)  # tiles of rows, edges of blocks
     alone = SimpleNamespace(**vars(hopper) | of_tile)
     check_rung(alone, product, case, "float16", "cuda", feature_major=feature_major)
 
@@ -98,9 +106,10 @@ def test_products_of_smaller_tiles(size, number, product, feature_major):
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 def test_features_of_y_that_begin_anywhere(product, dtype, B, batch, y_memory, rng):
     """They end inside a block, and a column has no block."""
-    pattern = rng.random((3, 3)) < 0.6
-    pattern[1, 2], pattern[:, 0] = True, False
-    layout, n_in, n_out = Layout(pattern), 3 * B - 8, 3 * B - int(rng.integers(1, 20))
+    n, batch = 3 if B < 128 else 2, rows_of(batch, B)
+    pattern = rng.random((n, n)) < 0.6
+    pattern[1, -1], pattern[:, 0] = True, False
+    layout, n_in, n_out = Layout(pattern), n * B - 8, n * B - int(rng.integers(1, 20))
     values = rng.standard_normal((layout.n_blocks, B, B)).astype(as_dtype(dtype))
     x = rng.standard_normal((batch, n_in)).astype(values.dtype)
     check(rung("k6_hopper"), product, x, values, layout, n_out, "batch-major", y_memory)
@@ -125,9 +134,10 @@ def test_steps_cut_among_the_blocks_of_a_cluster(
     batch = int(rng.choice([65, 130, 200] if B < 128 else [33, 60]))
     tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
     monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
-    kept = rng.random((3, 5 if B < 128 else 3)) < 0.6
+    kept = rng.random((5, 3) if B < 128 else (3, 2)) < 0.6
+    kept[:, 0] = True  # four steps of blocks of 64 and of 128
     kept[:, 1] = kept[1] = False
-    layout = Layout(kept)
+    layout = Layout(kept if product == "forward" else kept.T)
     widths = [B * n - 8 * int(rng.integers(3)) for n in layout.shape]
     n_in, n_out = widths if product == "forward" else widths[::-1]
     x = rng.standard_normal((batch, n_in)).astype(as_dtype(dtype))
@@ -144,10 +154,12 @@ def test_steps_cut_among_the_blocks_of_a_cluster(
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 def test_of_steps_that_are_cut_gates_leave_some(product, zeros, parts, number, B, rng, monkeypatch):
     """Each part ends with its own last step, whatever that has; what is not left is NaN."""
-    batch, dtype = int(rng.choice([65, 130] if B < 128 else [33, 60])), np.dtype(np.float16)
+    batch, dtype = rows_of(int(rng.choice([65, 130])), B), np.dtype(np.float16)
     tile = fitted((TILES[B], *SMALLER[B])[number], batch)._replace(CLUSTER=1, SPLIT=parts)
     monkeypatch.setattr(rung("k6_hopper"), "line_tiles", lambda *_: [tile])
-    many = 70 if zeros == "most of many" else 5  # a lane holds a step, of 32 at once
+    many = 5  # of large blocks each is two steps
+    if zeros == "most of many":  # a lane holds a step, of 32 at once
+        many = 70 if B < 128 else 35
     columns = 3 if B < 128 else 2
     kept = rng.random((many, columns)) < 0.6
     kept[:, -2] = kept[1] = False
@@ -302,11 +314,9 @@ def test_small_tiles_share_a_multiprocessor(on_a_card, monkeypatch):
 @pytest.mark.parametrize("product", PRODUCTS[:2])
 def test_even_tiles_write_their_own_rows(product, dtype, B, x_memory, y_memory, rows, rng):
     """Batches that fill no tiles of ROWS: the last panel of a tile is not the next one's first."""
-    if device.SIMULATED and B > 32 and rows.start > 256:  # tiles of 64 rows there, not of 128
-        rows = range(193, 240)
-    # Which rows a tile has depends on no features: of large blocks there are two.
-    pattern = rng.random((2, 3)) < 0.7 if B == 32 else np.ones((1, 2), bool)
-    layout, batch = Layout(pattern), int(rng.choice(rows))
+    # Which rows a tile has depends on no features: of large blocks there are few.
+    pattern = rng.random((2, 3)) < 0.7 if B == 32 else np.ones((1, 128 // B), bool)
+    layout, batch = Layout(pattern), rows_of(int(rng.choice(rows)), B)
     widths = [B * n - 8 * int(rng.integers(3)) for n in layout.shape]
     n_in, n_out = widths if product == "forward" else widths[::-1]
     x = rng.standard_normal((batch, n_in)).astype(as_dtype(dtype))
