@@ -11,10 +11,10 @@ blocks, its longest line and how near each other small blocks are are asked for.
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
 of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
 fitted apart, to 57 products: 6.7 us of 16 bits, 4 of float32, whatever is copied, but of up to 32
-rows an eighth. So was what k6, k7 and k9 take to store odd rows, 0.1 to 0.3 us a megabyte. At 557
-of a seed that had no part in it the choice took more than 1.05 times as long as the fastest rung at
-5.9 %, and 1.010 times on average. What counts is the order of the rungs, not their times:
-`numbsparse.tune` measures it on another card.
+rows an eighth. So was what k6, k7 and k9 take to store odd rows, 0.1 to 0.3 us a megabyte. Before
+that, and before k8's lines were cut by cost, the choice at 557 of a seed that had no part in it
+took over 1.05 times as long as the fastest rung at 5.9 %, 1.010 times on average. What counts is
+the order of the rungs, not their times: `numbsparse.tune` measures it on another card.
 """
 
 import json
