@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
-from numbsparse.bench.measure import Options
+from numbsparse.bench.measure import Options, processes_here
 from numbsparse.bench.sections import SECTIONS, run
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
@@ -66,6 +66,8 @@ def _picture(word: str) -> Path:
 WHOLE, TIME = _from(0), _from(0.0)
 Run = Callable[[argparse.Namespace], Any]  # gives whether all was well, if that is to be told
 COUNT: Any = {"type": _from(1), "default": 1}
+JOBS: Any = {"type": _from(1)}
+MANY = "one for two cores, up to 8"  # of JOBS
 FILE: Any = {"type": _output, "metavar": "FILE"}
 PICTURE: Any = FILE | {"type": _picture}
 
@@ -223,7 +225,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--minutes", type=TIME, default=inf, help="stop after so many; default: at the last point"
     )
-    command.add_argument("--jobs", **COUNT, help="processes that compile ahead; default: 1")
+    command.add_argument("--jobs", **JOBS, help=f"processes that compile ahead; default: {MANY}")
     command.add_argument("--seed", type=WHOLE, default=0, help="of the points; default: 0")
     command.add_argument(
         "--json",
@@ -249,7 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--place", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     command.add_argument("--minutes", type=TIME, default=5, help="to measure; default: 5; 0: none")
-    command.add_argument("--jobs", **COUNT, help="compilers for each GPU; default: 1")
+    command.add_argument("--jobs", **JOBS, help=f"compilers for each GPU; default: {MANY}")
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="measure this one alone"
     )
@@ -341,7 +343,8 @@ def _ladder(ladder: Any, of: argparse.Namespace) -> None:
 def _times(times: Any, of: argparse.Namespace) -> None:
     if of.conv and of.only:
         of.error("--only takes a rung of products of matrices: give no --conv")
-    times.run(of.json, of.points, of.only, of.minutes, of.jobs, of.seed, of.conv)
+    jobs = of.jobs or processes_here()
+    times.run(of.json, of.points, of.only, of.minutes, jobs, of.seed, of.conv)
 
 
 def _bench(options: argparse.Namespace) -> None:
@@ -384,7 +387,8 @@ def _plane(options: argparse.Namespace) -> None:
     if options.png is not None or options.roofline_png is not None:
         matplotlib_figure()
     kernels = ",".join(options.kernels)
-    how = options.minutes, options.jobs, options.dtype, options.cards, kernels, options.join
+    jobs = options.jobs or (processes_here() if options.place == "cuda" else 1)
+    how = options.minutes, jobs, options.dtype, options.cards, kernels, options.join
     machine, rows = plane.run(options.place, options.json, *how)
     print(mapped.beside_peers(options.place, rows))
     if options.place == "cuda":

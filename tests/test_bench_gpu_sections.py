@@ -133,21 +133,37 @@ def test_the_convolutions_are_compiled(monkeypatch):
     assert sorted(called_ahead(monkeypatch, "conv")) == sorted(expected)
 
 
-def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch):
-    said = []
+def test_processes_share_what_is_compiled_and_end_in_time(monkeypatch, capsys):
+    said, looks = [], []
 
     class Process:
         def __init__(self, target, args, daemon):
             said.append(args[0])
+            self.done = args[1]
 
         start = kill = lambda self: said.append("started or ended")
 
-        def join(self, seconds):
-            assert 0 <= seconds <= 5
+        def is_alive(self):
+            return len(looks) < 2
 
-    monkeypatch.setattr(measuring, "get_context", lambda how: SimpleNamespace(Process=Process))
+        def join(self, seconds):
+            assert 0 < seconds <= 5
+            looks.append(seconds)
+            self.done.value += 2
+
+    def value(kind, number):
+        return SimpleNamespace(value=number)
+
+    context = SimpleNamespace(Process=Process, Value=value)
+    monkeypatch.setattr(measuring, "get_context", lambda how: context)
     cases = list(sections.CASES["headline"](Options(quick=True)))
     measuring.compile_ahead(cases, 2, 5.0)
+    n = len(said[0]) + len(said[1])
+    first_line, *lines = capsys.readouterr().out.splitlines()
+    assert first_line == f"compiling kernels of {n} calls in 2 processes"
+    assert lines == [f"  2 of {n} after 0 s"]  # a process that goes on
+    measuring.compile_ahead([], 2, 5.0)
+    assert capsys.readouterr().out == ""
     first, second, *rest = said
     assert rest == ["started or ended"] * 4
     assert {case.product for case in first + second} == set(PRODUCTS)

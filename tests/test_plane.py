@@ -5,6 +5,7 @@ import json
 import os
 from functools import partial
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -88,14 +89,21 @@ def test_another_process_calls_what_will_be_timed(tmp_path):
     assert (tmp_path / "called").exists()
 
 
+def test_each_call_counts(monkeypatch):
+    """Those that fail too."""
+    done = get_context("spawn").Value("i", 0)
+    measure._call_each([Case(Problem(list, 8, 4, "float32"), "forward")] * 3, done)
+    assert done.value == 3
+
+
 def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
     parts = []
 
     def process(target, args, daemon):
         parts.append([(case.kernels, case.problem.dtype, case.problem.batch) for case in args[0]])
-        return SimpleNamespace(start=list, join=lambda _: None, kill=list)
+        return SimpleNamespace(start=list, is_alive=lambda: False, kill=list)
 
-    context = SimpleNamespace(Process=process)
+    context = SimpleNamespace(Process=process, Value=lambda *_: None)
     monkeypatch.setattr(measure, "get_context", lambda _: context)
     of = [("k6", "float32", 1), ("k5", "float16", 2), ("k6", "float32", 3), ("k5", "float16", 4)]
     cases = [
@@ -114,6 +122,13 @@ def test_the_dense_product_is_timed_without_ours():
     assert first.case("cuda")[2:4] == ("auto", (TRITON,))
     assert second.case("cuda")[2:4] == ("", (CUBLAS,))
     assert second.case("cuda").problem.layout.density == 1
+
+
+def test_a_run_says_how_far_it_is(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plane, "SAVED", 0.0)
+    plane.run("cpu", None, 30)
+    said = capsys.readouterr().out.splitlines()
+    assert said == [f"{n} products" for n in range(1, 17)]
 
 
 def test_a_map_stops_in_time(small):

@@ -358,6 +358,28 @@ def test_a_command_fits_factors_of_one_rung_or_of_all(written, monkeypatch):
     assert "k6_hopper lines float16 32" not in times.measured()
 
 
+@on_device
+@pytest.mark.parametrize("error", [KeyboardInterrupt, None])
+def test_products_are_said_when_they_are_timed(monkeypatch, capsys, error):
+    """And weighed where the run is broken off."""
+    from numbsparse.bench import times as bench
+
+    monkeypatch.setattr(bench, "require_times", lambda: None)
+
+    def found(points, seconds, jobs):
+        for n, of in enumerate(points):
+            yield held_out.Found(of, {"k8_small_batch": 5e-6}, "k8_small_batch", {}, np.nan, {})
+            out = capsys.readouterr().out
+            assert out.count("\n") == 1
+            assert out.startswith(f"{of}: k8_small_batch of ")
+            if n == 3 and error:
+                raise error
+
+    monkeypatch.setattr(held_out, "found", found)
+    bench.run(None, 2)
+    assert capsys.readouterr().out.startswith(f"{4 if error else 6} products of drawn sizes\n")
+
+
 @pytest.mark.skipif(not device.SIMULATED, reason="of the simulator")
 def test_the_simulator_times_nothing():
     with pytest.raises(SystemExit, match="simulator's times mean nothing"):

@@ -197,6 +197,8 @@ def peers(problem: Problem, product: str, names: tuple[str, ...]) -> Makers:
     block, stand in.
     """
     of_w = product != "weight_grad"
+    if not names:  # torch takes seconds to load
+        return {}
     if problem.place == "cpu":
         serves = {
             NUMPY: (_numpy, True),

@@ -1,5 +1,7 @@
 """One product of one problem: everybody's result is checked, and what is right is timed."""
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,7 +31,8 @@ from numbsparse.ops.reduce import max as largest
 ON_CPU, LEAST = 20, 0.01  # times as long as on a GPU, and seconds at least: times vary more
 PAUSE = 0.25  # seconds
 Point = TypeVar("Point")
-LONGEST = 1e6  # seconds to wait for processes that compile
+LONGEST, SAID = 1e6, 5.0  # seconds to wait for processes that compile, and between two lines
+MOST_PROCESSES = 8  # that do, unless more are asked for
 
 
 @dataclass(frozen=True)
@@ -163,18 +166,28 @@ def compile_ahead(cases: Iterable[Case], jobs: int, patience: float) -> None:
     A kernel of the upper rungs takes seconds to compile, on one core. Other processes call each
     once, and leave it in the cache on disk, where it is found when it is timed. Calls that are
     likely to share kernels are one process's, which calls one of each kind before a second one.
+    What is done is said on a line every few seconds.
     """
     spawn, apart = get_context("spawn"), _apart(cases)
+    if not apart:
+        return
+    jobs = min(jobs, len(apart))
     ends = [i * len(apart) // jobs for i in range(jobs + 1)]
+    done, began = spawn.Value("i", 0), time.perf_counter()
     processes = [
-        spawn.Process(target=_call_each, args=(_in_turn(apart[begin:end]),), daemon=True)
+        spawn.Process(target=_compile_each, args=(_in_turn(apart[begin:end]), done), daemon=True)
         for begin, end in pairwise(ends)
     ]
-    end = time.perf_counter() + min(patience, LONGEST)
+    end = began + min(patience, LONGEST)
+    print(f"compiling kernels of {len(apart)} calls in {jobs} processes", flush=True)
     for process in processes:
         process.start()
     for process in processes:
-        process.join(max(0.0, end - time.perf_counter()))
+        while process.is_alive() and (left := end - time.perf_counter()) > 0:
+            process.join(min(left, SAID))
+            if process.is_alive():
+                took = time.perf_counter() - began
+                print(f"  {done.value} of {len(apart)} after {took:.0f} s", flush=True)
         process.kill()
 
 
@@ -203,8 +216,19 @@ def _in_turn(cases: list[Case]) -> list[Case]:
     return [case for turn in zip_longest(*kin) for case in turn if case][::-1]
 
 
-def _call_each(cases: list[Case]) -> None:
-    """Each of ours once, and torch's BSR, whose kernels are compiled here too."""
+def processes_here() -> int:
+    """How many compile ahead by default: one for two cores."""
+    return max(1, min(MOST_PROCESSES, (os.cpu_count() or 1) // 2))
+
+
+def _compile_each(cases: list[Case], done: Any) -> None:
+    """What each process does; what is compiled, and what fails, is not said from here."""
+    sys.stderr = None  # type: ignore[assignment]
+    _call_each(cases, done)
+
+
+def _call_each(cases: list[Case], done: Any = None) -> None:
+    """Each of ours once, and torch's BSR, whose kernels are compiled here too; `done` counts."""
     while cases:
         case = cases.pop()
         with suppress(Exception):  # the benchmark itself will say what is wrong
@@ -212,3 +236,6 @@ def _call_each(cases: list[Case]) -> None:
             for make in (contestants_of(*case[:-1]) | others).values():
                 make(case.problem, case.product).call()
         forget_numbers()
+        if done is not None:
+            with done.get_lock():
+                done.value += 1

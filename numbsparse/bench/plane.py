@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 SECONDS = {"cuda": 0.02, "cpu": 0.002}  # what a product is timed for
 AHEAD = 64  # products that a process compiles, between two rounds of measuring
-SAVED = 20.0  # seconds between two writings of the file
+SAVED = 10.0  # seconds between two writings of the file, when it is said how many there are
 
 
 class Plane(NamedTuple):
@@ -148,6 +148,7 @@ def run(
         rows.append(row)
         if time.perf_counter() > written + SAVED:
             _write(json_file, content, rows)
+            print(f"{len(rows)} products", flush=True)
             written = time.perf_counter()
     if minutes > 0 or join:
         _write(json_file, content, rows)

@@ -4,7 +4,6 @@ A section of CASES is a function of the options that yields cases: each is a row
 measures for itself, and yields rows. All shapes have B = 32 unless said.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -17,7 +16,7 @@ from numbsparse.bench.bounds import host, limits
 from numbsparse.bench.changing import changing, edits
 from numbsparse.bench.contestants import CUBLAS, CUDNN, CUSPARSE, FEATURE_MAJOR, ON_CPU, TRITON
 from numbsparse.bench.lstm import lstm
-from numbsparse.bench.measure import Case, Options, compile_ahead
+from numbsparse.bench.measure import Case, Options, compile_ahead, processes_here
 from numbsparse.bench.problem import BLOCK_SIZES, Problem, matrices
 from numbsparse.bench.results import CELLS, Results, Row, line, load, save
 from numbsparse.bench.timing import require_times
@@ -27,7 +26,6 @@ from numbsparse.layout import Layout
 from numbsparse.machine import describe
 
 DEFAULT = Options()
-MOST_PROCESSES = 8
 PATIENCE = 60.0  # seconds; what is not compiled by then is compiled where it is timed
 DTYPES = ("float32", "float16")  # of the headline's figure
 DENSITIES = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005)
@@ -218,8 +216,8 @@ def run(
     results = {} if json_file is None else load(json_file)
     machine, names = describe(place), list(only or (SECTIONS if place == "cuda" else ("cpu",)))
     print(f"{machine}\nMedians; on a GPU of graph replays. Random data. {CELLS}.", flush=True)
-    jobs, began = min(MOST_PROCESSES, (os.cpu_count() or 1) // 2), time.perf_counter()
-    if jobs > 1 and place == "cuda" and not options.quick:
+    jobs, began = processes_here(), time.perf_counter()
+    if jobs > 1 and place == "cuda":
         ahead = (case for name in names if name in CASES for case in CASES[name](options))
         compile_ahead(ahead, jobs, PATIENCE)
         print(f"\nkernels compiled in {time.perf_counter() - began:.0f} s", flush=True)

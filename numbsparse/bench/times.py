@@ -6,7 +6,8 @@ what few points tell of one case, others of its rung tell too.
 """
 
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from itertools import product as every
 from math import inf
@@ -67,7 +68,10 @@ def run(
         forced = only if json_file is None else None
         all_drawn = held_out.convolutions(rng) if of_images else held_out.drawn(rng, forced)
         some = islice(all_drawn, points * len(PRODUCTS))
-        found = list(held_out.found(some, minutes * 60, jobs))
+        found = list[Found]()
+        with suppress(KeyboardInterrupt):  # then of those until now
+            for each in said(held_out.found(some, minutes * 60, jobs)):
+                found.append(each)
         print(held_out.summary(found))
         if of_images:
             print(held_out.by_kind(found))
@@ -79,9 +83,16 @@ def fit(jobs: int, only: str | None, of_images: bool, minutes: float = inf) -> d
     rng = np.random.default_rng([0, 1 if of_images else 2])
     all_drawn = held_out.convolutions(rng) if of_images else held_out.drawn(rng, only, True)
     ahead = [count] if of_images else []
-    found = list(held_out.found(islice(all_drawn, count), minutes * 60, jobs, *ahead))
+    found = list(said(held_out.found(islice(all_drawn, count), minutes * 60, jobs, *ahead)))
     print(held_out.summary(found, most=0), flush=True)
     return content_of(found, of_images)
+
+
+def said(all_found: Iterable[Found]) -> Iterator[Found]:
+    """Each on a line when it is measured."""
+    for each in all_found:
+        print(each, flush=True)
+        yield each
 
 
 def content_of(all_found: Iterable[Found], of_images: bool = False) -> dict[str, Any]:

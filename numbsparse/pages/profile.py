@@ -7,6 +7,7 @@ small one is that of `counted`, whose requests and sectors are counted in the si
 
 import csv
 import io
+import itertools
 import shutil
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from numbsparse.bench.contestants import of_rung
+from numbsparse.bench.measure import Case, compile_ahead, processes_here
 from numbsparse.bench.problem import Problem, matrices
 from numbsparse.bench.results import Results, Row, save
+from numbsparse.bench.sections import PATIENCE
 from numbsparse.device import SIMULATED, require, synchronize
 from numbsparse.kernels import ladder
 from numbsparse.machine import describe
@@ -112,9 +115,13 @@ def profile(json_file: Path | None = None) -> Results:
         require()
         if shutil.which("ncu") is None:
             raise RuntimeError("ncu, NVIDIA's Nsight Compute, is not on the PATH")
+        if (jobs := processes_here()) > 1:
+            compile_ahead(cases(), jobs, PATIENCE)
     results: Results = {}
     command = f"{'NUMBA_ENABLE_CUDASIM=1 ' * SIMULATED}python -m numbsparse profile"
     for name in (COUNTED,) if SIMULATED else tuple(SECTIONS):
+        if not SIMULATED:
+            print(f"{name}: ncu replays each kernel", flush=True)
         rows = list(count("small") if SIMULATED else _read(name))
         results[name] = {"machine": describe("cuda"), "command": command, "rows": rows}
         for row in rows:
@@ -123,6 +130,12 @@ def profile(json_file: Path | None = None) -> Results:
         if json_file is not None:
             save(json_file, {name: results[name]})
     return results
+
+
+def cases() -> Iterator[Case]:
+    """What ncu will look on at, to be compiled before: under ncu that takes longer."""
+    for rungs, problem in itertools.chain(*SECTIONS.values()):
+        yield from (Case(problem, "forward", kernel) for kernel in rungs)
 
 
 def count(name: str) -> Iterator[Row]:
