@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from numbsparse.bench import measure, plane
-from numbsparse.bench.contestants import CUBLAS, OURS, TRITON
+from numbsparse.bench.contestants import CUBLAS, FEATURE_MAJOR, OURS, TRITON
 from numbsparse.bench.measure import Case, compile_ahead
 from numbsparse.bench.plane import VISIBLE, on_each
 from numbsparse.bench.problem import Problem
@@ -71,8 +71,9 @@ def test_other_processes_compile_ahead(small, monkeypatch):
     compiled = []
     monkeypatch.setattr(measure, "compile_ahead", lambda *of: compiled.append(of))
     monkeypatch.setattr(plane, "AHEAD", 3)
+    monkeypatch.setattr(measure, "MORE", 2)
     rows = list(plane.measured("cpu", [], 60.0, jobs=2))
-    assert [len(cases) for cases, *_ in compiled] == [6, 6, 4]
+    assert [len(cases) for cases, *_ in compiled] == [2, 4, 6, 4]
     assert [
         (case.problem.batch, case.problem.block_size, case.product)
         for cases, *_ in compiled
@@ -106,6 +107,7 @@ def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
     context = SimpleNamespace(Process=process, Value=lambda *_: None)
     monkeypatch.setattr(measure, "get_context", lambda _: context)
     of = [("k6", "float32", 1), ("k5", "float16", 2), ("k6", "float32", 3), ("k5", "float16", 4)]
+    monkeypatch.setattr(measure, "named", lambda problem, product, kernels: kernels.split(","))
     cases = [
         Case(Problem(list, 8, batch, dtype), "forward", kernels, (), {})
         for kernels, dtype, batch in of
@@ -114,6 +116,10 @@ def test_calls_that_share_kernels_are_one_process_s(monkeypatch):
     assert parts == [[of[3], of[1]], [of[2], of[0]]]  # each begins with its last
     compile_ahead(cases, 1, 1.0)
     assert parts[2] == [of[2], of[3], of[0], of[1]]
+    both = cases[0]._replace(kernels="k5,k6", others=(TRITON, FEATURE_MAJOR))
+    first, second = measure._apart([both])  # each rung by itself, and torch's once
+    assert (first.kernels, second.kernels) == ("k5", "k6")
+    assert (first.others, second.others) == ((TRITON, FEATURE_MAJOR), (FEATURE_MAJOR,))
 
 
 def test_the_dense_product_is_timed_without_ours():

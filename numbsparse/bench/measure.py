@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import groupby, islice, pairwise, zip_longest
+from itertools import chain, groupby, islice, pairwise, zip_longest
 from multiprocessing import get_context
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ from numbsparse.bench.contestants import (
     Makers,
     chosen,
     contestants_of,
+    named,
     peers,
 )
 from numbsparse.bench.problem import Parts, Problem, error_of, fault_in, forget_numbers
@@ -33,6 +34,7 @@ PAUSE = 0.25  # seconds
 Point = TypeVar("Point")
 LONGEST, SAID = 1e6, 5.0  # seconds to wait for processes that compile, and between two lines
 MOST_PROCESSES = 8  # that do, unless more are asked for
+MORE = 4  # times as many points are compiled ahead as the time before
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,14 @@ def in_time(
     jobs: int,
     ahead: int,
 ) -> Iterator[Point]:
-    """Points in turn, for so long; before, other processes compile what the next ones need."""
-    end, left = time.perf_counter() + seconds, iter(points)
-    while some := list(islice(left, ahead)):
+    """Points in turn, for so long; before, other processes compile what the next ones need.
+
+    That is of a point for each process at first, so that something is soon measured, and then of
+    more and more, up to `ahead`, as to start processes takes seconds.
+    """
+    end, left, many = time.perf_counter() + seconds, iter(points), min(jobs, ahead)
+    while some := list(islice(left, many)):
+        many = min(MORE * many, ahead)
         if jobs > 1:
             of_some = [case for point in some for case in cases(point)]
             compile_ahead(of_some, jobs, (end - time.perf_counter()) / 2)
@@ -200,7 +207,7 @@ def _kin(case: Case) -> tuple[Any, ...]:
 def _apart(cases: Iterable[Case]) -> list[Case]:
     """Those that may have kernels of their own, kin beside kin."""
     found: dict[Any, Case] = {}
-    for case in cases:
+    for case in chain.from_iterable(map(_one_by_one, cases)):
         own = tuple(other for other in case.others if other in (FEATURE_MAJOR, TRITON))
         of = case.problem
         shape = of.batch, of.side, of.taps_along, of.stride
@@ -208,6 +215,18 @@ def _apart(cases: Iterable[Case]) -> list[Case]:
             key = _kin(case), own, str(case.more), shape
             found.setdefault(key, case._replace(others=own))
     return [found[key] for key in sorted(found)]
+
+
+def _one_by_one(case: Case) -> list[Case]:
+    """The same of each rung alone, and peers beside the first."""
+    of, names = case.problem, [case.kernels]
+    if case.kernels not in ("", "auto"):
+        names = names[0].split(",") if of.side else named(of, case.product, case.kernels)
+    ours = tuple(other for other in case.others if other == FEATURE_MAJOR)
+    return [
+        case._replace(kernels=name, others=ours if i else case.others)
+        for i, name in enumerate(names)
+    ]
 
 
 def _in_turn(cases: list[Case]) -> list[Case]:
