@@ -10,6 +10,8 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy as np
+
 LIMIT = 240  # seconds, after which all is ended
 
 
@@ -113,3 +115,7 @@ def values(results):
 
 import distributed_programs  # noqa: E402, F401  the server loads it
 from few_rows_helpers import take_few_kernels  # noqa: E402
+
+from numbsparse.kernels import cores  # noqa: E402
+
+cores.wait(np.ones(1, np.int64), 1)  # Numba has loaded then what it runs compiled functions with
