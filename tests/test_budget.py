@@ -27,7 +27,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/pages": 1_938,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 425,
-    "numbsparse/simulator": 2_434,
+    "numbsparse/simulator": 2_452,
     "numbsparse/torch": 2_028,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
