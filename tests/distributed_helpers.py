@@ -113,7 +113,8 @@ def values(results):
     return [value for _, value in results]
 
 
-import distributed_programs  # noqa: E402, F401  the server loads it
+import distributed_programs  # noqa: E402, F401  the server loads them
+import split_programs  # noqa: E402, F401
 from few_rows_helpers import take_few_kernels  # noqa: E402
 
 from numbsparse.kernels import cores  # noqa: E402
