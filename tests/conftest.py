@@ -153,17 +153,19 @@ def pytest_collection_modifyitems(config, items):
     seen, left, functions = Counter(), [], set()
     paired = defaultdict(list)
     for item in items:
-        function = item.path, getattr(item, "originalname", None)
-        if item.path.stem in SLOW or item.get_closest_marker("slow"):
+        function, marks = (item.path, getattr(item, "originalname", None)), {}
+        for mark in item.iter_markers():
+            marks.setdefault(mark.name, []).append(mark)  # the closest one first
+        if item.path.stem in SLOW or "slow" in marks:
             item.add_marker("slow")
         elif all(function) and function not in functions:
             functions.add(function)
             item.add_marker("quick")
         values = re.split(r"[-\[\]]", item.name)[1:]
-        skips = " ".join(mark.kwargs.get("reason", "") for mark in item.iter_markers("skipif"))
-        if (gpu := item.get_closest_marker("gpu")) is not None:
+        skips = " ".join(mark.kwargs.get("reason", "") for mark in marks.get("skipif", ()))
+        if "gpu" in marks:
             if not on_gpu:
-                reason = f"takes a GPU: {gpu.kwargs.get('reason')}"
+                reason = f"takes a GPU: {marks['gpu'][0].kwargs.get('reason')}"
                 item.add_marker(pytest.mark.skip(reason=reason))
         elif (
             KERNELS.match(item.path.stem)
@@ -172,13 +174,11 @@ def pytest_collection_modifyitems(config, items):
             or is_draw(item)
         ):
             item.add_marker("simulator")
-        marker = item.get_closest_marker("every") if device.SIMULATED else None
-        number = seen[item.function] if marker else 0
-        if marker:
+        if device.SIMULATED and "every" in marks:
+            if seen[item.function] % marks["every"][0].args[0]:
+                left.append(item)
             seen[item.function] += 1
-        if number % (marker.args[0] if marker else 1):
-            left.append(item)
-        if device.SIMULATED and item.get_closest_marker("pairs") is not None:
+        if device.SIMULATED and "pairs" in marks:
             paired[item.function].append(item)
     left += [item for cases in paired.values() for item in beyond_pairs(cases)]
     if left:
@@ -188,11 +188,10 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What was imported and collected stays: nobody looks through it for garbage again.
+    """What was imported and collected stays: nobody looks through it for garbage, now or later.
 
     Nor as often as usual: compiling and simulating make many objects, most of which live.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

@@ -10,6 +10,8 @@ import time
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy as np
+
 LIMIT = 240  # seconds, after which all is ended
 
 
@@ -111,5 +113,10 @@ def values(results):
     return [value for _, value in results]
 
 
-import distributed_programs  # noqa: E402, F401  the server loads it
+import distributed_programs  # noqa: E402, F401  the server loads them
+import split_programs  # noqa: E402, F401
 from few_rows_helpers import take_few_kernels  # noqa: E402
+
+from numbsparse.kernels import cores  # noqa: E402
+
+cores.wait(np.ones(1, np.int64), 1)  # Numba has loaded then what it runs compiled functions with

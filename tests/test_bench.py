@@ -10,12 +10,18 @@ import pytest
 
 from numbsparse import __main__ as command_line
 from numbsparse import device
-from numbsparse.bench import contestants, sections, timing
+from numbsparse.bench import contestants, measure, sections, timing
 from numbsparse.bench.problem import Problem, random
 from numbsparse.bench.results import line, load
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.kernels import matmul as ladder
 from numbsparse.layout import Layout
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch):
+    """A call is timed for a hundredth of a second."""
+    monkeypatch.setattr(measure, "ON_CPU", 0)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/device": 4_161,
     "numbsparse/distributed": 2_071,
     "numbsparse/jax": 737,
-    "numbsparse/kernels": 3_426,
+    "numbsparse/kernels": 3_429,
     "numbsparse/kernels/conv": 3_778,
     "numbsparse/kernels/ladder": 1_940,
     "numbsparse/kernels/lstm": 1_970,
@@ -27,7 +27,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/pages": 1_951,
     "numbsparse/patterns": 986,
     "numbsparse/puzzles": 425,
-    "numbsparse/simulator": 2_434,
+    "numbsparse/simulator": 2_452,
     "numbsparse/torch": 2_028,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

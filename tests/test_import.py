@@ -56,6 +56,7 @@ def said(tmp_path_factory):
     [
         *("numba.cuda", "cuda.core", "matplotlib", "ml_dtypes", "safetensors"),
         *("torch", "jax", "tqdm"),
+        "numba.np.arraymath",  # as Numba does before it compiles: half of the import's time
     ],
 )
 def test_import_loads_no(module, said):

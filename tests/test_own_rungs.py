@@ -71,7 +71,8 @@ def test_the_gpus_benchmark_takes_it_last(put, place):
     assert named(problem, "forward", "all")[-2:] == ["k8_small_batch", "mine"]
 
 
-def test_the_command_line_times_a_file(tmp_path, capsys):
+def test_the_command_line_times_a_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("numbsparse.bench.measure.ON_CPU", 0)
     (tmp_path / "mine.py").write_text(FILE)
     command_line.main(["bench", "--place", "cpu", "--quick", "--rung", str(tmp_path / "mine.py")])
     lines = capsys.readouterr().out.splitlines()

@@ -36,6 +36,7 @@ SMALL = plane.Plane(
 def small(monkeypatch):
     monkeypatch.setitem(plane.PLANES, "cpu", SMALL)
     monkeypatch.setitem(plane.SECONDS, "cpu", 0.0)
+    monkeypatch.setattr(measure, "LEAST", 0.001)
     monkeypatch.setitem(mapped.TYPICAL, "cpu", 0.5)
 
 

@@ -103,7 +103,7 @@ def test_convolutions_and_weight_gradients_are_started_too(name, monkeypatch):
     w = ns.BlockSparse(drawn(TAPS.n_blocks, 8, 8), TAPS)
     for pixels in (9, 4):  # of views with gaps
         before = len(seen)
-        for i in range(6):
+        for i in range(5):  # worked out three times at most, and recorded
             for seed, a in enumerate((x, dy, w.values, *memory.values())):
                 device.refill(a, drawn(*a.shape, seed=10 * i + seed))
             of = x[:, :pixels], dy[:, :pixels]

@@ -123,9 +123,12 @@ def made_of(kernel: Any) -> Any:
     return made
 
 
-@compiled(types.void(types.int64[::1], types.int64))
+@compiled()
 def wait(counts, work):
-    """Return when all the work is done; it has all been taken, so that is soon."""
+    """Return when all the work is done; it has all been taken, so that is soon.
+
+    Compiled when it is called: with a signature it would take half of the package's import.
+    """
     while fetch_add(counts, DONE, 0) < work:
         pass
 

@@ -91,6 +91,11 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     def address(self) -> int:
         return self.ctypes.data
 
+    @cached_property
+    def steps(self) -> list[tuple[int, int]]:
+        """Of each axis its length, and the bytes from one item to the next."""
+        return [*zip(self.shape, self.strides, strict=True)]
+
 
 class Shared(Memory):
     """An array in shared memory."""
@@ -104,18 +109,21 @@ class Global(Memory):
     space = "global"
 
 
+_item, _set_item = np.ndarray.__getitem__, np.ndarray.__setitem__
+
+
 class Watched(Memory):
     """An array that notes each access."""
 
     def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
+        found = _item(self, place)
         if not isinstance(found, np.ndarray):
             _note(self, False, place)
         return found
 
     def __setitem__(self, place: Any, value: Any) -> None:
         _note(self, True, place)
-        super().__setitem__(place, value)
+        _set_item(self, place, value)
 
 
 WATCHED = {kind: type(f"Watched{kind.__name__}", (Watched, kind), {}) for kind in (Shared, Global)}
@@ -139,13 +147,13 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     if accesses.watcher is None:
         return
     places = place if type(place) is tuple else (place,)
-    if len(places) == array.ndim and _SEVERAL.isdisjoint(map(type, places)):
+    if len(places) == len(array.steps) and _SEVERAL.isdisjoint(map(type, places)):
         every: Iterable[tuple[Any, ...]] = (places,)
     else:
         array = np.asarray(array)[place].view(type(array))
         every = np.ndindex(array.shape)
     for places in every:
         address = array.address
-        for i, length, stride in zip(places, array.shape, array.strides, strict=True):
+        for i, (length, stride) in zip(places, array.steps, strict=True):
             address += int(i) % length * stride  # -1 is the last
         accesses.note(array.space, writes, address, array.itemsize)

@@ -130,19 +130,20 @@ def _by_bytes(launch: Launch) -> Iterator[list[_Touch]]:
     for thread in sorted(launch.threads, key=lambda thread: (thread.block, thread.number)):
         for access in thread.accesses:
             homes[access.home].append(_Touch(thread.block, thread.number, access))
+    numbers: dict[Any, int] = {}  # of what is done at a time and a place in the text
     seen = set()
     for of_home in homes.values():
-        grain = gcd(*(n for _, _, each in of_home for n in (each.address, each.nbytes)))
+        grain = gcd(*{a.address for _, _, a in of_home}, *{a.nbytes for _, _, a in of_home})
         places = [range(a.address, a.address + a.nbytes, grain) for _, _, a in of_home]
         written = {p for of, t in zip(places, of_home, strict=True) if t.access.writes for p in of}
-        touches: dict[int, dict[Any, _Touch]] = defaultdict(dict)
+        touches: dict[int, dict[int, _Touch]] = defaultdict(dict)
         for of, touch in zip(places, of_home, strict=True):
             if written.isdisjoint(of):  # what nobody writes
                 continue
             site, atomic, _, writes, _, _, _, unit, moment = touch.access
-            at = id(moment), site, unit, writes, atomic
+            number = numbers.setdefault((id(moment), site, unit, writes, atomic), len(numbers))
             for place in of:
-                touches[place].setdefault(at, touch)
+                touches[place].setdefault(number, touch)
         for each in touches.values():
             if (those := tuple(each)) not in seen:
                 seen.add(those)
