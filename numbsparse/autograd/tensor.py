@@ -289,10 +289,12 @@ def as_tensor(x: Any, argument: str = "x") -> Tensor:
 
 
 def listed(argument: str, given: Any) -> list[Any]:
-    """What an argument lists; refused is a Tensor, whose rows would be copies."""
+    """What an argument lists; refused are a Tensor, whose rows would be copies, and a module."""
     alone = isinstance(given, Tensor) or not getattr(given, "ndim", 1)
-    if alone or not isinstance(given, Iterable):
-        raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}")
+    holds = hasattr(given, "parameters")
+    if alone or holds or not isinstance(given, Iterable):
+        see = ": pass its .parameters()" if holds else ""
+        raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}{see}")
     return list(given)
 
 
