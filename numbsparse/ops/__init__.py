@@ -76,6 +76,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad, without_padding
+from numbsparse.ops.lstm import check as check_lstm
 from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
 from numbsparse.ops.normalize import (
     affine_norm,
