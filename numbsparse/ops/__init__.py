@@ -41,6 +41,7 @@ from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import (
     NUMBERS,
     add,
+    add_into,
     broadcast_to,
     cast,
     copy,
