@@ -169,6 +169,8 @@ class Tensor:
     def backward(self, grad: Any = None, *, create_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every tensor that requires one.
 
+        It may be called again: the tensor keeps all that it was computed from for as long as it is
+        there itself. So of the loss of a step that is over, keep `loss.item()` or `loss.detach()`.
         Several threads may do so at once, where no tensor is one of `DataParallel`.
 
         Parameters
