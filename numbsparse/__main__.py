@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         'machine-code k6_hopper "LSTM float16"',
     )
     command.add_argument(
-        "words", nargs="*", help="compile only the calls whose names have one of these words"
+        "words", nargs="*", help="compile, and show, only calls whose names have one of these words"
     )
     command.add_argument("--json", **FILE, help="record what was found there")
     command.add_argument(

@@ -90,3 +90,24 @@ def test_arrays_of_jax_come_back_as_copies_that_are_done(monkeypatch):
     np.testing.assert_allclose(y.array.numpy(), RESULT.T, atol=1e-5)
     ns.sddmm(Array(X.T.copy()), Array(RESULT), [[1], [1]])
     assert waits == [True], "XLA may take back memory that is still read"
+
+
+@pytest.mark.parametrize("library", ["jaxlib._jax", "theirs"])
+def test_a_result_is_not_written_to_an_array_that_is_read_only(library):
+    array = ns.to_device(np.zeros_like(RESULT))
+    address = array.__cuda_array_interface__["data"][0]
+    lent = array.__cuda_array_interface__ | {"data": (address, library == "theirs")}
+    kind = type("Array", (), {"__module__": library, "__cuda_array_interface__": lent})
+    with pytest.raises(ValueError, match=r"out takes a writeable array, got a read-only .*Array"):
+        ns.matmul(ns.to_device(X), W.to("cuda"), out=kind())
+    np.testing.assert_array_equal(array.numpy(), 0)
+
+
+@pytest.mark.parametrize("what", ["address", "strides"])
+def test_values_between_the_multiples_of_their_size_are_refused(what):
+    lent = Theirs(X)
+    address, strides = lent.__cuda_array_interface__["data"][0], (33, 4)
+    odd = {"data": (address + 2, False)} if what == "address" else {"strides": strides}
+    lent.__cuda_array_interface__ = lent.__cuda_array_interface__ | odd
+    with pytest.raises(ValueError, match="x takes values at multiples of their size: pass a copy"):
+        ns.matmul(lent, W.to("cuda"))

@@ -318,8 +318,9 @@ def test_the_function_refuses_by_name(rng, change, error, says):
             layout = ns.Layout(np.ones((w.layout.shape[0], 9), bool))
             value = ns.BlockSparse(np.ones((layout.n_blocks, 8, 8)), layout, shape=(w.shape[0], 72))
         arguments[i] = value
-    with pytest.raises(error, match=says):
-        F.lstm(*arguments)
+    for function in (F.lstm, F.lstm_step_by_step):
+        with pytest.raises(error, match=says):
+            function(*arguments)
 
 
 def test_the_function_refuses_an_eps_below_zero(rng):

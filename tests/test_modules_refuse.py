@@ -169,3 +169,10 @@ def test_layers_on_a_gpu_refuse_what_is_not_there():
         layer.to("cuda")
         with pytest.raises(ValueError, match="x takes the device of the weights, cuda:0, got cpu"):
             layer(np.ones(shape, np.float32))
+
+
+@pytest.mark.parametrize("model", [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4))], ids=repr)
+def test_a_module_in_place_of_its_parameters_is_refused_with_what_to_pass(model):
+    for call in (nn.optim.AdamW, nn.optim.ExponentialMovingAverage):
+        with pytest.raises(TypeError, match=r"parameters takes a list.*pass its \.parameters\(\)"):
+            call(model)

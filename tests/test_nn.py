@@ -1,6 +1,7 @@
 """Layers and their functions."""
 
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -21,6 +22,39 @@ def test_linear_is_the_dense_one_where_blocks_are_kept(rng, put, place):
     y = linear(put(x))
     expected = x @ linear.weight.numpy() + host(linear.bias.data)
     np.testing.assert_allclose(host(y.data), expected, atol=1e-5)
+
+
+BIASED = {
+    "linear": (lambda: nn.Linear(16, 64, block_size=4, seed=0), (512, 16)),
+    "linear, of more axes": (lambda: nn.Linear(16, 64, block_size=4, seed=0), (8, 64, 16)),
+    "conv": (lambda: nn.Conv1d(16, 64, 1, block_size=4, seed=0), (8, 64, 16)),
+    "gated": (lambda: nn.Linear(16, 64, block_size=4, gate=True, seed=0), (512, 16)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape"), BIASED.values(), ids=BIASED)
+def test_what_a_layer_keeps_for_the_gradient_is_its_result_once(make, shape):
+    layer, x = make(), ns.Tensor(np.ones(shape, np.float32))
+    layer(x)
+    tracemalloc.start()
+    try:
+        y = layer(x)
+        assert tracemalloc.get_traced_memory()[0] < 1.5 * y.values.nbytes
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("make", "shape"), BIASED.values(), ids=BIASED)
+@pytest.mark.parametrize("run", [lambda f, x: f(x), nn.recompute], ids=["plain", "recompute"])
+def test_a_bias_alone_is_trained(rng, put, place, make, shape, run):
+    layer = make().to(place).requires_grad_(False)
+    layer.bias.requires_grad = True
+    x = put(rng.standard_normal((2, *shape[1:]), dtype=np.float32))
+    y = run(layer, ns.Tensor(x))
+    dy = rng.standard_normal(y.shape, dtype=np.float32)
+    y.backward(put(dy))
+    np.testing.assert_allclose(host(layer.bias.grad.data), dy.reshape(-1, 64).sum(0), rtol=1e-4)
+    assert layer.weight.grad is None
 
 
 @pytest.mark.slow

@@ -10,7 +10,14 @@ After D. Maclaurin, D. Duvenaud, R. P. Adams, "Autograd: Effortless gradients in
 
 from numbsparse.autograd.contexts import Vjp, is_recording, noting, recording, unwatched
 from numbsparse.autograd.contexts import no_grad as no_grad
-from numbsparse.autograd.tape import differentiable_grads, fused, grads_at, record, refuse_again
+from numbsparse.autograd.tape import (
+    also_from,
+    differentiable_grads,
+    fused,
+    grads_at,
+    record,
+    refuse_again,
+)
 from numbsparse.autograd.tape import grad as grad
 from numbsparse.autograd.tensor import Tensor as Tensor
 from numbsparse.autograd.tensor import as_data, as_tensor, listed, tensors_of, unread

@@ -103,6 +103,21 @@ def record(
     return result
 
 
+def also_from(result: Tensor, tensor: Tensor, vjp: Vjp) -> Tensor:
+    """A result that nobody has read yet, into whose memory something of another tensor was added.
+
+    Its way back leads to that one too; the ways that it has read none of its values.
+    """
+    if not tensor.requires_grad:
+        return result
+    if RECORDING.get():
+        result._edges += ((tensor, vjp),)
+        result.requires_grad = True
+    elif (noted := NOTED.get()) is not None:
+        noted[id(tensor)] = tensor
+    return result
+
+
 def fused(vjp: Callable[..., Any], again: Vjp) -> Vjp:
     """A vjp of arrays, `vjp(dy, y)`, in one kernel; where it is recorded `again`, of Tensors."""
 

@@ -169,6 +169,8 @@ class Tensor:
     def backward(self, grad: Any = None, *, create_graph: bool = False) -> None:
         """Add the gradient of this tensor to `.grad` of every tensor that requires one.
 
+        It may be called again: the tensor keeps all that it was computed from for as long as it is
+        there itself. So of the loss of a step that is over, keep `loss.item()` or `loss.detach()`.
         Several threads may do so at once, where no tensor is one of `DataParallel`.
 
         Parameters
@@ -289,10 +291,12 @@ def as_tensor(x: Any, argument: str = "x") -> Tensor:
 
 
 def listed(argument: str, given: Any) -> list[Any]:
-    """What an argument lists; refused is a Tensor, whose rows would be copies."""
+    """What an argument lists; refused are a Tensor, whose rows would be copies, and a module."""
     alone = isinstance(given, Tensor) or not getattr(given, "ndim", 1)
-    if alone or not isinstance(given, Iterable):
-        raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}")
+    holds = hasattr(given, "parameters")
+    if alone or holds or not isinstance(given, Iterable):
+        see = ": pass its .parameters()" if holds else ""
+        raise TypeError(f"{argument} takes a list of Tensors, got a {type(given).__name__}{see}")
     return list(given)
 
 

@@ -42,6 +42,7 @@ from numbsparse.device.interop import (
     in_library_of,
     in_order_with,
     is_device_operand,
+    is_read_only,
     one_gpu,
     read_quickly,
 )

@@ -28,6 +28,15 @@ def is_device_operand(x: Any) -> bool:
     return hasattr(x, "__cuda_array_interface__")
 
 
+def is_read_only(x: Any) -> bool:
+    """Whether a GPU array is not to be written: of JAX, or its library says so."""
+    library = _library_of(x)
+    if library in ("torch", "cupy", "numbsparse"):
+        return False
+    interface = getattr(x, "__cuda_array_interface__", None)
+    return library == "jaxlib" or (interface is not None and interface["data"][1])
+
+
 def in_order_with(x: Any) -> AbstractContextManager[Any]:
     """A context in which work is in order with that of x's library.
 
@@ -70,7 +79,10 @@ def as_device_array(x: Any, argument: str = "x") -> DeviceArray:
     if isinstance(x, DeviceArray):
         return x
     array = read_quickly(x)
-    array = _lent(x, argument) if array is None else array
+    if array is None:
+        array = _lent(x, argument)
+        if any(places % array.itemsize for places in (array.address, *array.strides)):
+            raise ValueError(f"{argument} takes values at multiples of their size: pass a copy")
     if not array.is_contiguous and array.size and min(array.strides) < 0:
         raise ValueError(f"{argument} takes strides from 0 up, got {array.strides}: pass a copy")
     return array

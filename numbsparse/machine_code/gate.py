@@ -21,6 +21,7 @@ from numbsparse.machine_code.cubin import description
 COMMITTED = Path(bench.__file__).parent / "results" / "machine_code.json"
 COMPILERS = ("numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink")
 SHOWN = ("instructions", "registers", "stack")
+HEAD = ["call", "kernel", *SHOWN, "hash"]
 
 Kernel = dict[str, Any]
 Kernels = dict[str, list[Kernel]]
@@ -33,7 +34,7 @@ def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int =
 
     `words` choose calls: those whose names hold one of them. `json_file` keeps what it has of other
     calls. A line says what was compiled and with which compilers; then follows a line for each
-    kernel that differs, or, where there is nothing to compare with, for each.
+    kernel that differs; for each, where words chose them or there is nothing to compare with.
 
     Raises RuntimeError in the simulator and where the compiler libraries are missing, ValueError
     where no call is meant.
@@ -48,16 +49,18 @@ def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int =
     print(
         f"{len(names)} calls, {sum(map(len, now.values()))} kernels; compiled by {in_a_list(used)}"
     )
-    return _compared(now, used)
+    return _compared(now, used, show_all=bool(words))
 
 
-def _compared(now: Kernels, used: dict[str, str]) -> bool:
+def _compared(now: Kernels, used: dict[str, str], show_all: bool) -> bool:
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     if used != committed["compilers"]:
         print(f"not compared: those committed were compiled by {in_a_list(committed['compilers'])}")
-        print(table(["call", "kernel", *SHOWN, "hash"], rows(now)))
+        print(table(HEAD, rows(now)))
         return True
     found = changes({name: committed["calls"].get(name, []) for name in now}, now)
+    if show_all:
+        print(table(HEAD, rows(now)))
     print(f"{len(found)} differ from those committed" if found else "all are as committed")
     if found:
         print(table(["call", "kernel", *SHOWN], found))

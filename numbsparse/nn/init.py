@@ -1,4 +1,7 @@
-"""First values of block-sparse weights. A unit's fan-in counts only the kept blocks."""
+"""First values of block-sparse weights. A unit's fan-in counts only the kept blocks.
+
+A wrong layout, shape, dtype or number is a TypeError or ValueError that names the argument.
+"""
 
 from functools import partial
 from math import inf

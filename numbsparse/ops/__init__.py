@@ -41,6 +41,7 @@ from numbsparse.ops.edge import inside
 from numbsparse.ops.elementwise import (
     NUMBERS,
     add,
+    add_into,
     broadcast_to,
     cast,
     copy,
@@ -76,6 +77,7 @@ from numbsparse.ops.loss_scale import (
     judge,
 )
 from numbsparse.ops.lstm import LSTMCells, LSTMTrace, lstm, lstm_grad, without_padding
+from numbsparse.ops.lstm import check as check_lstm
 from numbsparse.ops.matmul import GRADIENTS, matmul, multiplies_gates
 from numbsparse.ops.normalize import (
     affine_norm,

@@ -25,6 +25,7 @@ from numbsparse.ops.operands import (
     CPU_FLOATS,
     GPU_FLOATS,
     GPU_TAKES,
+    check_pair,
     check_writeable,
     contiguous,
     is_contiguous,
@@ -171,6 +172,17 @@ def copy_into(target: Any, source: Any) -> None:
     both = isinstance(target, DeviceArray) and isinstance(source, DeviceArray)
     write(target, copy(source) if both and overlap(target, source) else source)
     edits.note(target, "copy_into")
+
+
+def add_into(target: Any, b: Any) -> None:
+    """target += b, in memory that no tensor has yet; its shape is that of their sum."""
+    check_pair("target", target, "b", b)
+    if isinstance(target, ndarray):
+        np.add(target, b, out=target)
+    elif target.is_contiguous:
+        kernels.elementwise.run("add", target, target, b)
+    else:
+        write(target, add(target, b))
 
 
 def write(target: Any, source: Any) -> None:

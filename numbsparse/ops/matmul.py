@@ -16,6 +16,7 @@ from numbsparse.device import (
     in_library_of,
     in_order_with,
     is_device_operand,
+    is_read_only,
     on,
     one_gpu,
     read_quickly,
@@ -349,10 +350,11 @@ def _checked_out(out: Any, shape: tuple[int, ...], x: Any, w: BlockSparse) -> An
     on_cpu = isinstance(array, np.ndarray)
     # A second view of a torch tensor shares its memory; a second copy of a list does not.
     if on_cpu and not (
-        array.flags.writeable
-        and (array is out or not array.size or np.may_share_memory(array, operand(out, "out")))
+        array is out or not array.size or np.may_share_memory(array, operand(out, "out"))
     ):
-        raise ValueError(f"out takes a writeable array, got {type(out).__name__}")
+        raise ValueError(f"out takes a writeable array, got {type_name(out)}")
+    if not array.flags.writeable if on_cpu else is_read_only(out):
+        raise ValueError(f"out takes a writeable array, got a read-only {type_name(out)}")
     for name, other in (("x", x), ("w", w.values)):
         if isinstance(other, DeviceArray) != on_cpu and overlap(array, other):
             raise ValueError(f"out takes memory of its own, got some of {name}")

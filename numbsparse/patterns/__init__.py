@@ -6,6 +6,9 @@ plain NumPy array, so `|`, `&`, `~`, `.T`, `.sum()` and indexing work on it as o
 Makers that draw at random take `seed`, an integer or a `numpy.random.Generator`. The same integer
 gives the same pattern every time; a Generator moves on with each call.
 
+All refuse by the argument's name: TypeError for what is no number, pattern or seed, ValueError for
+a number out of its range.
+
 >>> import numbsparse as ns
 >>> ns.patterns.banded(4, 4, width=1).astype(int)
 array([[1, 1, 0, 0],

@@ -6,6 +6,8 @@ of two files is the lesson; `kernels/README.md` tells the story. The names are t
     BM, BN, BK      rows and columns of y that a block of threads computes, and terms in a step
     TM, TN          rows and columns of a thread
     B               the side of a kept block
+    PARTS, part     steps that a block takes, and where in it a step begins
+    x_at, w_at      where a tile begins in x and in w, as one long line of values
     xs, ws          tiles of x and w in shared memory
     acc             sums of a thread
     t, warp, lane   a thread in its block, its warp, its number in the warp

@@ -4,7 +4,7 @@ Thread t computes one y[n, k] by itself: it walks down the kept blocks of its bl
 up. The 32 threads of a warp have neighbouring k. Their reads of w are adjacent, so that a warp's 32
 loads are one request of 128 bytes (they are coalesced), and x[n, c] is the same for all of them.
 
-What changed since the reference: there one thread computes all outputs; here each has its own.
+What changed since the reference: there the CPU computes all outputs; here each has a thread.
 
 Reads per output, for a sum of K = B * (blocks in the column) products: 2 K from global memory.
 

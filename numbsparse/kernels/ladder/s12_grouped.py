@@ -104,6 +104,7 @@ def grouped(keeps, COLUMNS):
         own: list[int] = []
         together = np.zeros_like(keeps[0])
         for _ in range(COLUMNS):
+            # Inputs in common with the group, less those whose tiles it would load besides.
             best = np.argmax(keeps[left] @ (2 * together - 1) if own else keeps[left].sum(1))
             own.append(left[best])
             together, left = np.maximum(together, keeps[left[best]]), np.delete(left, best)

@@ -1,7 +1,12 @@
 """Differentiable functions: each forward next to its gradient.
 
-They take Tensors and give Tensors, on the CPU and on a GPU alike; an operand of a product or of
-arithmetic may be an array.
+They take Tensors and give Tensors, on the CPU and on a GPU alike; arrays are Tensors without a
+gradient. Values are float32 or float64 on the CPU, float16, bfloat16 or float32 on a GPU. Results
+have the shape of x where nothing else is said; operands of arithmetic broadcast as in NumPy.
+
+All refuse by the argument's name, with what it got and what it takes: TypeError for what holds no
+numbers, for another dtype, or for two of them; ValueError where shapes do not meet, there is no
+such axis, a number is out of its range, or operands are in two places.
 """
 
 from types import ModuleType as _ModuleType

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from numbsparse import ops
-from numbsparse.autograd import Tensor, as_tensor, is_recording, record, unread
+from numbsparse.autograd import Tensor, also_from, as_tensor, is_recording, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import type_name
 from numbsparse.nn.functional.arithmetic import add, data_of, divide, multiply, sqrt, subtract
 from numbsparse.nn.functional.products import matmul
-from numbsparse.nn.functional.shape import mean
+from numbsparse.nn.functional.shape import mean, sum_to
 from numbsparse.nn.functional.shape import sum as sum_over
 from numbsparse.ops.operands import on_gpu
 
@@ -41,16 +41,20 @@ def linear(
 
 
 def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
-    """What a layer made of x, on the device of x, and its bias."""
+    """What a layer has just made of x, on the device of x, and its bias: in the same memory.
+
+    The sum as a tensor of its own would keep y beside it until its gradient is there.
+    """
     if bias is None:
         return y
     try:
-        return add(y, bias)
+        ops.add_into(y.data, bias.data)
     except ValueError:
         if y.place == bias.place:
             raise
         got = f"{bias.device}, got {y.device}"
         raise ValueError(f"x takes the device of the weights, {got}") from None
+    return also_from(y, bias, lambda dy, y: sum_to(dy, bias.shape))
 
 
 def check_features(shape: tuple[int, ...], dtype: np.dtype | None, **of_features: Any) -> None:

@@ -96,9 +96,7 @@ def lstm(
     >>> y.shape, c.numpy()[0]  # half of c is forgotten in each of three steps
     ((3, 2, 4), array([0.125, 0.125, 0.125, 0.125], dtype=float32))
     """
-    given = {"x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias": bias, "h": h, "c": c}
-    given |= {} if gain is None else {"gain": gain}
-    inputs = [as_tensor(a, name) for name, a in given.items()]
+    inputs = _as_tensors(x, weight_ih, weight_hh, bias, h, c, gain)
     how: Any = {"eps": eps, "kept": data_of(kept), "precision": ops.checked_precision(precision)}
     backward = _LSTM(inputs, how, exchange)
     (trace,) = backward.unused
@@ -122,8 +120,15 @@ def lstm_step_by_step(
     kept: Any = None,
     precision: str | None = None,
 ) -> Sequence:
-    """The same of other functions, a step after the other: what is right, and what create_graph
-    differentiates again."""
+    """`lstm` made of other functions, a step after the other: its arguments and results.
+
+    It is slow, and can be differentiated again: what `lstm` is compared with, and what it becomes
+    with create_graph. Raises TypeError and ValueError as `lstm` does.
+    """
+    inputs = _as_tensors(x, weight_ih, weight_hh, bias, h, c, gain)
+    cells = _cells(inputs, eps=eps, kept=data_of(kept), precision=ops.checked_precision(precision))
+    x, weight_ih, weight_hh, bias, h, c = inputs[:6]
+    ops.check_lstm(x.data, cells, h.data, c.data)
     outputs, B = [], weight_hh.matrix.block_size
     weight_ih, weight_hh = (_without_padding(w, h.shape[1]) for w in (weight_ih, weight_hh))
     from_inputs = matmul(x, weight_ih, precision=precision)
@@ -136,6 +141,19 @@ def lstm_step_by_step(
         h, c = cell_of_gates(gates, c, None if kept is None else kept[t], h.dtype)
         outputs.append(h)
     return stack(outputs), h, c
+
+
+def _as_tensors(*operands: Any) -> list[Tensor]:
+    """Those of `lstm`, the gain only where there is one."""
+    names = ("x", "weight_ih", "weight_hh", "bias", "h", "c", "gain")
+    given = zip(names, operands, strict=True)
+    return [as_tensor(a, name) for name, a in given if name != "gain" or a is not None]
+
+
+def _cells(inputs: list[Tensor], **how: Any) -> Any:
+    """What they compute with, as `ops.lstm` takes it."""
+    _, ih, hh, bias, _, _, *gain = (a.data for a in inputs)
+    return ops.LSTMCells(hh, bias, ih, gain=gain[0] if gain else None, **how)  # type: ignore[arg-type]
 
 
 def _without_padding(w: Tensor, units: int) -> Tensor:
@@ -165,9 +183,7 @@ class _LSTM:
 
     def cells(self) -> Any:
         """As they are now."""
-        _, ih, hh, bias, _, _, *gain = (a.data for a in self.inputs)
-        how = {"gain": gain[0] if gain else None, "exchange": self.exchange, **self.how}
-        return ops.LSTMCells(hh, bias, ih, **how)  # type: ignore[arg-type]
+        return _cells(self.inputs, exchange=self.exchange, **self.how)
 
     def forward(self) -> Any:
         x, h, c = (self.inputs[i].data for i in (0, 4, 5))

@@ -1,4 +1,8 @@
-"""Optimizers, clipping and learning-rate schedules. State lives where the parameters do."""
+"""Optimizers, clipping and learning-rate schedules. State lives where the parameters do.
+
+A wrong setting is a TypeError or ValueError that names it, when the optimizer is made and when it
+is changed; a gradient of another shape, dtype or layout is one in `step`, before anything changes.
+"""
 
 from numbsparse.nn.average import ExponentialMovingAverage
 from numbsparse.nn.optim.adam import Adam, AdamW
