@@ -149,7 +149,7 @@ def loading(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
 def finishing(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
     """The gradients of eight units; those of the gates to their places."""
     WORDS, _, store_eight, *_ = eights(kind)
-    Z, column_of_unit, SMALL = down * GATES * WORDS, column_of(block), block < B
+    Z, column_of_unit, SMALL = down * GATES * WORDS, column_of(block, False), block < B
     compute = one_by_one(lambda k: computing(kind, down, k, TILE, dropped), TWOS)
 
     @cuda.jit(device=True)
@@ -158,9 +158,9 @@ def finishing(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any
         z = loaded[0]
         (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
         n = top + row_of(down, TILE)
-        i = (first_row + n) * width + column_of_unit(line, unit, width)
-        beyond = SMALL and GATES * (line * B + unit) >= width
-        if n < batch and not beyond:
+        column = column_of_unit(line, unit, width)
+        i = (first_row + n) * width + column
+        if n < batch and (not SMALL or column < width):
             for gate in range(GATES):
                 store_eight(given.dgates, i + gate * block, z, Z + gate * WORDS)
 
@@ -226,7 +226,7 @@ def fold_biases(biases):
 
 @cache
 def adding_biases(TILE: int, block: int) -> Any:
-    column_of_unit, SMALL = column_of(block), block < B
+    column_of_unit, SMALL = column_of(block, False), block < B
 
     @cuda.jit(device=True)
     def add(biases, dbias, where):
@@ -235,10 +235,10 @@ def adding_biases(TILE: int, block: int) -> Any:
         k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
         unit = lane % 4 * 8 + k // GATES * 2
         column = column_of_unit(line, unit, width) + k % GATES * block
+        if SMALL and column >= width:
+            return
         at = (top // TILE * WARPS + warp) * width + column
         a, b, c, d = dbias[at], dbias[at + 1], dbias[at + block], dbias[at + block + 1]
-        if SMALL and GATES * (line * B + unit) >= width:
-            return
         dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
         dbias[at + block], dbias[at + block + 1] = c + biases[1, 0], d + biases[1, 1]
 
