@@ -13,7 +13,7 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, LINE, B, rows_of_tile
+from numbsparse.kernels.lstm.deal import KINDS, LINE, B, ring_for
 from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import Ring
@@ -32,11 +32,12 @@ from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
 from numbsparse.kernels.smooth import ONE
 
+BY_TWO = Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True)
 RINGS = {
-    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
-    4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True),
+    (2, False): Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
+    (4, False): BY_TWO,
+    (4, True): BY_TWO._replace(STAGES=2 if SIMULATED else 6, exact=True),
 }
-EXACT = RINGS[4]._replace(STAGES=2 if SIMULATED else 6, exact=True)
 OF_UNITS = 1, *SUMS
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
@@ -61,15 +62,12 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
     as they are stored, or as `joined` made them not by gate.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    tile = rows_of_tile(batch, units, exact)
-    ring = (EXACT if exact else RINGS[dgates.itemsize])._replace(
-        tile=tile, tiled=batch > tile, block=block
-    )
+    ring = ring_for(RINGS, dgates.itemsize, exact, batch, units, block)
     item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     weight = weights(values, index, ring) if exact else (values, (ring.FEW, B, B))
-    operands = weight, (panels, (ring.FEW * B // panel, tile, panel))
+    operands = weight, (panels, (ring.FEW * B // panel, ring.tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
