@@ -9,7 +9,7 @@ from conftest import HALVES
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.lstm import backward_steps, deal, forward_steps
+from numbsparse.kernels.lstm import deal, forward_steps
 from numbsparse.kernels.lstm import steps as steps_kernels
 from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.nn import functional as F
@@ -56,6 +56,8 @@ def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True, size=
         ("float32", 8, 37, 2, 2, True, B),
         (HALVES[0], 8, 43, 3, 2, True, 8),
         ("float32", 8, 40, 2, 2, True, 8),
+        (HALVES[0], 8, 32, 3, 2, True, 8),
+        ("float32", 8, 32, 2, 2, True, 8),
         (HALVES[0], 16, 43, 34, 2, True, 16),
         (HALVES[0], 8, 72, 3, 2, True, 64),
         ("float32", 8, 64, 2, 2, True, 64),
@@ -130,8 +132,7 @@ def test_steps_wait_for_what_they_take(rng, monkeypatch, batch, tile, join, wait
     if not ns.device.SIMULATED:
         pytest.skip("races are found in the simulator")
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
-    for module in (deal, backward_steps, forward_steps):
-        monkeypatch.setattr(module, "rows_of_tile", lambda *of: tile)
+    monkeypatch.setattr(deal, "rows_of_tile", lambda *of: tile)
     monkeypatch.setattr(deal, "TO_JOIN", join)
     made: list[deal.Plan] = []
 
@@ -255,6 +256,24 @@ def test_more_sequences_are_streamed_where_each_line_has_a_place(monkeypatch):
     for units, batch, streamed in ((64, 192, True), (64, 193, False), (32, 384, True)):
         monkeypatch.setattr(deal, "MOST_ROWS", 190)
         assert deal.serves(values, index, batch, units) == (streamed and here)
+
+
+def test_few_lines_have_a_multiprocessor_each(monkeypatch):
+    """And twice the stages; what is exact has one anyway."""
+    monkeypatch.setattr(deal, "places", lambda: 8)
+    rings = forward_steps.RINGS
+    for units, batch, exact, alone in (
+        (64, 96, False, False),
+        (64, 64, False, True),
+        (160, 3, False, True),
+        (192, 3, False, False),
+        (64, 64, True, False),
+    ):
+        itemsize = 4 if exact else 2
+        ring = deal.ring_for(rings, itemsize, exact, batch, units, B)
+        assert ring.alone == alone
+        assert (1 + alone) * rings[itemsize, exact].STAGES == ring.STAGES
+        assert (1 if alone or exact else 2) == ring.BLOCKS
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,13 @@ CONVOLUTIONS = (  # 3 x 3, of 32 x 32 images: rung, numbers, block size, product
     ("k5_small_blocks", "float16", 8, PRODUCTS),
     ("k6_strips", "float16", 8, PRODUCTS),
 )
-RECURRENT = (  # an LSTM forward and backward: numbers, units, density, norm
-    ("float16", 2048, 0.1, False),
-    ("float32", 2048, 0.1, False),
-    ("float16", 18432, 0.03, False),
-    ("float32, high", 2048, 0.1, True),
+RECURRENT = (  # an LSTM forward and backward: numbers, units, density, steps, norm
+    ("float16", 2048, 0.1, 4, False),
+    ("float32", 2048, 0.1, 4, False),
+    ("float16", 18432, 0.03, 4, False),
+    ("float32, high", 2048, 0.1, 4, True),
+    ("float32, high", 2048, 0.1, 16, False),  # of more steps one kernel computes all
+    ("float32", 2048, 0.1, 16, False),
 )
 
 
@@ -103,8 +105,9 @@ def _named() -> Iterator[tuple[str, Make]]:
             name = f"conv {rung} {product} {numbers}, B = {size}"
             yield name, partial(_convolution, rung, product, numbers, size)
     for case in RECURRENT:
-        numbers, units, density, norm = case
-        name = f"LSTM {numbers}, {units} units, density {density}{', norm' * norm}"
+        numbers, units, density, steps, norm = case
+        many = f", {steps} steps" * (steps > 4)
+        name = f"LSTM {numbers}, {units} units, density {density}{many}{', norm' * norm}"
         yield name, partial(_sequence, *case)
 
 
@@ -126,9 +129,9 @@ def _convolution(kernel: str, product: str, numbers: str, size: int) -> Call:
     return by_ops(problem, product, kernel).call
 
 
-def _sequence(numbers: str, units: int, density: float, norm: bool) -> Call:
+def _sequence(numbers: str, units: int, density: float, steps: int, norm: bool) -> Call:
     layout = patterns.random(units // 32, units // 32, density, seed=0)
-    of = Sequence(units, *_in_words(numbers), 4, 64, layout, layer_norm=norm)
+    of = Sequence(units, *_in_words(numbers), steps, 64, layout, layer_norm=norm)
     return lambda: of.lstm(of.x)[0].backward(of.dy)
 
 

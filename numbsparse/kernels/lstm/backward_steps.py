@@ -13,7 +13,7 @@ from numba import cuda, float32, int64, uint32
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, LINE, B, rows_of_tile
+from numbsparse.kernels.lstm.deal import KINDS, LINE, B, ring_for
 from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import Ring
@@ -32,11 +32,12 @@ from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
 from numbsparse.kernels.smooth import ONE
 
+BY_TWO = Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True)
 RINGS = {
-    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
-    4: Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True),
+    (2, False): Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
+    (4, False): BY_TWO,
+    (4, True): BY_TWO._replace(STAGES=2 if SIMULATED else 6, exact=True),
 }
-EXACT = RINGS[4]._replace(STAGES=2 if SIMULATED else 6, exact=True)
 OF_UNITS = 1, *SUMS
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
@@ -61,15 +62,12 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
     as they are stored, or as `joined` made them not by gate.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    tile = rows_of_tile(batch, units, exact)
-    ring = (EXACT if exact else RINGS[dgates.itemsize])._replace(
-        tile=tile, tiled=batch > tile, block=block
-    )
+    ring = ring_for(RINGS, dgates.itemsize, exact, batch, units, block)
     item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     weight = weights(values, index, ring) if exact else (values, (ring.FEW, B, B))
-    operands = weight, (panels, (ring.FEW * B // panel, tile, panel))
+    operands = weight, (panels, (ring.FEW * B // panel, ring.tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
@@ -149,7 +147,7 @@ def loading(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
 def finishing(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any:
     """The gradients of eight units; those of the gates to their places."""
     WORDS, _, store_eight, *_ = eights(kind)
-    Z, column_of_unit, SMALL = down * GATES * WORDS, column_of(block), block < B
+    Z, column_of_unit, SMALL = down * GATES * WORDS, column_of(block, False), block < B
     compute = one_by_one(lambda k: computing(kind, down, k, TILE, dropped), TWOS)
 
     @cuda.jit(device=True)
@@ -158,9 +156,9 @@ def finishing(kind: str, down: int, TILE: int, dropped: bool, block: int) -> Any
         z = loaded[0]
         (line, first_row, top, batch, _, width), unit = where, unit_of_eight()
         n = top + row_of(down, TILE)
-        i = (first_row + n) * width + column_of_unit(line, unit, width)
-        beyond = SMALL and GATES * (line * B + unit) >= width
-        if n < batch and not beyond:
+        column = column_of_unit(line, unit, width)
+        i = (first_row + n) * width + column
+        if n < batch and (not SMALL or column < width):
             for gate in range(GATES):
                 store_eight(given.dgates, i + gate * block, z, Z + gate * WORDS)
 
@@ -226,7 +224,7 @@ def fold_biases(biases):
 
 @cache
 def adding_biases(TILE: int, block: int) -> Any:
-    column_of_unit, SMALL = column_of(block), block < B
+    column_of_unit, SMALL = column_of(block, False), block < B
 
     @cuda.jit(device=True)
     def add(biases, dbias, where):
@@ -235,10 +233,10 @@ def adding_biases(TILE: int, block: int) -> Any:
         k = lane // 16 * 8 + lane // 8 % 2 * 4 + lane // 4 % 2 * 2  # the first of its own
         unit = lane % 4 * 8 + k // GATES * 2
         column = column_of_unit(line, unit, width) + k % GATES * block
+        if SMALL and column >= width:
+            return
         at = (top // TILE * WARPS + warp) * width + column
         a, b, c, d = dbias[at], dbias[at + 1], dbias[at + block], dbias[at + block + 1]
-        if SMALL and GATES * (line * B + unit) >= width:
-            return
         dbias[at], dbias[at + 1] = a + biases[0, 0], b + biases[0, 1]
         dbias[at + block], dbias[at + block + 1] = c + biases[1, 0], d + biases[1, 1]
 

@@ -18,7 +18,7 @@ from numbsparse.device import SIMULATED, DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, rows_of_tile
+from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, ring_for
 from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid, tanh
 from numbsparse.kernels.lstm.producers import Ring
@@ -38,10 +38,10 @@ from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, wgmma
 
 RINGS = {
-    2: Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
-    4: Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 4),
+    (2, False): Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
+    (4, False): Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 4),
+    (4, True): Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 5, exact=True),
 }
-EXACT = RINGS[4]._replace(STAGES=2 if SIMULATED else 5, exact=True)
 
 
 class Given(NamedTuple):
@@ -65,11 +65,9 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None, block
     nothing before, and the index is of both weights, those of h above those of x.
     """
     (batch, units), (steps, _, width) = c.shape[1:], gates.shape
-    tile = rows_of_tile(batch, units, exact)
-    ring = (EXACT if exact else RINGS[hs.itemsize])._replace(
-        inputs=inputs is not None, tile=tile, tiled=batch > tile, block=block
-    )
-    of_read, rows = (ring.FEW, B, B), (1, tile, B)
+    ring = ring_for(RINGS, hs.itemsize, exact, batch, units, block)
+    ring = ring._replace(inputs=inputs is not None)
+    of_read, rows = (ring.FEW, B, B), (1, ring.tile, B)
     weight = weights(values, index, ring) if exact else (values, of_read)
     operands = [weight, (hs.reshape(1, -1, units), rows)]
     if inputs is not None:

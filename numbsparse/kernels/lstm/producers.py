@@ -46,7 +46,8 @@ class Ring(NamedTuple):
     tile: int = ROWS  # rows of the batch
     tiled: bool = False  # whether it takes several tiles
     block: int = B  # units whose input gates are neighbours in memory
-    exact: bool = False  # float32 weights in two parts, see `exact`
+    exact: bool = False  # float32 weights in two parts, see `exact`: it takes all registers
+    alone: bool = False  # on its multiprocessor
 
     @property
     def WEIGHTS(self) -> int:
@@ -55,8 +56,8 @@ class Ring(NamedTuple):
 
     @property
     def BLOCKS(self) -> int:
-        """Of threads, on a multiprocessor: `exact` takes more registers."""
-        return 1 if self.exact else BLOCKS
+        """Of threads, on a multiprocessor."""
+        return 1 if self.exact or self.alone else BLOCKS
 
     @property
     def WORD(self) -> int:

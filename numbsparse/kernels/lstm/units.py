@@ -57,10 +57,11 @@ def unit_of_four(two):
 
 
 @cache
-def column_of(block: int) -> Any:
+def column_of(block: int, clamped: bool = True) -> Any:
     """(line, unit, width) -> where a row of gates has the input gate of a line's unit, of 32.
 
-    The other gates follow, each `block` further on. Units beyond the last block have its columns.
+    The other gates follow, each `block` further on. Units beyond the last block have its columns,
+    or if not `clamped`, columns from the width on.
     """
     LINES, OTHERS = max(block // B, 1), (GATES - 1) * block
 
@@ -68,7 +69,7 @@ def column_of(block: int) -> Any:
     def column(line, unit, width):
         if block < B:
             at = line * COLUMNS + unit + unit // block * OTHERS
-            return min(at, width - GATES * block + unit % block)
+            return min(at, width - GATES * block + unit % block) if clamped else at
         return line * B + line // LINES * OTHERS + unit
 
     return column

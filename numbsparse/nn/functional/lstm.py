@@ -52,6 +52,10 @@ def lstm(
     Without layer norm the gradients of the gates overwrite the gates. So a second `backward` over
     the same results repeats the forward pass; inputs and weights must not be changed before it.
 
+    A NaN or infinity stays within its sequence. On Hopper, where blocks of 8 and 16 run all steps
+    in one kernel, a step takes it to more units than blocks say, as 0 times NaN is NaN: with a
+    twentieth of the blocks of 8 kept to 0.56 of the units.
+
     Parameters
     ----------
     x : Tensor or array, (time, batch, input_size), of one step at least
