@@ -11,7 +11,6 @@ import numpy as np
 
 from numbsparse.kernels.cores import compiled
 from numbsparse.kernels.parts.deal import dealt
-from numbsparse.layout import Index
 
 ADDING, PIECE = 0.9, 0.27  # microseconds that it takes to add pieces up, and for each (H200)
 PIECES = 1, 2, 3, 4, 6, 8, 12, 16, 24, 32  # into which the longest line may be cut
@@ -30,12 +29,6 @@ class Work(NamedTuple):
     each: int
     filled: np.ndarray
     cuts: np.ndarray
-
-
-def longest_line(index: Index, transposed: bool, size: int, wide: int) -> tuple[int]:
-    """Units that a line has at most, of `wide` features each."""
-    starts = (index.rows if transposed else index.columns).indptr
-    return (-(-int(np.diff(starts).max(initial=0)) * size // wide),)
 
 
 def spread(counts: np.ndarray, shares: int, warps: int, unit: float) -> Work:

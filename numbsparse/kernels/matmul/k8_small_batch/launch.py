@@ -22,7 +22,6 @@ from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
-from numbsparse.kernels.parts.shares import longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_lines, output_of
@@ -35,11 +34,6 @@ BARRIERS = 2 * 1024  # bytes
 WARPS = 2 if SIMULATED else 8
 FEW = 8  # units of a warp: from so many on twice as many warps pay in a weight-gradient
 BOXED = 6  # units of a warp up to which input-gradients of split float32 load boxes: see `skewed`
-SHORT = 3  # units of a warp: the first ones of all warps precede any other, 0 to 14 % less (H200)
-# Units of a warp, of 32 rows, from which 16-bit tiles are requested early: with 26 and more it took
-# 0.95 to 0.99 of the time, with 14 and fewer 1.01 to 1.04 times as long (4,096 to 12,288 features).
-LONG = 4 if SIMULATED else 24
-BEYOND = 12  # units that a line has beyond a share's part, from which on it has twice as many warps
 MOST = 4  # stages that lanes fill: pieces of 16 bytes are longer on their way
 MANY = 1 if SIMULATED else 6  # lines of all tiles of 32 rows, for each multiprocessor
 MUCH = 9  # squares of w, times tiles of 32 rows, for each warp
@@ -183,9 +177,7 @@ def along_lines(
     first : as in `start`
     """
     source, gated = source_of(serves(x, values), values.shape[1], x), isinstance(gates, DeviceArray)
-    made = index.made is not None  # then any line may be the longest
-    longest = NEAR if made else planned(index, longest_line, transposed, values.shape[1], WIDTH)[0]
-    lines = _lines(x, values, y, transposed, form, source, gated, longest)
+    lines = _lines(x, values, y, transposed, form, source, gated)
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
@@ -196,11 +188,8 @@ def along_lines(
     lists = gated and work[1] >= LISTED_FROM and more <= MOST_LISTED
     listing = with_stages(lines._replace(source=source), lines.source.stages, more * lists)
     lists, lines = (lists, listing) if listing.warps == warps else (False, lines)
-    units = values.size // (WIDTH**2 * shares * warps) if index.made is not None else work[1]
-    patient = engine and lines.source.stages == 2 and units <= SHORT
-    few = engine and form.is_16_bit and units * lines.rows < LONG * WIDTH
     sums = lines.sums._replace(w=lines.sums.w._replace(listed=lists))
-    lines = lines._replace(sums=sums, patient=patient, early=not (patient or few))
+    lines = lines._replace(sums=sums)
     x_across = not is_aligned(x)
     rows = rows_of_a_tile(lines, x.shape[0], tiles)
     maps = work[0]
@@ -232,8 +221,8 @@ def start(
     )
 
 
-def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool, longest=0) -> Lines:
-    """What its kernel is made for, where a line has up to `longest` units."""
+def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool) -> Lines:
+    """What its kernel is made for."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
@@ -253,15 +242,10 @@ def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool, lo
     sums = Sums(form, x_side, w_side, order)
     tiles = -(-batch // (8 * groups))
     units = tiles * (values.size // (WIDTH * depth))
-    many = not source.engine and (has_many(units) or longest > units // n_shares() + BEYOND)
+    many = not source.engine and has_many(units)
     warps, tiled = warps_of(form, many), tiles > 1
     lines = Lines(sums, depth, source, warps, far=groups == 8, tiled=tiled)
-    # One stage, as launches that overlap gain more there: with two, tiles of 64 rows and up to four
-    # units of a warp took 0.98 to 1.05 times as long, more units 0.79 to 0.96, and 16 rows 0.90 to
-    # 0.93 (1,024 to 8,192 features, H200).
-    units = -(-batch // lines.rows) * values.size // WIDTH**2
-    few = form.is_16_bit and lines.far and units < FEW // 2 * WARPS * n_shares()
-    return with_stages(lines, (1 if few else 2) if source.engine else MOST)
+    return with_stages(lines, 2 if source.engine else MOST)
 
 
 def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
@@ -321,8 +305,8 @@ def warps_of(form: Form, many: bool) -> int:
 
 def has_many(units: int) -> bool:
     """Whether twice as many warps pay, of lanes that load so many units of all tiles: with half as
-    many 170 drawn products of fewer took 0.93 of the time at the mean, 20 others with a line that
-    is cut 1.04; 99 weight-gradients 0.84, as the next kernel finds room (16 bits, H200)."""
+    many 170 drawn products of fewer took 0.93 of the time at the mean; 99 weight-gradients 0.84, as
+    the next kernel finds room (16 bits, H200)."""
     return units >= FEW // 2 * WARPS * n_shares()
 
 

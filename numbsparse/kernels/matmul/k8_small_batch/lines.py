@@ -1,10 +1,11 @@
 """forward and input_grad: a warp adds up units of its share, line after line.
 
-While one unit is multiplied, the next ones are on their way to the ring of the warp: of a long run,
-a stage is requested again as soon as all that is read of it is in registers. The warps of a share
-take equal runs of its units wherever lines end: what a warp has of a line that began in an earlier
-one it leaves in shared memory, where the warp in which it began adds it up. Where more than one
-share holds a line each leaves its part, and the last to finish writes the line.
+While one unit is multiplied, the next ones are on their way to the ring of the warp. Its stage is
+requested again after that: eight drawn products, where it was as soon as all that is read of it is
+in registers, took 1.01 times as long (H200). The warps of a share take equal runs of its units
+wherever lines end: what a warp has of a line that began in an earlier one it leaves in shared
+memory, where the warp in which it began adds it up. Where more than one share holds a line each
+leaves its part, and the last to finish writes the line.
 
 Of blocks with gates a share first lists what these leave, in shared memory, and its warps take
 equal runs of that. Warps of few units, the longest run of which would hardly become shorter, look
@@ -25,9 +26,9 @@ from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, passing_over
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.store import LINES
 from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
-from numbsparse.kernels.parts.tiles import WIDTH, multiply, operands_of
+from numbsparse.kernels.parts.tiles import WIDTH, operands_of
+from numbsparse.kernels.parts.tiles import multiply as tile_products
 from numbsparse.kernels.ptx import (
-    fence_proxy_async,
     first_multiple,
     let_next_kernel_start,
     prefetch_parameters,
@@ -45,8 +46,6 @@ class Lines(NamedTuple):
     warps: int
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
-    patient: bool = False  # whether a unit is requested when the one before it is there
-    early: bool = False  # whether a stage is requested again before what it held is multiplied
 
     @property
     def rows(self) -> int:
@@ -89,26 +88,25 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    (sums, depth, source, WARPS, FAR, TILED, PATIENT, EARLY), LISTS = lines, lines.sums.w.listed
+    (sums, depth, source, WARPS, FAR, TILED), LISTS = lines, lines.sums.w.listed
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
-    FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.squares_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
-    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (STAGES, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
     ASKS, (ask_gates, take_gates) = GATED and not LISTS, gates_of(TOGETHER, GATED, LISTS)
-    wait, (take, multiply), (form, x, w, _) = waiting(source), consuming(sums), sums
+    wait, multiply, (form, x, w, _) = waiting(source), consuming(sums), sums
     by_lanes = x, not w.across, depth, source.reach
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
-    pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
+    pass_over = passing_over(request, read, ENGINE, STAGES)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
@@ -156,25 +154,25 @@ def line_kernel(lines: Lines) -> Any:
             ring, run = (bars, bar, fresh, maps), (unit, int32(unit + abs(count)), count < 0)
             run = deal(plan, run, each, ring, gates, w_view[1], units, ends)
             (unit, last, continued), there = run, run[0] < run[1]
-        for s in range(FIRST):
+        for s in range(STAGES):
             record = read(units, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(units, unit + FIRST), read(units, unit)
+        record, now = read(units, unit + STAGES), read(units, unit)
         coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
         if not LISTS:
             prepare(bars, bar, fresh, maps)
-            if not EARLY:  # else behind the wait: 1.03 to 1.06 times as long (H200)
-                prefetch_parameters(w_view[2], y.size, y_view[0], y_view[3])
+            # Behind the wait they are read in 1.03 to 1.06 times as long (H200).
+            prefetch_parameters(w_view[2], y.size, y_view[0], y_view[3])
             if OVERLAP:
                 wait_for_earlier_kernels()
             last, there, continued = int32(unit + abs(count)), count != 0, count < 0
         name, end = now[NAME], now[END]
         if ASKS and there:
             ask_gates(now, gates, w_view[1], own_gates)
-        for s in range(FIRST):
+        for s in range(STAGES):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], operands, top, shared, start, bars, own)
@@ -196,24 +194,13 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 wait(bars, own, phase)
                 straighten(shared, start)
-                if PATIENT and more:
-                    other = uint32(1 - stage)
-                    place, own = uint32(base + other * STAGE), uint32(bar + other)
-                    request(record, operands, top, shared, place, bars, own)
-                    record = read(units, unit + 2)
                 if take_gates(units, unit, own_gates):
-                    take(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
-                    if not EARLY:
-                        multiply(own_gates, a, b, of_unit, acc)
-                    if EARLY and ENGINE:  # else the copy engine may write what is still being read
-                        fence_proxy_async()
+                    multiply(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
                     sync_warp()
-                    if not PATIENT and unit + STAGES < last:
+                    if unit + STAGES < last:
                         request(record, operands, top, shared, start, bars, own)
                         record = read(units, unit + STAGES + 1)
                     close()
-                    if EARLY:
-                        multiply(own_gates, a, b, of_unit, acc)
                 elif GATED:
                     ring = shared, start, bars, own
                     record = pass_over(record, units, unit, last, operands, top, ring)
@@ -254,26 +241,24 @@ def at_once(sums: Sums) -> Sums:
 
 
 @cache
-def consuming(sums: Sums) -> tuple[Any, Any]:
-    """(take, multiply): all that is read of a stage, and what is multiplied when it is requested
-    again.
+def consuming(sums: Sums) -> Any:
+    """multiply(...): acc += the products of the tiles of a stage.
 
-    Together acc += the products of the tiles of a stage; of a slab of this pitch, rows from `top`
-    on, of w `paired` as in `tiles.take_16_bit`. The sum of a unit of float32 starts from zero,
-    because tensor cores cut off what they add.
+    Of a slab of this pitch, rows from `top` on, of w `paired` as in `tiles.take_16_bit`. The sum of
+    a unit of float32 starts from zero, because tensor cores cut off what they add.
     """
     form, x, *_ = sums
     TILE, W_START, X_FIRST = WIDTH * form.row, x_words(form, x), sums.x_first
     NEXT = WIDTH if x.slab else TILE  # words to the next 32 rows of float32
     part, FROM_ZERO, IN_WORD = at_once(sums), not form.is_16_bit, WIDTH // form.row
     add = pieces.add_times if sums.w.gated == WIDTH else pieces.add_once
-    M, LAST = part.shape[0], x.groups // part.x.groups - 1
-    load, rest = multiply(form, *part.operands)
+    M, TILES = part.shape[0], x.groups // part.x.groups
+    load, rest = tile_products(form, *part.operands)
 
     @cuda.jit(device=True)
-    def take(shared, start, top, pitch, paired, gates, a, b, unit, acc):
+    def multiply(shared, start, top, pitch, paired, gates, a, b, unit, acc):
         w_start = uint32(start + W_START)
-        for u in range(LAST + 1):
+        for u in range(TILES):
             x_start = uint32(start + top // IN_WORD + u * NEXT)
             if FROM_ZERO:
                 pieces.clear(unit)
@@ -281,19 +266,13 @@ def consuming(sums: Sums) -> tuple[Any, Any]:
                 load(shared, x_start, pitch, w_start, paired, gates, a, b, unit)
             else:
                 load(shared, w_start, paired, x_start, pitch, gates, a, b, unit)
-            if u < LAST:
+            if FROM_ZERO:
                 rest(gates, a, b, unit)
                 add(acc[M * u :], unit, gates)
+            else:
+                rest(gates, a, b, acc)
 
-    @cuda.jit(device=True)
-    def multiply_rest(gates, a, b, unit, acc):
-        if FROM_ZERO:
-            rest(gates, a, b, unit)
-            add(acc[M * LAST :], unit, gates)
-        else:
-            rest(gates, a, b, acc)
-
-    return take, multiply_rest
+    return multiply
 
 
 @cache
