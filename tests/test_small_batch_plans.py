@@ -185,6 +185,36 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("size", [8, 16, 64])
+def test_16_bit_tiles_are_shorter_where_several_warps_leave_some_of_a_line(size, monkeypatch):
+    """1,000 rows of 60 units: more of them in a line only shorten what was long."""
+    monkeypatch.setattr(launches, "n_shares", lambda: 132)
+    monkeypatch.setattr(launches, "WARPS", 8)
+    half, squares = Form("float16", False), 60 * min(size, 32) // 32
+
+    def rows_of(longest, form=half, lines=60):
+        return launches.tile_rows(1000, lines, squares, size, form, False, longest)
+
+    assert rows_of(launches.NEAR) == rows_of(1) == rows_of(4) == 64
+    assert rows_of(40) == (32 if size > 8 else 64)
+    assert rows_of(40, lines=1) == rows_of(4, lines=1) == 32
+    full = Form("float32", False)
+    assert rows_of(40, full) == rows_of(launches.NEAR, full)
+
+
+@pytest.mark.parametrize("units", [1, 30, 200])
+@pytest.mark.parametrize("longest", [1, 9, 30])
+def test_the_longest_run_from_numbers_is_that_of_the_plan(units, longest):
+    shares, warps, unit = 4, 8, 0.5
+    longest = min(longest, units)
+    counts = np.array([longest, *[1] * (units - longest)])
+    each, others, cut = cutting.longest_run(units, longest, shares, warps, unit)
+    work = cutting.spread(counts, shares, warps, unit)
+    assert abs(work.each - each) <= 1
+    assert cut == max(len(work.cuts), 1)
+    assert 0 <= others < warps
+
+
+@pytest.mark.parametrize("size", [8, 16, 64])
 def test_split_tiles_of_few_rows_are_shorter(size, monkeypatch):
     """Where no tile needs more rows, and lines of y are long; of blocks of 8 where three do not."""
     monkeypatch.setattr(launches, "n_shares", lambda: 3)

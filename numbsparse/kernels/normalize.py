@@ -14,7 +14,7 @@ from typing import Any
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import MOST_THREADS, block_sum, threads_for
+from numbsparse.kernels.blocks import MOST_THREADS, block_sum, rounds, threads_for
 from numbsparse.kernels.floats import rounded, widened
 
 
@@ -54,16 +54,19 @@ def layer_norm_kernel(grouped: bool) -> Any:
         scratch = cuda.shared.array(MOST_THREADS, float32)
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         acc = float32(0)
-        for j in range(t, width, threads):
+        for r in range(rounds(t, width, threads)):
+            j = t + r * threads
             acc += feature(x, term, row, j, block_size)
         mean = block_sum(acc, scratch) / float32(width)
         acc = float32(0)
-        for j in range(t, width, threads):
+        for r in range(rounds(t, width, threads)):
+            j = t + r * threads
             centred = feature(x, term, row, j, block_size) - mean
             acc += centred * centred
         variance = block_sum(acc, scratch) / float32(width)
         scale = float32(1) / math.sqrt(variance + eps)
-        for j in range(t, width, threads):
+        for r in range(rounds(t, width, threads)):
+            j = t + r * threads
             centred = feature(x, term, row, j, block_size) - mean
             k = place(j, block_size) if grouped else j
             normalised[row, k] = rounded(centred * scale, normalised)
@@ -80,14 +83,16 @@ def layer_norm_grad_kernel(grouped: bool) -> Any:
         scratch = cuda.shared.array(MOST_THREADS, float32)
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         total, dot = float32(0), float32(0)
-        for j in range(t, width, threads):
+        for r in range(rounds(t, width, threads)):
+            j = t + r * threads
             k = place(j, block_size) if grouped else j
             total += widened(dy[row, k])
             dot += widened(dy[row, k]) * widened(normalised[row, k])
         mean = block_sum(total, scratch) / float32(width)
         mean_dot = block_sum(dot, scratch) / float32(width)
         scale = float32(inverse_std[row, cuda.blockIdx.y])
-        for j in range(t, width, threads):
+        for r in range(rounds(t, width, threads)):
+            j = t + r * threads
             k = place(j, block_size) if grouped else j
             slope = widened(dy[row, k]) - mean - widened(normalised[row, k]) * mean_dot
             dx[row, k] = rounded(scale * slope, dx)

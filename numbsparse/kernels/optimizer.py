@@ -151,7 +151,7 @@ def squares_kernel(a, size, shape, strides, partial):
 def norm_kernel(partial, norm):
     scratch = cuda.shared.array(MOST_THREADS, float64)
     acc = float64(0)
-    for i in range(cuda.threadIdx.x, partial.size, cuda.blockDim.x):
+    for i in range(cuda.threadIdx.x, partial.size, MOST_THREADS):
         acc += partial[i]
     total = block_sum(acc, scratch)
     if cuda.threadIdx.x == 0:

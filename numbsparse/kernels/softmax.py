@@ -16,6 +16,7 @@ from numbsparse.kernels.blocks import (
     block_max,
     block_sum,
     larger,
+    rounds,
     threads_for,
 )
 from numbsparse.kernels.floats import rounded, widened
@@ -35,7 +36,8 @@ def _by_rows(kernel):
 @cuda.jit(device=True)
 def row_max(x, row, scratch):
     largest = LOWEST
-    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+    for r in range(rounds(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x)):
+        j = cuda.threadIdx.x + r * cuda.blockDim.x
         largest = larger(largest, widened(x[row, j]))
     return block_max(largest, scratch)
 
@@ -43,7 +45,8 @@ def row_max(x, row, scratch):
 @cuda.jit(device=True)
 def row_sum_of_exponentials(x, row, largest, scratch):
     total = float32(0)
-    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+    for r in range(rounds(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x)):
+        j = cuda.threadIdx.x + r * cuda.blockDim.x
         total += math.exp(widened(x[row, j]) - largest)
     return block_sum(total, scratch)
 
@@ -56,7 +59,8 @@ def softmax(x, y):
     row = cuda.blockIdx.x
     largest = row_max(x, row, scratch)
     total = row_sum_of_exponentials(x, row, largest, scratch)
-    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+    for r in range(rounds(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x)):
+        j = cuda.threadIdx.x + r * cuda.blockDim.x
         y[row, j] = rounded(math.exp(widened(x[row, j]) - largest) / total, y)
 
 
@@ -68,7 +72,8 @@ def log_softmax(x, y):
     row = cuda.blockIdx.x
     largest = row_max(x, row, scratch)
     log_total = math.log(row_sum_of_exponentials(x, row, largest, scratch))
-    for j in range(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x):
+    for r in range(rounds(cuda.threadIdx.x, x.shape[1], cuda.blockDim.x)):
+        j = cuda.threadIdx.x + r * cuda.blockDim.x
         y[row, j] = rounded(widened(x[row, j]) - largest - log_total, y)
 
 
@@ -92,10 +97,12 @@ def softmax_grad(y, dy, dx):
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     dot = float32(0)
-    for j in range(t, y.shape[1], threads):
+    for r in range(rounds(t, y.shape[1], threads)):
+        j = t + r * threads
         dot += widened(y[row, j]) * widened(dy[row, j])
     dot = block_sum(dot, scratch)
-    for j in range(t, y.shape[1], threads):
+    for r in range(rounds(t, y.shape[1], threads)):
+        j = t + r * threads
         dx[row, j] = rounded(widened(y[row, j]) * (widened(dy[row, j]) - dot), dx)
 
 
@@ -106,10 +113,12 @@ def log_softmax_grad(y, dy, dx):
     scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
     total = float32(0)
-    for j in range(t, y.shape[1], threads):
+    for r in range(rounds(t, y.shape[1], threads)):
+        j = t + r * threads
         total += widened(dy[row, j])
     total = block_sum(total, scratch)
-    for j in range(t, y.shape[1], threads):
+    for r in range(rounds(t, y.shape[1], threads)):
+        j = t + r * threads
         dx[row, j] = rounded(widened(dy[row, j]) - math.exp(widened(y[row, j])) * total, dx)
 
 
@@ -122,7 +131,8 @@ def cross_entropy(logits, targets, losses, probabilities):
     classes, target = logits.shape[1], targets[row]
     largest = row_max(logits, row, scratch)
     total = row_sum_of_exponentials(logits, row, largest, scratch)
-    for j in range(t, classes, threads):
+    for r in range(rounds(t, classes, threads)):
+        j = t + r * threads
         probability = math.exp(widened(logits[row, j]) - largest) / total
         probabilities[row, j] = rounded(probability, probabilities)
     if t == 0:
@@ -139,6 +149,7 @@ def cross_entropy_grad(probabilities, targets, dlosses, dlogits):
     target, dloss = targets[row], dlosses[row]
     if target < 0 or target >= classes:
         dloss = NAN
-    for j in range(cuda.threadIdx.x, classes, cuda.blockDim.x):
+    for r in range(rounds(cuda.threadIdx.x, classes, cuda.blockDim.x)):
+        j = cuda.threadIdx.x + r * cuda.blockDim.x
         hit = float32(1) if j == target else float32(0)
         dlogits[row, j] = rounded((widened(probabilities[row, j]) - hit) * dloss, dlogits)

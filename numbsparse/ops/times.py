@@ -350,12 +350,13 @@ def _k8_lines(of: Sizes) -> Counts:
     across, wide = of.across or copied, min(size, 32)
     units, warps, of_x = _k8_units(of._replace(across=across), of.makes)
     form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
-    rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across)
+    longest = ceil(of.longest * size / 32)
+    rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across, longest)
     tiles, lines = ceil(of.rows / rows), of.used(of.makes) / wide
     unit = k8.unit_of(form, size, rows)
     if size >= LARGER and not whole and not of.across:
         rows = ceil(of.rows / tiles)  # as many in each
-    shares, longest = max(PLACES // tiles, 1), ceil(of.longest * size / 32)
+    shares = max(PLACES // tiles, 1)
     fair, more = ceil(units / shares), min(-lines / shares % 1, 0.5) * units / lines
     loads = {n: max(fair + more * (n == 1), longest / n) for n in PIECES}  # in so many pieces
     parts = min(PIECES, key=lambda n: end_of(loads[n], n, warps, unit))

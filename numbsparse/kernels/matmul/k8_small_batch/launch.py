@@ -22,6 +22,7 @@ from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
 from numbsparse.kernels.parts.requests import Reach
 from numbsparse.kernels.parts.ring import Source
+from numbsparse.kernels.parts.shares import ends_sooner, longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
 from numbsparse.kernels.parts.store import ANY, FEATURES, LINES
 from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_lines, output_of
@@ -177,7 +178,9 @@ def along_lines(
     first : as in `start`
     """
     source, gated = source_of(serves(x, values), values.shape[1], x), isinstance(gates, DeviceArray)
-    lines = _lines(x, values, y, transposed, form, source, gated)
+    made = index.made is not None  # then any line may be the longest
+    longest = NEAR if made else planned(index, longest_line, transposed, values.shape[1], WIDTH)[0]
+    lines = _lines(x, values, y, transposed, form, source, gated, longest)
     tiles, warps = -(-x.shape[0] // lines.rows), lines.warps
     shares = max(n_shares() // tiles, 1)
     slots = tiles * shares * (warps - 1) if lines.far else 0
@@ -221,12 +224,14 @@ def start(
     )
 
 
-def _lines(x, values, y, transposed, form: Form, source: Source, gated: bool) -> Lines:
-    """What its kernel is made for."""
+def _lines(
+    x, values, y, transposed, form: Form, source: Source, gated: bool, longest=NEAR
+) -> Lines:
+    """What its kernel is made for, where a line has up to `longest` units."""
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
-    groups = tile_rows(batch, *n, size, form, x_across) // 8
+    groups = tile_rows(batch, *n, size, form, x_across, longest) // 8
     second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
     together = 4 if slab or skew else 1 if second else together_of(form, x_across)
     apart = slab, begins_of(x, size), skew
@@ -256,7 +261,9 @@ def rows_of_a_tile(lines: Lines, batch: int, tiles: int) -> int:
     return rows + rows % 2 if lines.sums.y == FEATURES else rows
 
 
-def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_across: bool) -> int:
+def tile_rows(
+    batch: int, lines: int, squares: int, size: int, form: Form, x_across: bool, longest: int = NEAR
+) -> int:
     """Rows of a tile: 64 read w half as often as 32, but a warp has half as many units of w.
 
     So they are for much work: many lines of y, or squares of 32 x 32 of w. Fitted to what took less
@@ -283,7 +290,11 @@ def tile_rows(batch: int, lines: int, squares: int, size: int, form: Form, x_acr
     most = MANY * (1 if size > 8 else 2 if form.is_16_bit else 1 / 2)
     many = lines * tiles > most * n_shares()
     much = size > 8 and squares * tiles**2 > (tiles + tiles % 2) * MUCH * WARPS * n_shares()
-    return 2 * WIDTH if many or much else WIDTH
+    if not (many or much):
+        return WIDTH
+    known = form.is_16_bit and size > 8 and longest < NEAR
+    sooner = known and ends_sooner(batch, units, longest, n_shares(), WARPS)
+    return WIDTH if sooner else 2 * WIDTH
 
 
 def unit_of(form: Form, size: int, rows: int) -> float:
