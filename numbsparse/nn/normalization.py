@@ -8,6 +8,7 @@ from numbsparse import ops
 from numbsparse.autograd import Tensor, as_tensor
 from numbsparse.dtypes import float_dtype
 from numbsparse.nn import functional
+from numbsparse.nn.functional.layers import with_bias
 from numbsparse.nn.module import Module, Parameter
 from numbsparse.ops.operands import together
 from numbsparse.patterns.checks import integer, number
@@ -99,7 +100,8 @@ class BatchNorm(_Norm):
         else:
             mean, variance = self.running_mean, self.running_variance
             centred = x - mean
-        return centred * (self.weight / functional.sqrt(variance + self.eps)) + self.bias
+        scale = self.weight / functional.sqrt(variance + self.eps)
+        return with_bias(centred * scale, self.bias)
 
     def _of_batch(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(mean, x - mean, variance) of the batch, which the running ones follow."""

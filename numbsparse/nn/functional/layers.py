@@ -119,7 +119,8 @@ def layer_norm(
         return divide(across, sqrt(add(variance, eps)))
 
     y = record(normalised, (x, gradient))
-    y = y if gain is None else multiply(y, gain)
+    if gain is not None:
+        return with_bias(multiply(y, gain), bias)
     return y if bias is None else add(y, bias)
 
 
