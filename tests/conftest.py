@@ -273,8 +273,9 @@ def is_gpu_lost():
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(42)
+def rng(request) -> np.random.Generator:
+    """Each test draws numbers of its own, those of its name, and the same ones each time."""
+    return np.random.default_rng(crc32(request.node.name.encode()))
 
 
 @pytest.fixture(scope="session", autouse=True)

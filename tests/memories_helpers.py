@@ -42,7 +42,10 @@ def check(rung, name, x, values, layout, n_out, x_memory, y_memory, precision="h
     with np.errstate(invalid="ignore"):
         getattr(k0_reference, name)(*exact, layout.index, expected)
         getattr(k0_reference, name)(*map(abs, exact), layout.index, magnitude)
-        bound = error * magnitude + float(finfo(x.dtype).eps) * abs(expected)
+        eps, least = (
+            float(getattr(finfo(x.dtype), name)) for name in ("eps", "smallest_subnormal")
+        )
+        bound = error * magnitude + eps * abs(expected) + least / 2
         got = y.numpy().astype(np.float64)
         finite = np.isfinite(expected)
         np.testing.assert_array_equal(got[~finite], expected[~finite])

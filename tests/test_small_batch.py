@@ -177,8 +177,9 @@ def test_infinities_and_nans_come_out_as_in_float32(product, size, engine, rows,
     if not engine:
         monkeypatch.setattr(launches, "has_engine", lambda: False)
     layout = ns.Layout(np.ones((-(-96 // size), -(-64 // size)), bool))
-    x, dy = (rng.standard_normal((rows, n * size)).astype(np.float32) for n in layout.shape)
-    values = rng.standard_normal((layout.n_blocks, size, size)).astype(np.float32)
+    shapes = *((rows, n * size) for n in layout.shape), (layout.n_blocks, size, size)
+    # Times one of them the largest number stays one: it may be added to an infinity.
+    x, dy, values = (np.clip(rng.standard_normal(s), -1, 1).astype(np.float32) for s in shapes)
     x[0, 3], x[1, 7], x[2, 9], dy[0, 3], dy[3, 40] = np.inf, -np.inf, np.nan, -np.inf, np.nan
     x[4, 11] = dy[4, 5] = np.finfo(np.float32).max  # rounds to an infinity as a tf32
     x[:3, 20], values[1, 20 % size, 4] = 1, np.inf
