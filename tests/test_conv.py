@@ -269,6 +269,31 @@ def test_squares_of_pixels(name, case, dtype):
 
 
 @needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("taps", [3, 1])
+def test_what_no_block_multiplies_is_not_unfolded(product, taps, monkeypatch):
+    """Nor what outputs see as it is: of one tap, at a stride, dy."""
+    k2, columns = import_module("numbsparse.kernels.conv.k2_unfolded"), []
+
+    def unfolded(*of):
+        columns.append((made := made_by(*of)).shape[1])
+        return made
+
+    made_by = k2.unfolded
+    monkeypatch.setattr(k2, "unfolded", unfolded)
+    case = ConvCase(1, (3, 3), 64, 48, 16, (taps, taps), 2, taps // 2, density=0.3)
+    problem = ConvProblem(case)
+    error = abs(run("k2_unfolded", product, problem, "cuda") - problem.exact(product))
+    assert (error <= problem.bound(product, "float32")).all()
+    tap, row = np.divmod(problem.layout.index.block_rows, 4)
+    seen = (tap, row) if product != "input_grad" else (tap, problem.layout.index.block_columns)
+    if product == "input_grad":  # taps of a residue see by the same offsets, two along each axis
+        seen = ((tap // 3 == 2) * 2 + (tap % 3 == 2), seen[1])
+    expected = len(set(zip(*(side.tolist() for side in seen), strict=True))) * 16
+    assert columns == ([] if (taps, product) == (1, "input_grad") else [expected])
+
+
+@needs_cuda
 @pytest.mark.parametrize("by", costs.MULTIPLIERS)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_taps_that_see_no_pixel(by, stride):

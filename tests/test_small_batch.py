@@ -102,14 +102,20 @@ def test_rings_of_tiles_for_weight_grad(case, x_turned, dy_turned, dtype, rng, m
 @pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("size", "batch", "warps", "split"),
-    [(8, 66, 8, 2), (16, 97, 8, 2), (32, 225, 8, 4), (64, 65, 8, 2), (16, 225, 2, 4)],
+    ("size", "batch", "warps", "split", "cuts"),
+    [
+        (8, 66, 8, 2, 1),
+        (16, 97, 8, 2, 1),
+        (32, 225, 8, 4, 1),
+        (64, 65, 8, 2, 1),
+        (16, 545, 2, 2, 3),
+    ],
 )
 @pytest.mark.parametrize("x_turned", [False, True], ids=["x", "x.T"])
 def test_warps_share_the_steps_of_a_unit(
-    size, batch, warps, split, x_turned, dtype, rng, monkeypatch
+    size, batch, warps, split, cuts, x_turned, dtype, rng, monkeypatch
 ):
-    """Warps of one block of threads, or where it has two, of two blocks."""
+    """Warps of one block of threads, or where it has two, of three blocks."""
     layout = ns.Layout(np.eye(1, 2, dtype=bool))
     x, dy = (rng.standard_normal((batch, n * size)).astype(dtype) for n in layout.shape)
     exact = [a.astype(np.float64) for a in (x, dy)]
@@ -124,7 +130,7 @@ def test_warps_share_the_steps_of_a_unit(
     got = device.to_device(np.full(expected.shape, np.nan, dtype))
     index = ops.index_beside(layout, got)
     rung.weight_grad(x_given, device.to_device(dy), index, got)
-    assert found == [split]
+    assert found == [(split, cuts)]
     bound = (batch + 2) * np.finfo(np.float32).eps * magnitude + np.finfo(dtype).eps * abs(expected)
     assert (abs(got.numpy().astype(np.float64) - expected) <= bound).all()
 

@@ -136,15 +136,18 @@ def test_a_plan_for_weight_grad_holds_every_square_once(rng):
 
 @pytest.mark.parametrize("warps", [8, 24, 1056])
 def test_no_more_warps_than_steps_and_places(warps):
-    def least(split):
-        """Steps of each warp: of several blocks of threads, as many as there are blocks."""
-        return max(split // launches.WARPS, 2)
+    """And no fewer: of one block of threads twice as many, of several another one."""
 
-    for units, steps in itertools.product((1, 3, 5, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
-        split = blocks.split_of(steps, units, warps)
-        assert split in (1, 2, 4, 8, 16, 32)
-        assert split == 1 or (split * units <= warps and split * least(split) <= steps + 1)
-        assert 2 * split * units > warps or 2 * split * least(2 * split) > steps + 1
+    def fits(split, cuts):
+        """Steps of each warp are two, or of several blocks of threads as many as there are."""
+        all_of = split * cuts
+        return all_of * units <= warps and all_of * max(cuts, 2) <= steps + 1
+
+    for units, steps in itertools.product((1, 3, 5, 35, 66, 1000, 2000), (1, 2, 3, 7, 12, 256)):
+        split, cuts = blocks.split_of(steps, units, warps)
+        assert split in (1, 2, 4, launches.WARPS)
+        assert (split, cuts) == (1, 1) or fits(split, cuts)
+        assert not (fits(split, cuts + 1) if split == launches.WARPS else fits(2 * split, 1))
 
 
 def test_a_step_of_a_weight_grad_has_two_tiles_where_that_pays():

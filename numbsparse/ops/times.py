@@ -11,10 +11,11 @@ blocks, its longest line and how near each other small blocks are are asked for.
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
 of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
 fitted apart, to 57 products: 6.7 us of 16 bits, 4 of float32, whatever is copied, but of up to 32
-rows an eighth. So was what k6, k7 and k9 take to store odd rows, 0.1 to 0.3 us a megabyte. Before
-that, and before k8's lines were cut by cost, the choice at 557 of a seed that had no part in it
-took over 1.05 times as long as the fastest rung at 5.9 %, 1.010 times on average. What counts is
-the order of the rungs, not their times: `numbsparse.tune` measures it on another card.
+rows an eighth; so was what k6, k7, k9 take to store odd rows, 0.1 to 0.3 us a megabyte, and 0.9
+us where blocks of threads of k8 share 16-bit weight-gradients of small blocks. Before that, before
+k8's lines were cut by cost, the choice at 557 of a seed that had no part in it took over 1.05 times
+as long as the fastest rung at 5.9 %, 1.010 times on average. What counts is the order of the rungs,
+not their times: `numbsparse.tune` measures it on another card.
 """
 
 import json
@@ -374,8 +375,9 @@ def _k8_blocks(of: Sizes) -> Counts:
     if of.itemsize == 2 and units >= 8 * K8_WARPS * PLACES:
         warps = 2 * K8_WARPS
     at_once = 2 if of.size >= LARGER and 32 < of.rows <= 64 and of.itemsize == 2 else 1
-    steps, busy = ceil(of.rows / (32 * at_once)), K8_WARPS if warps == K8_WARPS else K8_WARPS // 2
-    split = rung("k8_small_batch").blocks.split_of(steps, ceil(units), busy * PLACES)
+    steps = ceil(of.rows / (32 * at_once))
+    split, cuts = rung("k8_small_batch").blocks.split_of(steps, ceil(units), K8_WARPS * PLACES)
+    split *= cuts
     chain = ceil(units * split / (PLACES * warps)) * ceil(steps / split) * at_once
     adding = split > 1, min(split, K8_WARPS) - 1, split > K8_WARPS
     return chain, *adding, units * steps * at_once * of.itemsize, of_x, of.across * chain

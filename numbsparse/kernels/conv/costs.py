@@ -17,7 +17,7 @@ of the rungs.
 
 import json
 from functools import cache, lru_cache
-from math import ceil, inf, log, prod, sqrt
+from math import ceil, exp, inf, log, prod, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
     outputs, seen, features, n_blocks, square, *more = sizes
     lines, itemsize = product != "weight_grad", 4 if str(dtype) == "float32" else 2
     places = outputs  # which are multiplied
+    kept, size = n_blocks * block_size**2, min(block_size, LARGEST)
+    unfolds = rung.partition("/")[0] == UNFOLDED
+    used = 1 - exp(-kept / size / max(seen, 1)) if unfolds else 1.0  # the rest is left out
     if more and rung == STRIPS and lines and is_shared(outputs, features):
         seen = min(seen, more[0])
     elif more and rung == SQUARES and (itemsize == 2 or not lines):
         places = more[1]
-    kept, size = n_blocks * block_size**2, min(block_size, LARGEST)
-    blocks, copies = kept / size**2, square > 0 and rung.partition("/")[0] == UNFOLDED
+    blocks, copies = kept / size**2, square > 0 and unfolds
     if lines:
         n_lines = max(features / size, 1)
         terms, mean = kept / max(features, 1), blocks / n_lines
@@ -83,7 +85,7 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
         1 + copies / 2,  # of pixels into their places, which begins early
         places * kept / 1e9,
         terms / 1e3,
-        itemsize * places * seen / 1e6,
+        itemsize * places * seen * used / 1e6,
         itemsize * (outputs * written + kept) / 1e6,
         most / 1e3,
     )

@@ -1,8 +1,8 @@
 """Rung 2: what the taps see, side by side in memory, and a product of matrices.
 
-Row o of a matrix has, tap after tap, the features of the pixel that output o sees through it. Then
-a convolution is a product of `numbsparse.kernels.matmul`, whose rungs know small blocks and few
-rows:
+Row o of a matrix has, tap after tap, the features of the pixel that output o sees through it, in
+blocks, without those that no block of w multiplies. Then a convolution is a product of
+`numbsparse.kernels.matmul`, whose rungs know small blocks and few rows:
 
     forward       y = unfolded(x) @ w
     input_grad    dx = unfolded(dy) @ v.T      v: the same blocks, all taps of an in-block in a line
@@ -55,6 +55,7 @@ ROWS = 64  # of a part, a multiple
 IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
 THREADS, RUN = 256, 4  # pieces of 16 bytes of a thread; of one, 1.08 to 1.12 times as long (H200)
 NONE = -1
+BLOCK_BITS, BLOCK = 16, 0xFFFF
 DENSE = "k9_dense_tiles"  # where many blocks are kept, in place of k7_small_blocks
 
 unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0))
@@ -63,20 +64,25 @@ unsupported = reach("k2_unfolded", "cuda", BLOCK_SIZES, DTYPES, capability=(8, 0
 def _lines(product, x, values, index, window, y, precision="highest", by=None):
     """y[:] = conv(x, w), or conv_transpose(x, w), by a rung of that name, or the fastest."""
     of = window.whole(product)
-    (sources,), B = planned(index, sources_of, of), values.shape[1]
-    if x.shape[2] % B:
+    (sources, same), B, features = planned(index, sources_of, of), values.shape[1], x.shape[2]
+    if features % B:
         big, small = (x, y) if product == "forward" else (y, x)
         values = without_edge(values, index, window.taps, big.shape[2], small.shape[2])
-    lines = index
-    if product == "input_grad":
-        lines, *_ = planned(index, taps_in_lines, window.taps, product, of)
-    rows = rows_of(y, of, B)
-    how = unfolding(x, sources, len(of.seen[0]), -(-x.shape[2] // B) * B)
-    together = max(IN_CACHE // max(4 * how.words * how.taps * ROWS, 1), 1) * ROWS
+    packed = not same or features % B > 0
+    lines_of = packed_taps if packed else taps_in_lines
+    lines, _, _, seen = planned(index, lines_of, window.taps, product, of)
+    if not seen.shape[0]:
+        fill(y, 0.0)
+        return
+    rows, n_seen = rows_of(y, of, B), len(of.seen[0]) * -(-features // B) * B
+    how = unfolding(x, sources, len(of.seen[0]), seen, B)
+    together = max(IN_CACHE // (4 * how.words * seen.shape[0] * ROWS), 1) * ROWS
+    together = together if packed else max(rows.shape[0], 1)
     for first in range(0, rows.shape[0], together):
         part = rows[first : first + together]
-        u = unfolded(how, first, part.shape[0], x.dtype)
-        multiply = multiplier(by, product, values, lines, precision, *u.shape, rows.shape[1])
+        n = part.shape[0]
+        u = unfolded(how, first, n, x.dtype) if packed else x.reshape(n, n_seen)
+        multiply = multiplier(by, product, values, lines, precision, n, n_seen, rows.shape[1])
         getattr(multiply, product)(u, values, lines, part, precision)
     interleave(rows, index, of, y)
 
@@ -93,9 +99,11 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest", by=None):
     together = max(IN_MEMORY // max(width * x.itemsize * dy.shape[0], 1), 1)
     for first in range(0, window.taps, together):
         part = whole.some(range(first, min(first + together, window.taps)))
-        rows, begin, end = planned(index, taps_in_lines, window.taps, "weight_grad", part)
-        (sources,) = planned(index, sources_of, part)
-        how = unfolding(x, sources, len(part.taps), width)
+        rows, begin, end, seen = planned(index, packed_taps, window.taps, "weight_grad", part)
+        if begin == end:
+            continue
+        sources, _ = planned(index, sources_of, part)
+        how = unfolding(x, sources, len(part.taps), seen, B)
         # Not named: its memory is there for the next part.
         of.weight_grad(
             unfolded(how, 0, dy.shape[0], x.dtype), dy, rows, dvalues[begin:end], precision
@@ -142,20 +150,21 @@ def interleave(rows: DeviceArray, index: Index, of: Pass, y: DeviceArray) -> Non
         return
     width = rows.shape[1] // len(of.reached[0])
     squares, whole = rows.reshape(batch, -1, width), y.reshape(-1, features)
-    (places,) = planned(index, places_of, of)
-    how = unfolding(squares, places, 1, -(-features // run) * run)
+    places, alone = planned(index, places_of, of)
+    how = unfolding(squares, places, 1, alone, -(-features // run) * run)
     out = whole if features % run == 0 else empty((whole.shape[0], how.words * run // 4), y.dtype)
     unfold(how, 0, out)
     if out is not whole:
         copy_matrices((whole, out[:, :features]))
 
 
-def places_of(index: Index, of: Pass) -> tuple[np.ndarray]:
-    """(of each pixel of an image, its place among the residues of all outputs, or NONE,)."""
+def places_of(index: Index, of: Pass) -> tuple[np.ndarray, np.ndarray]:
+    """(of each pixel of an image, its place among the residues of all outputs, or NONE; and what is
+    copied of one)."""
     pixels = np.stack([of.outputs(residue) for residue in of.reached[0]], 1).reshape(-1)
     places = np.full(prod(of.view.out_sizes), NONE, np.int32)
     places[pixels[pixels >= 0]] = np.flatnonzero(pixels >= 0)
-    return (places,)
+    return places, np.zeros(1, np.int32)
 
 
 class Unfolding(NamedTuple):
@@ -165,13 +174,18 @@ class Unfolding(NamedTuple):
     stride: int  # from row to row
     pixels: int  # of an image
     row_words: int  # of a row, in whole pieces of 16 bytes
-    words: int  # for them in the matrix
+    words: int  # of a block of them
     taps: int  # with different offsets
     sources: DeviceArray  # (outputs of an image * taps): the pixel, or NONE
+    seen: (
+        DeviceArray  # (blocks of a row of the matrix): the tap << BLOCK_BITS, and the pixel's block
+    )
 
 
-def unfolding(x: DeviceArray, sources: DeviceArray, taps: int, room: int) -> Unfolding:
-    """Of x, or for the input-gradient dy (batch, pixels, features), with so many for each tap."""
+def unfolding(
+    x: DeviceArray, sources: DeviceArray, taps: int, seen: DeviceArray, size: int
+) -> Unfolding:
+    """Of x, or for the input-gradient dy (batch, pixels, features), blocks of so many features."""
     (_, pixels, features), per_word, run = x.shape, 4 // x.itemsize, 16 // x.itemsize
     rows, width = x.reshape(-1, features), -(-features // run) * run
     if features < width:
@@ -182,73 +196,83 @@ def unfolding(x: DeviceArray, sources: DeviceArray, taps: int, room: int) -> Unf
     return Unfolding(
         rows.span.view("uint32"),
         rows.strides[0] // 4,
-        *(pixels, min(width, room) // per_word, room // per_word, taps, sources),
+        *(pixels, width // per_word, size // per_word, taps, sources, seen),
     )
 
 
-def sources_of(index: Index, of: Pass) -> tuple[np.ndarray]:
-    """(of each output of an image, and each that it sees, the pixel or NONE,)."""
-    sources = [of.sources(offset) for offset in of.seen[0]]
-    return (np.array(sources, np.int32).T.reshape(-1),)
+def sources_of(index: Index, of: Pass) -> tuple[np.ndarray, bool]:
+    """(of each output of an image, and each that it sees, the pixel or NONE; whether all outputs
+    see the pixels as they are)."""
+    sources = np.array([of.sources(offset) for offset in of.seen[0]], np.int32).T.reshape(-1)
+    return sources, np.array_equal(sources, np.arange(prod(of.view.sizes)))
 
 
 def unfolded(how: Unfolding, first: int, rows: int, dtype: Any) -> DeviceArray:
-    """(rows, taps * features): what the outputs from `first` on see through each tap."""
-    matrix = empty((rows, how.taps * how.words * 4 // np.dtype(dtype).itemsize), dtype)
+    """(rows, blocks * features): what the outputs from `first` on see through each tap."""
+    matrix = empty((rows, how.seen.shape[0] * how.words * 4 // np.dtype(dtype).itemsize), dtype)
     unfold(how, first, matrix)
     return matrix
 
 
-def unfold(how: Unfolding, first: int, matrix: DeviceArray) -> None:
+def unfold(how: Unfolding, top: int, matrix: DeviceArray) -> None:
     overlap, words = copy_engine(), matrix.span.view("uint32")
-    image, entry = divmod(first * how.taps, how.sources.size)
-    pieces = words.size // 4
+    rows, pieces = matrix.shape[0], words.size // 4
     run = RUN if pieces > 2 * RUN * THREADS * multiprocessors() else 1
+    threads = -(-rows // run) * (pieces // max(rows, 1))
     launch(
-        unfold_kernel(run, overlap), -(-pieces // (run * THREADS)), THREADS,
-        how, image, entry, words,
+        unfold_kernel(run, overlap), -(-threads // THREADS), THREADS,
+        how, top, rows, words,
         overlap=overlap,
     )  # fmt: skip
 
 
 @cache
 def unfold_kernel(RUN: int, overlap: bool) -> Any:
-    """A thread copies RUN pieces; from image `image` on, and the `entry`-th of its sources.
+    """A thread copies a piece of RUN neighbouring rows, which are outputs from `top` on.
 
-    With one piece it needs few registers, and starts beside the last blocks of a small product.
+    With one row it needs few registers, and starts beside the last blocks of a small product.
     """
     PIECES = (RUN, 4)
 
     @cuda.jit
-    def kernel(how, image, entry, matrix):
+    def kernel(how, top, n_rows, matrix):
         if overlap:
             let_next_kernel_start()
-        first = uint32(cuda.blockIdx.x * (RUN * THREADS) + cuda.threadIdx.x)
-        of_image, of_line = uint32(how.sources.size), uint32(how.words // 4)
-        pieces, own = uint32(matrix.size // 4), cuda.local.array(PIECES, uint32)
-        rows, words = cuda.local.array(RUN, int64), cuda.local.array(RUN, uint32)
+        at = uint32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+        of_block, taps = uint32(how.words // 4), uint32(how.taps)
+        of_row = uint32(uint32(how.seen.size) * of_block)
+        group = uint32(at // of_row)
+        line, column = uint32(group * RUN), uint32(at - group * of_row)
+        block = uint32(column // of_block)
+        own = uint32(how.seen[block])
+        word = uint32(4 * (column - block * of_block) + (own & BLOCK) * uint32(how.words))
+        of_image, output = uint32(uint32(how.sources.size) // taps), uint32(top + line)
+        image = uint32(output // of_image)
+        within = uint32(output - image * of_image)
+        left = min(int64(n_rows) - int64(line), int64(RUN))
+        rows, copied = cuda.local.array(RUN, int64), cuda.local.array(PIECES, uint32)
         for r in range(RUN):  # known before earlier kernels have written x
-            at = uint32(first + r * THREADS)
-            line = uint32(at // of_line)
-            words[r], number = uint32(4 * (at - line * of_line)), uint32(entry + line)
-            images = uint32(number // of_image)
-            source = how.sources[uint32(number - images * of_image)]
-            rows[r] = int64(image + images) * how.pixels + source if source >= 0 else int64(-1)
-            if at >= pieces or words[r] >= how.row_words:
-                rows[r] = -1
+            rows[r] = -1
+            if r < left and word < how.row_words:
+                source = how.sources[uint32(within * taps + (own >> BLOCK_BITS))]
+                if source >= 0:
+                    rows[r] = int64(image) * how.pixels + source
+            within = uint32(within + 1)
+            if within == of_image:
+                within, image = uint32(0), uint32(image + 1)
         if overlap:
             wait_for_earlier_kernels()
         for r in range(RUN):
             for i in range(4):
-                own[r, i] = 0
+                copied[r, i] = 0
             if rows[r] >= 0:
-                own[r, 0], own[r, 1], own[r, 2], own[r, 3] = load_4xu32(
-                    how.x, rows[r] * how.stride + words[r]
+                copied[r, 0], copied[r, 1], copied[r, 2], copied[r, 3] = load_4xu32(
+                    how.x, rows[r] * how.stride + word
                 )
         for r in range(RUN):
-            at = uint32(first + r * THREADS)
-            if at < pieces:
-                store_4xu32(matrix, 4 * int64(at), own[r, 0], own[r, 1], own[r, 2], own[r, 3])
+            if r < left:
+                to = 4 * (int64(line + r) * of_row + column)
+                store_4xu32(matrix, to, copied[r, 0], copied[r, 1], copied[r, 2], copied[r, 3])
 
     return kernel
 
@@ -261,14 +285,16 @@ def taps_in_lines(
     together: int = 1,
     whole: bool = False,
     boxes: Boxes | None = None,
-) -> tuple[Index, int, int]:
-    """(index of the blocks of a pass in the product of what its taps see, begin, end).
+    packed: bool = False,
+) -> tuple[Index, int, int, np.ndarray]:
+    """(index of the blocks of a pass in the product of what its taps see, begin, end, seen).
 
     They are in rows (offset, in_block), for the input-gradient in columns (offset, out_block), of
     each offset a multiple of `together`, and rows (residue, in_block), of residues that taps reach;
     `whole`, of all. With `boxes` that taps share there are rows (box, `together` in_blocks, shift,
     in_block of these). In a weight-gradient taps are neighbours: its blocks, `begin` to `end`, are
-    counted from the first one.
+    counted from the first one. Where `packed`, rows without a block are left out, and `seen` has
+    the offset << BLOCK_BITS | in_block of the others.
     """
     counts = [(index.rows.indptr.size - 1) // n_taps, index.columns.indptr.size - 1]
     tap, rows = np.divmod(index.block_rows, counts[0])
@@ -288,10 +314,18 @@ def taps_in_lines(
     group = (which[tap] * groups + group) * shifts + shift[tap]
     sides[seen] = group * together + within
     counts[seen] = n_boxes * groups * shifts * together
+    which, places = np.unique(sides[seen], return_inverse=True)
+    if packed:
+        sides[seen], counts[seen] = places, which.size
     sides[1 - seen] = reached[tap] * counts[1 - seen] + sides[1 - seen]
     counts[1 - seen] *= len(residues)
     blocks = scipy.sparse.coo_array((kept - begin, sides), shape=counts)
     walks = ((a.indptr, a.indices, a.data) for a in (blocks.tocsr(), blocks.tocsc()))
     lines, columns = (Walk(*(a.astype(np.int32) for a in arrays)) for arrays in walks)
     of_blocks = (a.astype(np.int32) for a in sides)
-    return Sent(Index(lines, columns, *of_blocks)), begin, begin + kept.size
+    tap, block = np.divmod(which, groups)
+    which = (tap << BLOCK_BITS | block).astype(np.int32)
+    return Sent(Index(lines, columns, *of_blocks)), begin, begin + kept.size, which
+
+
+packed_taps = partial(taps_in_lines, packed=True)

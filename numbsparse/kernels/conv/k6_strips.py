@@ -88,10 +88,12 @@ MOST_OF_W = 48 * 1024  # bytes of it in a stage, where taps share boxes
 BESIDE_UP_TO = 4
 PACK_FROM = 8192  # rows, of 16 bits
 # Of 58 drawn products whose strips are others than with `beside` of 1.5, which favours narrow ones,
-# the mean takes 0.91 of the time, 0.46 to 1.53 (H200).
+# the mean takes 0.91 of the time, 0.46 to 1.53. Clusters of four run at once up to 112 blocks, of
+# 128 some wait; with more than 66 allowed 16 products take 0.60 to 1.06 of the time, 0.86 at the
+# mean (H200).
 COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
-    8: Costs(0.0043, 0.0035, 8.7, 0.0, 0.25, (1.0, 0.0, 0.5)),
-    16: Costs(0.0007, 0.0185, 6.5, 0.0, 0.25, (1.0, 0.0, 0.5)),
+    8: Costs(0.0043, 0.0035, 8.7, 0.0, 0.2, (1.0, 0.0, 0.85)),
+    16: Costs(0.0007, 0.0185, 6.5, 0.0, 0.2, (1.0, 0.0, 0.85)),
 }
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once; up to how
 # many features it was timed.
@@ -336,6 +338,7 @@ def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:
     box = max(shared.room, STAGE_ROWS)
     slots, most = planned(index, slots_in_groups, B, of_group // B)
     x_groups, dy_groups = x.shape[1] // of_group, -(-columns // (LINE // 2))
+    meeting = region_plan.MEETING_OF_IMAGES if B == 16 else 1.0  # boxes are of 16 bits alone
     for (warps, each), *how in REGIONS[B]:
         if warps * each >= most:
             high = -(-x_groups // max(-(-slots // (warps * each)), 1))
@@ -343,7 +346,7 @@ def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:
             region = Region(warps, each, groups, STAGE_ROWS, 2, 4, BOX=box, SHIFTS=shared.shifts)
             region = in_stages(region, B)
             found = found or [Way(region, A_ROW[B])]
-            found.append(small_way(found[0], region, *how, A_LINE, SECOND_PASS, SPARE))
+            found.append(small_way(found[0], region, *how, A_LINE, SECOND_PASS, SPARE, meeting))
     return tuple(found)
 
 
