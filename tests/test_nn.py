@@ -2,6 +2,7 @@
 
 import sys
 import tracemalloc
+from itertools import product
 
 import numpy as np
 import pytest
@@ -57,6 +58,21 @@ def test_a_bias_alone_is_trained(rng, put, place, make, shape, kept, run):
     y.backward(put(dy))
     np.testing.assert_allclose(host(layer.bias.grad.data), dy.reshape(-1, 64).sum(0), rtol=1e-4)
     assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("tensors", list(product((False, True), repeat=3)), ids=str)
+def test_a_bias_is_added_to_arrays_and_tensors_alike(rng, put, place, tensors):
+    w = ns.BlockSparse(rng.standard_normal((4, 4, 4), np.float32), np.ones((2, 2), bool))
+    x, bias = (rng.standard_normal(shape, np.float32) for shape in ((3, 8), 8))
+    given = put(x), w.to(place), put(bias)
+    x_of, w_of, bias_of = (ns.Tensor(a) if t else a for a, t in zip(given, tensors, strict=True))
+    y = F.linear(x_of, w_of, bias_of)
+    np.testing.assert_allclose(host(y.data), x @ w.toarray() + bias, rtol=1e-5, atol=1e-5)
+    normed = F.layer_norm(x_of, given[2], bias_of)
+    exact = F.layer_norm(ns.Tensor(x), bias, None).data + bias
+    np.testing.assert_allclose(host(normed.data), exact, rtol=1e-5, atol=1e-5)
+    for given_now, before in zip(given[::2], (x, bias), strict=True):  # written to no operand
+        np.testing.assert_array_equal(host(given_now), before)
 
 
 @pytest.mark.slow

@@ -177,9 +177,7 @@ class Unfolding(NamedTuple):
     words: int  # of a block of them
     taps: int  # with different offsets
     sources: DeviceArray  # (outputs of an image * taps): the pixel, or NONE
-    seen: (
-        DeviceArray  # (blocks of a row of the matrix): the tap << BLOCK_BITS, and the pixel's block
-    )
+    seen: DeviceArray  # (blocks of a row of the matrix): tap << BLOCK_BITS | block of the pixel
 
 
 def unfolding(

@@ -40,13 +40,14 @@ def linear(
     return with_bias(matmul(x, weight, gate=gate, precision=precision), bias)
 
 
-def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+def with_bias(y: Any, bias: Any) -> Any:
     """What a layer has just made of x, on the device of x, and its bias: in the same memory.
 
     The sum as a tensor of its own would keep y beside it until its gradient is there.
     """
     if bias is None:
         return y
+    y, bias = as_tensor(y, "y"), as_tensor(bias, "bias")
     try:
         ops.add_into(y.data, bias.data)
     except ValueError:
