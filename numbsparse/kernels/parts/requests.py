@@ -202,7 +202,7 @@ def passing_over(request: Any, read: Any, engine: bool, stages: int) -> Any:
         if engine:
             fence_proxy_async()
         sync_warp()
-        if unit + stages < last:
+        if stages > 0 and unit + stages < last:
             request(record, operands, top, shared, start, bars, bar)
             record = read(units, unit + stages + 1)
         return record

@@ -46,6 +46,7 @@ class Lines(NamedTuple):
     warps: int
     far: bool  # whether warps leave sums for each other in global memory
     tiled: bool  # whether a batch takes several tiles, with shares of the multiprocessors each
+    patient: bool = False  # whether a unit is requested when the one before it is there
 
     @property
     def rows(self) -> int:
@@ -88,15 +89,16 @@ def line_kernel(lines: Lines) -> Any:
     dense : `repair.Dense`, where float32 is split
     """
     GATED, TOGETHER = lines.sums.w.gated > 0, WIDTH // lines.depth
-    (sums, depth, source, WARPS, FAR, TILED), LISTS = lines, lines.sums.w.listed
+    (sums, depth, source, WARPS, FAR, TILED, PATIENT), LISTS = lines, lines.sums.w.listed
     (M, N), STAGES, STAGE, SLOTS = sums.shape, source.stages, lines.stage_words, lines.slot_words
     SUMS, OVERLAP, BARRIERS = (M, N, 4), source.overlap, WARPS * source.stages
+    FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
     PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.squares_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
-    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (STAGES, RECORD)
+    NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
     ENTRY, PASSES = listed(TOGETHER) if LISTS else RECORD, LISTS and ENGINE
     read, prepare, close = reading(TOGETHER, ENTRY), opening(source, 2), closing(source)
     deal = dealing(TOGETHER, True, prepare, OVERLAP)
@@ -106,7 +108,7 @@ def line_kernel(lines: Lines) -> Any:
     fill = engine_asks(form, x) if ENGINE else lanes_ask(form, *by_lanes)
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
-    pass_over = passing_over(request, read, ENGINE, STAGES)
+    pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
     straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
@@ -154,11 +156,11 @@ def line_kernel(lines: Lines) -> Any:
             ring, run = (bars, bar, fresh, maps), (unit, int32(unit + abs(count)), count < 0)
             run = deal(plan, run, each, ring, gates, w_view[1], units, ends)
             (unit, last, continued), there = run, run[0] < run[1]
-        for s in range(STAGES):
+        for s in range(FIRST):
             record = read(units, unit + s)
             for e in range(RECORD):
                 records[s, e] = record[e]
-        record, now = read(units, unit + STAGES), read(units, unit)
+        record, now = read(units, unit + FIRST), read(units, unit)
         coming = read(units, unit + 1) if ASKS else now
         empty = cuda.blockIdx.x + cuda.gridDim.x * int64(WARPS - 1 - warp)
         empty_line = plan[sections.empty + min(empty, empty_lines)]
@@ -172,7 +174,7 @@ def line_kernel(lines: Lines) -> Any:
         name, end = now[NAME], now[END]
         if ASKS and there:
             ask_gates(now, gates, w_view[1], own_gates)
-        for s in range(STAGES):
+        for s in range(FIRST):
             if unit + s < last:
                 start, own = uint32(base + s * STAGE), uint32(bar + s)
                 request(records[s], operands, top, shared, start, bars, own)
@@ -194,10 +196,15 @@ def line_kernel(lines: Lines) -> Any:
                 start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 wait(bars, own, phase)
                 straighten(shared, start)
+                if PATIENT and more:
+                    other = uint32(1 - stage)
+                    place, own = uint32(base + other * STAGE), uint32(bar + other)
+                    request(record, operands, top, shared, place, bars, own)
+                    record = read(units, unit + 2)
                 if take_gates(units, unit, own_gates):
                     multiply(shared, start, x_top, pitch, paired, own_gates, a, b, of_unit, acc)
                     sync_warp()
-                    if unit + STAGES < last:
+                    if not PATIENT and unit + STAGES < last:
                         request(record, operands, top, shared, start, bars, own)
                         record = read(units, unit + STAGES + 1)
                     close()
