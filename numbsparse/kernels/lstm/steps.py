@@ -58,7 +58,8 @@ def run_steps(
     """
     count, tiles = places() // (BLOCKS // ring.BLOCKS), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
-    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
+    of = ring.transposed, ring.ITEM, part, tiles, ring.tile, ring.block
+    plan = planned(index, deal, count, *of)
     launch(
         kernel, count, THREADS,
         tensor_maps(*operands),
@@ -175,6 +176,7 @@ def taking_reads(ring: Ring, multiply: Any, GROUPS: int) -> Any:
             mbarrier_wait(bars, stage, parity)
             at = int64(base + stage * STAGE)
             multiply(sums, shared, at + ROWS, at)
+            sync_warp()  # all lanes have read their rows
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, parity = following(stage, parity, STAGES)
