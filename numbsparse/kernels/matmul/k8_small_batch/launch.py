@@ -144,7 +144,7 @@ def slab_of(x: DeviceArray, size: int) -> int:
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
-    """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
+    """x, or an aligned feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features, or 8 of float32, it is 32 bytes, which memory is read by. When the copy pays was
@@ -153,7 +153,7 @@ def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> 
     rows too, of which no copy is made, and none for one of two.
     """
     (rows, features), item = x.shape, x.itemsize
-    if size * item > 32 or not is_aligned(x) or (item == 4 and (rows <= 16 or not alone)):
+    if size * item > 32 or x.batch_is_contiguous or (item == 4 and (rows <= 16 or not alone)):
         return x
     pays = copy_pays(rows, features, n_blocks, size, item, alone)
     return transposed_copy(x) if pays else x
