@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
+import numbsparse as ns
 from numbsparse import Layout, device, ops
 from numbsparse.device import DeviceArray, empty, to_device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.elementwise import fill
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference, rung
 from numbsparse.kernels.parts import aligned
+from numbsparse.nn import functional as F
+from numbsparse.ops import choice
 
 pytestmark = pytest.mark.skipif(not device.is_available(), reason="takes device memory")
 BATCH, IN, OUT = 29, 75, 61
@@ -101,3 +104,71 @@ def test_products(rng, name, product, dtype, feature_major, copied):
     bound = terms * 2.0**-24 * magnitude + np.finfo(dtype).eps * abs(expected)
     assert (abs(out.numpy() - expected) <= bound).all()  # NaN is not
     assert all(stride[1] == like.itemsize for stride in copied)
+
+
+def products_on_the_tape(w, x, kind, gate):
+    """y, and the gradients of w, x and the gates, of products of `kind`."""
+    w, x = ns.Tensor(w, requires_grad=True), ns.Tensor(x, requires_grad=True)
+    gates = None if gate is None else ns.Tensor(gate, requires_grad=True)
+    y = F.matmul(w, x, gate=gates) if kind == "w @ x" else F.matmul(x, w, gate=gates)
+    inputs = [w, x] if gate is None else [w, x, gates]
+    grads = ns.grad(y, inputs, grad_output=ns.Tensor(y.data))
+    return [a.data.toarray() if isinstance(a.data, ns.BlockSparse) else a.data for a in (y, *grads)]
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["", "gated"])
+@pytest.mark.parametrize("kind", ["x @ w", "x @ w, feature-major", "w @ x"])
+def test_products_on_the_tape_share_a_copy(kind, gated, rng, copied, monkeypatch):
+    """One of x, and one of dy, where lines are longer than SHORT; the numbers are the same."""
+    layout = Layout([[1, 0, 1], [1, 1, 0]])
+    values = rng.standard_normal((4, 32, 32)).astype(np.float32)
+    w = ns.BlockSparse(values, layout, shape=(61, 75))
+    x = rng.standard_normal((29, 61)).astype(np.float32)
+    gate = np.float32([1, 0.5, 2, 0]) if gated else None
+    here = w.T if kind == "w @ x" else w
+    expected = products_on_the_tape(here, x.T.copy() if kind == "w @ x" else x, kind, gate)
+    there = placed(x, kind != "x @ w")
+    on_gpu = here.to("cuda"), there.T if kind == "w @ x" else there, kind
+    gate = None if gate is None else to_device(gate)
+    for short in (8, 1000):
+        monkeypatch.setattr(choice, "SHORT", {4: short})
+        copied.clear()
+        got = products_on_the_tape(*on_gpu, gate)
+        for a, b in zip(got, expected, strict=True):
+            a = a.numpy() if isinstance(a, DeviceArray) else a
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+        assert len(copied) == 2 if short == 8 else len(copied) >= 2
+
+
+def test_what_is_read_once_is_not_copied_on_the_tape(rng, monkeypatch):
+    monkeypatch.setattr(choice, "SHORT", {4: 8})
+    made, own = [], ops.aligned
+    monkeypatch.setattr(ops, "aligned", lambda x: made.append(x.shape) or own(x))
+    w = ns.BlockSparse(rng.standard_normal((1, 32, 32)).astype(np.float32), [[1]]).to("cuda")
+    x = to_device(rng.standard_normal((32, 29)).astype(np.float32))
+    for trained, wanted, shapes in ((False, True, []), (True, False, [(32, 29)])):
+        made.clear()
+        y = F.matmul(ns.Tensor(w, requires_grad=trained), ns.Tensor(x, requires_grad=wanted))
+        F.sum(y).backward()
+        assert made == shapes
+    with ns.no_grad():
+        made.clear()
+        F.matmul(ns.Tensor(w, requires_grad=True), ns.Tensor(x, requires_grad=True))
+        assert not made
+
+
+def test_another_dtype_is_refused_on_the_tape_too():
+    w = ns.BlockSparse(np.ones((1, 32, 32), np.float32), [[1]]).to("cuda")
+    x = to_device(np.ones((32, 70), np.int64))
+    with pytest.raises(TypeError, match="x and w take one dtype"):
+        F.matmul(ns.Tensor(w, requires_grad=True), ns.Tensor(x))
+
+
+def test_rows_to_choose_by():
+    """Those of a feature-major x that no kernel copies are counted as if they were even."""
+    whole = to_device(np.zeros((5, 80), np.float16))
+    assert [choice.rows_of(whole[:, :n].T) for n in (72, 73, 79, 80)] == [72, 80, 80, 80]
+    assert choice.rows_of(whole[:, 1:74].T) == 73
+    assert choice.rows_of(to_device(np.zeros((5, 73), np.float16)).T) == 73
+    assert choice.rows_of(whole[:, :73]) == 5
+    assert choice.rows_of(np.zeros((73, 5))) == 73

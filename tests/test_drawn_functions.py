@@ -219,7 +219,7 @@ ELSEWHERE = {  # with tests of their own
         "block_norms",
     ),
     *("transpose_window", "repeated", "replayed", "replayed_in", "started", "check_factors"),
-    *("check_lstm", "add_into"),
+    *("check_lstm", "add_into", "aligned", "begins_anywhere"),
 }
 OF_NO_ARRAYS = {
     *("HalfOnCPU", "LSTMCells", "LSTMTrace", "adam_numbers", "checked_precision", "own_precision"),

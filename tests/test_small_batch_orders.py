@@ -13,8 +13,8 @@ from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
 from numbsparse.kernels.matmul.k8_small_batch import lines
+from numbsparse.kernels.parts import aligned, store_lines
 from numbsparse.kernels.parts import shares as cutting
-from numbsparse.kernels.parts import store_lines
 from numbsparse.kernels.parts.aligned import is_aligned, transposed_copy
 from numbsparse.kernels.parts.store import ANY, FEATURES
 from numbsparse.testing import Case, check_rung
@@ -106,12 +106,12 @@ def test_halves_that_lie_feature_by_feature(
 
 @needs_ampere
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("high", [32, 64])
+@pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (64, 64), (65, 130), (7, 200), (130, 63)])
-def test_a_transposed_copy_is_aligned(rows, columns, high, dtype, rng):
+def test_a_transposed_copy_is_aligned(rows, columns, step, dtype, rng):
     x = rng.standard_normal((rows, columns)).astype(dtype)
-    wide = device.to_device(np.pad(x, [(0, 0), (8, 16)]))[:, 8 : 8 + columns]
-    copied = transposed_copy(wide, high)
+    wide = device.to_device(np.repeat(np.pad(x, [(0, 0), (7, 16)]), step, axis=1))
+    copied = transposed_copy(wide[:, 7 * step : (7 + columns) * step : step])
     assert is_aligned(copied.T)
     np.testing.assert_array_equal(copied.numpy(), x)
 
@@ -132,3 +132,29 @@ def test_float32_of_many_small_blocks_is_copied_by_feature(product, monkeypatch)
         check_rung(rung, product, case, "float32", "cuda")
     features = 36 if product == "forward" else 44
     assert copied == [(20, features), (40, features)]
+
+
+@needs_ampere
+@pytest.mark.parametrize("product", ["forward", "input_grad", "weight_grad"])
+def test_rows_that_begin_anywhere_are_copied_once(product, rng, monkeypatch):
+    """By feature at once, and not in their own order before."""
+    copied, apart = [], []
+    monkeypatch.setattr(launches, "READ", -(2**40))
+    monkeypatch.setattr(aligned, "copy_matrices", lambda *copies: apart.extend(copies))
+    monkeypatch.setattr(launches, "transposed_copy", lambda x: copied.append(x) or own(x))
+    own, layout = transposed_copy, ns.Layout([[1, 0, 1], [1, 1, 0]])
+    x, dy = (rng.standard_normal((40, n)).astype("float16") for n in (16, 24))
+    values = rng.standard_normal((4, 8, 8)).astype("float16")
+    wide = (to_device(np.pad(a, [(0, 0), (1, 2)]))[:, 1:-2] for a in (x, dy))
+    there = dict(zip(("x", "dy"), wide, strict=True)) | {"values": to_device(values)}
+    names = {"forward": ("x", "values"), "input_grad": ("dy", "values"), "weight_grad": ("x", "dy")}
+    like = {"forward": dy, "input_grad": x, "weight_grad": values}[product]
+    out, expected = to_device(np.full_like(like, np.nan)), np.full(like.shape, np.nan)
+    index = ops.index_beside(layout, out)
+    getattr(rung, product)(*(there[name] for name in names[product]), index, out)
+    exact = {"x": x, "dy": dy, "values": values}
+    operands = (exact[name].astype(np.float64) for name in names[product])
+    getattr(k0_reference, product)(*operands, layout.index, expected)
+    np.testing.assert_allclose(out.numpy(), expected, rtol=2e-3, atol=2e-2)
+    assert len(copied) == (2 if product == "weight_grad" else 1)
+    assert not apart

@@ -31,6 +31,7 @@ from numbsparse.ops.activations import (
 from numbsparse.ops.algebra import block_norms, checked_norm, in_layout, placed, remap, row_norms
 from numbsparse.ops.average import average_step, check_average
 from numbsparse.ops.cell import cell, cell_grad
+from numbsparse.ops.choice import aligned, begins_anywhere
 from numbsparse.ops.columns import column_dots, scale_columns
 from numbsparse.ops.conv import conv, conv_transpose, conv_weight_grad
 from numbsparse.ops.conv_operands import space_of

@@ -15,6 +15,10 @@ MOST = 1024  # cases that are remembered, before all are forgotten
 # them one, half zero: 1.07 and 1.06 times as long as none, where strips took 1.41 and 0.90 (a
 # quarter of the blocks of 8, 8,192 features, 2,048 rows, H200), of half 1.10, 1.05, and 2.55, 1.59.
 DENSE_PART, DENSE_ROWS = 0.72, 256
+# Values of a line, by bytes of one, up to which `aligned` copies none. A product on the tape and
+# its gradients, of odd batches or features, took an H200 0.80 to 1.05 of the time so (45 drawn
+# ones, 0.93 at the mean), but with float32 of 65 to 256 copied too 1.02 to 1.15.
+SHORT = {2: 64, 4: 256}
 
 era = 0
 """How often choices were forgotten."""
@@ -74,6 +78,37 @@ def lies_across(x: Any) -> bool:
     """Whether x (batch, features) is feature-major on a GPU: the batch is contiguous."""
     rows = isinstance(x, DeviceArray) and len(x.shape) == 2 and x.shape[0] > 1
     return rows and x.batch_is_contiguous
+
+
+def rows_of(x: Any) -> int:
+    """Rows of x (batch, features) to choose by: a multiple of 16 bytes of a feature-major one whose
+    features begin at such, so that none is copied."""
+    rows = x.shape[0]
+    if lies_across(x) and x.strides[1] % 16 == x.address % 16 == 0:
+        rows += -rows % (16 // x.itemsize)
+    return rows  # type: ignore[no-any-return]
+
+
+def begins_anywhere(x: Any) -> bool:
+    """Whether x is a matrix on a GPU whose lines, rows or columns, do not all begin at multiples of
+    16 bytes and have more than SHORT values: products copy it.
+    """
+    if not (isinstance(x, DeviceArray) and len(x.shape) == 2 and x.itemsize in SHORT):
+        return False
+    if x.shape[x.strides[1] == x.itemsize] <= SHORT[x.itemsize]:
+        return False
+    from numbsparse.kernels.parts.aligned import is_aligned  # which loads numba.cuda
+
+    return not (is_aligned(x) or is_aligned(x.T))
+
+
+def aligned(x: Any) -> Any:
+    """x, or if it `begins_anywhere` a copy that several products read as it is."""
+    if not begins_anywhere(x):
+        return x
+    from numbsparse.kernels.parts.aligned import aligned_in_place
+
+    return aligned_in_place(x)[0]
 
 
 def checked_kernel(kernel: str) -> str:

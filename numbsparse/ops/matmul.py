@@ -31,7 +31,7 @@ from numbsparse.kernels.matmul import (
     takes_gates,
     takes_places,
 )
-from numbsparse.ops.choice import checked_kernel, choose, lies_across
+from numbsparse.ops.choice import checked_kernel, choose, lies_across, rows_of
 from numbsparse.ops.gates import Selection, gated, kept_of
 from numbsparse.ops.index import index_beside
 from numbsparse.ops.made import taken
@@ -288,7 +288,7 @@ def _run(
     product, layout = "input_grad" if w.is_transposed else "forward", w.stored_layout
     if kept is not None:
         layout = kept.layout
-    case = product, kernel, w.block_size, x, x.shape[0], precision, layout
+    case = product, kernel, w.block_size, x, rows_of(x), precision, layout
     chosen = choose(*case, kept is not None, across)
     compute, values = function_of(chosen, product), w.values
     on_gpu = isinstance(x, DeviceArray)

@@ -12,7 +12,7 @@ from numbsparse.blocks import checked_shape
 from numbsparse.device import DeviceArray, runtime
 from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
-from numbsparse.ops.choice import checked_kernel, choose, lies_across
+from numbsparse.ops.choice import checked_kernel, choose, lies_across, rows_of
 from numbsparse.ops.create import empty_beside
 from numbsparse.ops.gates import Selection
 from numbsparse.ops.index import index_beside
@@ -107,7 +107,7 @@ def _sddmm(
 
 def _chosen(a: Any, size: int, layout: Layout, kernel: str, precision: str) -> str:
     """The rung that takes a product of factors a and b in blocks of so many."""
-    case = "weight_grad", kernel, size, a, a.shape[1], precision, layout
+    case = "weight_grad", kernel, size, a, rows_of(a.T), precision, layout
     return choose(*case, feature_major=lies_across(a.T))
 
 

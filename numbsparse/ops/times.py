@@ -10,7 +10,7 @@ blocks, its longest line and how near each other small blocks are are asked for.
 `times.json` has the factors, with which the choice loses least (`bench.times`) at 5,638 products
 that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
 of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
-fitted apart, to 57 products: 6.7 us of 16 bits, 4 of float32, whatever is copied, but of up to 32
+fitted apart, to 25 products: 1.8 us of 16 bits, 2.7 of float32, whatever is copied, but of up to 32
 rows an eighth; so was what k6, k7, k9 take to store odd rows, 0.1 to 0.3 us a megabyte, and 0.9
 us where blocks of threads of k8 share 16-bit weight-gradients of small blocks. At 557 of a seed
 that had no part in it, timed before these two and before k8 cut lines by cost, the choice took over

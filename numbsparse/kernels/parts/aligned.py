@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any, NamedTuple
 
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
@@ -15,9 +15,8 @@ from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kerne
 BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
 LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
 MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
-# Of a copy in the other order, through tiles in shared memory: columns of a tile, 128 bytes, and
-# its rows, at most; threads.
-SIDE, THREADS = 64, 256
+# Of a copy in the other order, through tiles in shared memory: columns and rows of a tile; threads.
+SIDE, HIGH, THREADS = 64, 32, 256
 
 
 class Move(NamedTuple):
@@ -55,9 +54,14 @@ def aligned_together(*arrays: DeviceArray) -> list[DeviceArray]:
 
 
 def aligned_like(x: DeviceArray) -> DeviceArray:
+    return padded_like(x)[:, : x.shape[1]]
+
+
+def padded_like(x: DeviceArray) -> DeviceArray:
+    """As many rows, so much longer that each is aligned."""
     rows, width = x.shape
     run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
-    return empty((rows, -(-width // run) * run), x.dtype)[:, :width]
+    return empty((rows, -(-width // run) * run), x.dtype)
 
 
 def copy_matrices(*copies: tuple[DeviceArray, DeviceArray]) -> None:
@@ -200,56 +204,70 @@ def readable(x: DeviceArray) -> tuple[DeviceArray, bool]:
     """
     x = of_bits(x)
     if x.batch_is_contiguous and not is_aligned(x.T):
-        x = transposed_copy(x.T, 32).T  # copied anyway, and so its tiles are even
+        x = transposed_copy(x.T).T  # copied anyway, and so its tiles are even
     (lines,), (across,) = aligned_either_way(x)
     return lines, across
 
 
-def transposed_copy(x: DeviceArray, high: int = SIDE) -> DeviceArray:
-    """A copy of x (rows, columns); its columns are contiguous, each aligned.
-
-    high : rows of a tile, 32 or 64. Of 32 there are more tiles, which write half as many
-        neighbours: k7 took 0.86 of the time with 129 rows, 0.91 with 513, the same with 33 (H200).
-    """
+def transposed_copy(x: DeviceArray) -> DeviceArray:
+    """A copy of x (rows, columns); its columns are contiguous, each aligned."""
     rows, columns = x.shape
-    out = aligned_like(x.T)
-    overlap = copy_engine()
-    grid = -(-columns // SIDE), -(-rows // high)
-    strides, step = tuple(n // x.itemsize for n in x.strides), out.strides[0] // x.itemsize
-    args = of_bits(x.span), strides, x.shape, of_bits(out.span), step
-    launch(transposing_kernel(x.itemsize, overlap, high), grid, THREADS, *args, overlap=overlap)
-    return out.T
+    whole = padded_like(x.T)
+    strides = tuple(n // x.itemsize for n in x.strides)
+    how = x.itemsize, copy_engine(), strides[1] == 1
+    grid, kind = (-(-columns // SIDE), -(-rows // HIGH)), f"uint{8 * x.itemsize}"
+    out, stride = whole.view("uint32").span, whole.strides[0] // WORD
+    args = x.span.view(kind), strides, x.shape, out, stride
+    launch(transposing_kernel(*how), grid, THREADS, *args, overlap=copy_engine())
+    return whole[:, :rows].T
 
 
 @cache
-def transposing_kernel(item: int, overlap: bool, HIGH: int) -> Any:
-    ROWS, COLUMNS = THREADS // SIDE, THREADS // HIGH  # that are read, and written, at once
-    STEPS, TILE = HIGH // ROWS, (HIGH, SIDE + 4 // item)  # columns start in all banks
-    kind = uint16 if item == 2 else float32
+def transposing_kernel(item: int, overlap: bool, contiguous: bool) -> Any:
+    """A tile has words of RUN columns, `out` words of as many rows, so that 16-bit values take half
+    as many instructions, by which the kernel is limited: 0.5 to 0.8 of the time (H200)."""
+    RUN = WORD // item  # values of a word
+    WORDS, TALL = SIDE // RUN, HIGH // RUN  # of a row of the tile, of a column of `out`
+    ROWS, COLUMNS = THREADS // WORDS, THREADS // TALL  # that are read, and written, at once
+    STEPS, TURNS, TILE = HIGH // ROWS, WORDS // COLUMNS, (HIGH, WORDS + 1)
 
     @cuda.jit
     def kernel(x, strides, shape, out, stride):
-        tile, own = cuda.shared.array(TILE, kind), cuda.local.array(STEPS, kind)
+        tile, own = cuda.shared.array(TILE, uint32), cuda.local.array((STEPS, RUN), uint32)
+        slow, fast = uint32(cuda.threadIdx.x) // WORDS, uint32(cuda.threadIdx.x) % WORDS
+        column, row = int64(cuda.blockIdx.x) * SIDE, int64(cuda.blockIdx.y) * HIGH
+        next_column, next_rows = 1 if contiguous else strides[1], ROWS * strides[0]
+        first = column + RUN * fast
+        here = (row + slow) * strides[0] + first * next_column
+        left = int32(min(shape[1] - first, RUN))
+        rows = int32(min(shape[0] - row - slow, HIGH))
         if overlap:
             let_next_kernel_start()
             wait_for_earlier_kernels()
-        slow, fast = uint32(cuda.threadIdx.x) // SIDE, uint32(cuda.threadIdx.x) % SIDE
-        column, row = int64(cuda.blockIdx.x) * SIDE, int64(cuda.blockIdx.y) * HIGH
-        here = (row + slow) * strides[0] + (column + fast) * strides[1]
-        rows = shape[0] - row - slow if column + fast < shape[1] else int64(0)
         for k in range(STEPS):  # all of it is awaited at once
-            if ROWS * k < rows:
-                own[k] = x[uint64(here + k * (ROWS * strides[0]))]
+            for r in range(RUN):
+                if ROWS * k < rows and r < left:
+                    own[k, r] = x[uint64(here + r * next_column)]
+            here += next_rows
         for k in range(STEPS):
-            tile[slow + ROWS * k, fast] = own[k]
+            high = own[k, 1] << uint32(16) if RUN == 2 else uint32(0)
+            tile[slow + ROWS * k, fast] = own[k, 0] | high
         cuda.syncthreads()
-        slow, fast = uint32(cuda.threadIdx.x) // HIGH, uint32(cuda.threadIdx.x) % HIGH
-        there = (column + slow) * stride + row + fast
-        columns = shape[1] - column - slow if row + fast < shape[0] else int64(0)
-        for k in range(STEPS):
-            own[k] = tile[fast, slow + COLUMNS * k]
-        for k in range(STEPS):
-            if COLUMNS * k < columns:
-                out[uint64(there + k * (COLUMNS * stride))] = own[k]
+        slow, fast = uint32(cuda.threadIdx.x) // TALL, uint32(cuda.threadIdx.x) % TALL
+        first = column + RUN * slow
+        there, next_columns = first * stride + row // RUN + fast, RUN * COLUMNS * stride
+        left = int32(min(shape[1] - first, SIDE)) if row + RUN * fast < shape[0] else int32(0)
+        for k in range(TURNS):
+            one = tile[RUN * fast, slow + COLUMNS * k]
+            if RUN == 1:
+                if COLUMNS * k < left:
+                    out[uint64(there)] = one
+            else:
+                other = tile[RUN * fast + 1, slow + COLUMNS * k]
+                if RUN * COLUMNS * k < left:
+                    out[uint64(there)] = one & uint32(0xFFFF) | other << uint32(16)
+                if RUN * COLUMNS * k + 1 < left:
+                    out[uint64(there + stride)] = one >> uint32(16) | other & uint32(0xFFFF0000)
+            there += next_columns
 
     return kernel

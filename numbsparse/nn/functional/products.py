@@ -3,7 +3,7 @@
 from typing import Any
 
 from numbsparse import edits, ops
-from numbsparse.autograd import Tensor, as_tensor, record, unread
+from numbsparse.autograd import Tensor, as_tensor, is_recording, record, unread
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.nn.functional.arithmetic import data_of
 from numbsparse.nn.functional.gates import AsStored, as_stored, dots, scaled, ungated
@@ -77,6 +77,8 @@ def _gated(x: Any, w: Any, gate: Tensor, how: Any) -> Tensor:
 def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any) -> Tensor:
     """x @ w, or w @ x where w is `first`; each gradient is such a product, or one of gates."""
     (stored, by, kept), own, last = gates, unread(w), list[tuple[Tensor, Tensor, Any]]()
+    trained = (stored.requires_grad or by.requires_grad) and is_recording()
+    x = _aligned(x) if trained else x
     operands = (w.data, x.data) if first else (x.data, w.data)
     y = ops.matmul(*operands, gate=kept._replace(gates=by.data), **how)
 
@@ -105,7 +107,8 @@ def _gated_product(x: Tensor, w: Tensor, gates: AsStored, first: bool, how: Any)
     def of_x(dy: Tensor, y: Tensor) -> Tensor:
         return _gated_product(dy, transpose(w), gates, first, how)
 
-    return record(y, (x, of_x), (stored, of_w), (by, of_gates), held=(w,))
+    y = record(y, (x, of_x), (stored, of_w), (by, of_gates), held=(w,))
+    return _aligned_on_the_way_back(y) if trained and x.requires_grad else y
 
 
 def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
@@ -115,13 +118,15 @@ def _dense_times_sparse(x: Any, w: Any, how: Any) -> Tensor:
         rows = reshape(x, (-1, x.shape[-1])) if x.size else reshape(x, (0, x.shape[-1]))
         y = _dense_times_sparse(rows, w, how)
         return reshape(y, (*x.shape[:-1], y.shape[1]))
-    kept = unread(w)
-    return record(
+    kept, trained = unread(w), w.requires_grad and is_recording()
+    x = _aligned(x) if trained else x
+    y = record(
         ops.matmul(x.data, w.data, **how),
         (x, lambda dy, y: matmul(dy, transpose(w), **how)),
         (w, lambda dy, y: sddmm(transpose(x), dy, kept, **how)),
         reads=(x, w),
     )
+    return _aligned_on_the_way_back(y) if trained and x.requires_grad else y
 
 
 def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
@@ -129,10 +134,25 @@ def _sparse_times_dense(w: Any, x: Any, how: Any) -> Tensor:
     x, w = as_tensor(x), as_tensor(w, "w")
     if len(x.shape) == 1:
         return reshape(_sparse_times_dense(w, reshape(x, (-1, 1)), how), (-1,))
-    kept = unread(w)
-    return record(
+    kept, trained = unread(w), w.requires_grad and is_recording()
+    x = _aligned(x) if trained else x
+    y = record(
         ops.matmul(w.data, x.data, **how),
         (x, lambda dy, y: matmul(transpose(w), dy, **how)),
         (w, lambda dy, y: sddmm(dy, transpose(x), kept, **how)),
         reads=(x, w),
     )
+    return _aligned_on_the_way_back(y) if trained and x.requires_grad else y
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """x, or a copy for the product and for the gradient of w: see `ops.aligned`."""
+    copy = ops.aligned(x.data)
+    return x if copy is x.data else record(copy, (x, lambda dx, _: dx), reads=())
+
+
+def _aligned_on_the_way_back(y: Tensor) -> Tensor:
+    """y, whose gradient is copied once for those of both operands, where it lies as y does."""
+    if not ops.begins_anywhere(y.data):
+        return y
+    return record(y.data, (y, lambda dy, _: _aligned(dy)), reads=())

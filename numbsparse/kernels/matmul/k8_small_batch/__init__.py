@@ -75,10 +75,10 @@ def _product(index, x, values, y, transposed, precision, gates):
     if 0 not in y.shape:
         n_blocks, size, _ = values.shape
         form = _form(values, precision)
+        x = by_feature(x, n_blocks, size)
         (x,) = in_reach(size, n_blocks, x, sparing=transposed and form.split)
-        operands = by_feature(x, n_blocks, size), values, y
         more = () if gates is None else (gates,)
-        again(index, along_lines, operands, transposed, form, more=more)
+        again(index, along_lines, (x, values, y), transposed, form, more=more)
 
 
 def _form(values, precision):

@@ -101,8 +101,8 @@ def multiply_blocks(x, dy, index, dvalues, how: tuple[Form, Any]) -> None:
     """dvalues = x.T @ dy at the kept blocks; `how` has the gates, if any."""
     form, gates = how
     n_blocks, size, _ = dvalues.shape
-    near = launch.in_reach(size, n_blocks, x, dy)
-    x, dy = (launch.by_feature(a, n_blocks, size, False) for a in near)
+    operands = (launch.by_feature(a, n_blocks, size, False) for a in (x, dy))
+    x, dy = launch.in_reach(size, n_blocks, *operands)
     more = () if gates is None else (gates,)
     again(index, along_blocks, (x, dy, dvalues), form, more=more)
 

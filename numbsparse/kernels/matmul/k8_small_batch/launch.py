@@ -49,7 +49,7 @@ LISTED_FROM = 8
 MOST_LISTED = 48 * 1024  # bytes of a list: of more units none is made
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
-READ = 3500  # lines of 128 bytes, one a clock: by a multiprocessor while x is transposed
+READ = 800  # lines of 128 bytes that a multiprocessor reads while x is copied
 
 
 def has_engine() -> bool:
@@ -147,16 +147,16 @@ def slab_of(x: DeviceArray, size: int) -> int:
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
-    """x, or a feature-major copy, where lanes then read many fewer lines of 128 bytes.
+    """x, or an aligned feature-major copy, where lanes then read many fewer lines of 128 bytes.
 
     Of a small block 16 bytes are in a line of each row, but a whole line of each feature. Of 16
     features, or 8 of float32, it is 32 bytes, which memory is read by. When the copy pays was
-    measured (H100, H200): for more than 32 rows, or for one of two operands, later. Without it
-    products of 32 to 64 rows in blocks of 8 took 1.3 to 3.0 times as long. Float32 has tiles of 16
-    rows too, of which no copy is made, and none for one of two.
+    fitted to 60 products (H200): for more than 32 rows, or for one of two operands, later. Without
+    it products of 32 to 64 rows in blocks of 8 took 1.3 to 3.0 times as long. Float32 has tiles of
+    16 rows too, of which no copy is made, and none for one of two.
     """
     (rows, features), item = x.shape, x.itemsize
-    if size * item > 32 or not is_aligned(x) or (item == 4 and (rows <= 16 or not alone)):
+    if size * item > 32 or x.batch_is_contiguous or (item == 4 and (rows <= 16 or not alone)):
         return x
     pays = copy_pays(rows, features, n_blocks, size, item, alone)
     return transposed_copy(x) if pays else x
@@ -168,8 +168,8 @@ def copy_pays(
     """Whether lanes then read so many fewer lines: see `by_feature`."""
     few = size * item == 16  # bytes of a small block
     lines = n_blocks * (rows - size * -(-item * rows // 128)) * (1 if few else 0.7)
-    later = 2.5 if not alone else 1 if rows <= WIDTH else 1.5 if few else 2
-    return lines > READ * n_shares() * later + 0.15 * rows * features
+    later = 4 if not alone else 1 if rows <= WIDTH else 1.5 if few else 2
+    return lines > READ * n_shares() * later + 0.2 * rows * features
 
 
 def along_lines(
