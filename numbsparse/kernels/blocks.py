@@ -5,7 +5,7 @@ All has a fixed order: the same values give the same bits. By a tree in shared m
 """
 
 import numpy as np
-from numba import cuda
+from numba import cuda, float32, float64
 
 from numbsparse.device import SIMULATED
 
@@ -47,11 +47,13 @@ def larger(a, b):
     return a if a >= b or a != a else b
 
 
-def _joining(join):
-    """All threads' values joined, for all of them. `scratch` is shared, an item for each warp."""
+def _joining(join, number=float32):
+    """All threads' values joined, for all of them."""
+    warps = MOST_THREADS // WARP
 
     @cuda.jit(device=True)
-    def joined(value, scratch):
+    def joined(value):
+        scratch = cuda.shared.array(warps, number)
         t, apart = cuda.threadIdx.x, WARP // 2
         while apart:
             value = join(value, cuda.shfl_xor_sync(ALL, value, apart))
@@ -68,4 +70,4 @@ def _joining(join):
     return joined
 
 
-block_sum, block_max = _joining(plus), _joining(larger)
+block_sum, block_max, block_sum64 = _joining(plus), _joining(larger), _joining(plus, float64)

@@ -14,7 +14,7 @@ from typing import Any
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import MOST_THREADS, block_sum, rounds, threads_for
+from numbsparse.kernels.blocks import block_sum, rounds, threads_for
 from numbsparse.kernels.floats import rounded, widened
 
 
@@ -51,19 +51,18 @@ def layer_norm_kernel(grouped: bool) -> Any:
 
     @cuda.jit
     def kernel(x, term, eps, normalised, inverse_std, width, block_size):
-        scratch = cuda.shared.array(MOST_THREADS, float32)
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         acc = float32(0)
         for r in range(rounds(t, width, threads)):
             j = t + r * threads
             acc += feature(x, term, row, j, block_size)
-        mean = block_sum(acc, scratch) / float32(width)
+        mean = block_sum(acc) / float32(width)
         acc = float32(0)
         for r in range(rounds(t, width, threads)):
             j = t + r * threads
             centred = feature(x, term, row, j, block_size) - mean
             acc += centred * centred
-        variance = block_sum(acc, scratch) / float32(width)
+        variance = block_sum(acc) / float32(width)
         scale = float32(1) / math.sqrt(variance + eps)
         for r in range(rounds(t, width, threads)):
             j = t + r * threads
@@ -80,7 +79,6 @@ def layer_norm_kernel(grouped: bool) -> Any:
 def layer_norm_grad_kernel(grouped: bool) -> Any:
     @cuda.jit
     def kernel(normalised, inverse_std, dy, dx, width, block_size):
-        scratch = cuda.shared.array(MOST_THREADS, float32)
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         total, dot = float32(0), float32(0)
         for r in range(rounds(t, width, threads)):
@@ -88,8 +86,8 @@ def layer_norm_grad_kernel(grouped: bool) -> Any:
             k = place(j, block_size) if grouped else j
             total += widened(dy[row, k])
             dot += widened(dy[row, k]) * widened(normalised[row, k])
-        mean = block_sum(total, scratch) / float32(width)
-        mean_dot = block_sum(dot, scratch) / float32(width)
+        mean = block_sum(total) / float32(width)
+        mean_dot = block_sum(dot) / float32(width)
         scale = float32(inverse_std[row, cuda.blockIdx.y])
         for r in range(rounds(t, width, threads)):
             j = t + r * threads
