@@ -14,7 +14,7 @@ from typing import Any
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import block_sum, rounds, threads_for
+from numbsparse.kernels.blocks import block_sum, threads_of_row
 from numbsparse.kernels.floats import rounded, widened
 
 
@@ -22,14 +22,14 @@ def layer_norm(x, eps, normalised, inverse_std):
     """inverse_std[:] = 1 / sqrt(var(x) + eps); normalised[:] = (x - mean(x)) * inverse_std."""
     rows, width = x.shape
     args = x, x, eps, normalised, inverse_std.reshape(rows, 1), width, 0
-    launch(layer_norm_kernel(False), rows, threads_for(width), *args)
+    launch(layer_norm_kernel(False), rows, threads_of_row(width), *args)
 
 
 def layer_norm_grad(normalised, inverse_std, dy, dx):
     """dx[:] = inverse_std * (dy - mean(dy) - normalised * mean(dy * normalised))."""
     rows, width = normalised.shape
     args = normalised, inverse_std.reshape(rows, 1), dy, dx, width, 0
-    launch(layer_norm_grad_kernel(False), rows, threads_for(width), *args)
+    launch(layer_norm_grad_kernel(False), rows, threads_of_row(width), *args)
 
 
 @cuda.jit(device=True)
@@ -53,22 +53,25 @@ def layer_norm_kernel(grouped: bool) -> Any:
     def kernel(x, term, eps, normalised, inverse_std, width, block_size):
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         acc = float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
+        j = t
+        while j < width:
             acc += feature(x, term, row, j, block_size)
+            j += threads
         mean = block_sum(acc) / float32(width)
         acc = float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
+        j = t
+        while j < width:
             centred = feature(x, term, row, j, block_size) - mean
             acc += centred * centred
+            j += threads
         variance = block_sum(acc) / float32(width)
         scale = float32(1) / math.sqrt(variance + eps)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
+        j = t
+        while j < width:
             centred = feature(x, term, row, j, block_size) - mean
             k = place(j, block_size) if grouped else j
             normalised[row, k] = rounded(centred * scale, normalised)
+            j += threads
         if t == 0:
             inverse_std[row, cuda.blockIdx.y] = scale
 
@@ -81,18 +84,20 @@ def layer_norm_grad_kernel(grouped: bool) -> Any:
     def kernel(normalised, inverse_std, dy, dx, width, block_size):
         row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
         total, dot = float32(0), float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
+        j = t
+        while j < width:
             k = place(j, block_size) if grouped else j
             total += widened(dy[row, k])
             dot += widened(dy[row, k]) * widened(normalised[row, k])
+            j += threads
         mean = block_sum(total) / float32(width)
         mean_dot = block_sum(dot) / float32(width)
         scale = float32(inverse_std[row, cuda.blockIdx.y])
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
+        j = t
+        while j < width:
             k = place(j, block_size) if grouped else j
             slope = widened(dy[row, k]) - mean - widened(normalised[row, k]) * mean_dot
             dx[row, k] = rounded(scale * slope, dx)
+            j += threads
 
     return kernel
