@@ -24,6 +24,7 @@ BLOCKS = [  # how features are read depends on both
     pytest.param((B, whole), id=f"{B}-{'whole' if whole else 'ragged'}")
     for B, whole in product([8, 16, 32], [False, True])
 ]
+MEMORY_PAIRS = list(product(MEMORIES[:2], repeat=2))[1:]
 ROWS = [range(2, 16), range(17, 32), range(33, 63)]
 
 
@@ -188,9 +189,23 @@ def test_features_are_loaded_from_16_bytes_on(
     assert copies == ([x.T.shape] if copied else [])
 
 
-@pytest.mark.parametrize(
-    "memories", list(product(MEMORIES[:2], repeat=2))[1:], ids=lambda each: ", ".join(each)
-)
+@pytest.mark.parametrize("memories", MEMORY_PAIRS, ids=", ".join)
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+@pytest.mark.parametrize("B", [8, 32, 64])
+def test_features_of_16_bytes_each(B, numbers, memories, rng, copies):
+    """Of large blocks they are slabs of weight-gradients, though aligned."""
+    dtype, precision = numbers
+    layout, values, *_ = drawn_case(rng, "forward", B, dtype)
+    widths = [B * n for n in layout.shape]
+    batch = aligned.BYTES // values.itemsize
+    x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in widths)
+    there = [placed(a, "feature-major")[0] for a in (x, dy)]
+    assert [launch.slab_of(a, B, of_sixteen=True) for a in there] == [2 * (B > 8)] * 2
+    check_weight_grad(x, dy, layout, values, memories, precision)
+    assert not copies
+
+
+@pytest.mark.parametrize("memories", MEMORY_PAIRS, ids=", ".join)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
 def test_a_slab_is_one_step_of_a_sum(numbers, memories, rng):
     """However few units a warp has."""

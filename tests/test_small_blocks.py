@@ -51,6 +51,7 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     monkeypatch.setattr(strip_plan, "shared_out", widest)
     monkeypatch.setattr(strip_plan, "PAIRED_FROM", 0)
     monkeypatch.setattr(strip_plan, "PAIRED_STRIPS", 2)
+    monkeypatch.setattr(strip_plan, "PAIRED_KEPT", 1.0)
     index, transposed = case.layout(np.random.default_rng(0)).index, product == "input_grad"
     features = (case.in_features, case.out_features)[:: -1 if transposed else 1]
     sizes = case.batch, *features
@@ -63,8 +64,11 @@ def test_products_of_strips_in_a_cluster(product, dtype, case, monkeypatch):
     few = 2 * case.batch * features[0]
     (most,) = strip_plan.uneven(index, transposed, 32 * strip.WARPS // case.block_size)
     many = -(-features[1] // 32) + 2
-    for limits in ((few + 1, 2, 99), (few, many, 99), (few, 2, most)):
-        for name, limit in zip(("PAIRED_FROM", "PAIRED_STRIPS", "UNEVEN"), limits, strict=True):
+    density = index.block_rows.size * case.block_size**2 / (features[0] * features[1])
+    names = "PAIRED_FROM", "PAIRED_STRIPS", "PAIRED_KEPT", "UNEVEN"
+    edges = (few + 1, 2, 1, 99), (few, many, 1, 99), (few, 2, density, 99), (few, 2, 1, most)
+    for limits in edges:
+        for name, limit in zip(names, limits, strict=True):
             monkeypatch.setattr(strip_plan, name, limit)
         assert strip_plan.strip_of(index, case.block_size, 2, transposed, sizes).CLUSTER == 1
 

@@ -9,56 +9,61 @@ import math
 from numba import cuda, float32
 
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import MOST_THREADS, block_sum, rounds, threads_for
+from numbsparse.kernels.blocks import block_sum, threads_of_row
 from numbsparse.kernels.floats import rounded, widened
 
 
 def layer_norm(x, eps, normalised, inverse_std):
     """inverse_std[:] = 1 / sqrt(var(x) + eps); normalised[:] = (x - mean(x)) * inverse_std."""
     rows, width = x.shape
-    launch(layer_norm_kernel, rows, threads_for(width), x, eps, normalised, inverse_std)
+    launch(layer_norm_kernel, rows, threads_of_row(width), x, eps, normalised, inverse_std)
 
 
 def layer_norm_grad(normalised, inverse_std, dy, dx):
     """dx[:] = inverse_std * (dy - mean(dy) - normalised * mean(dy * normalised))."""
     rows, width = normalised.shape
-    launch(layer_norm_grad_kernel, rows, threads_for(width), normalised, inverse_std, dy, dx)
+    launch(layer_norm_grad_kernel, rows, threads_of_row(width), normalised, inverse_std, dy, dx)
 
 
 @cuda.jit
 def layer_norm_kernel(x, eps, normalised, inverse_std):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
     acc = float32(0)
-    for r in range(rounds(t, width, threads)):
-        acc += widened(x[row, t + r * threads])
-    mean = block_sum(acc, scratch) / float32(width)
+    j = t
+    while j < width:
+        acc += widened(x[row, j])
+        j += threads
+    mean = block_sum(acc) / float32(width)
     acc = float32(0)
-    for r in range(rounds(t, width, threads)):
-        centred = widened(x[row, t + r * threads]) - mean
+    j = t
+    while j < width:
+        centred = widened(x[row, j]) - mean
         acc += centred * centred
-    variance = block_sum(acc, scratch) / float32(width)
+        j += threads
+    variance = block_sum(acc) / float32(width)
     scale = float32(1) / math.sqrt(variance + eps)
-    for r in range(rounds(t, width, threads)):
-        j = t + r * threads
+    j = t
+    while j < width:
         normalised[row, j] = rounded((widened(x[row, j]) - mean) * scale, normalised)
+        j += threads
     if t == 0:
         inverse_std[row] = scale
 
 
 @cuda.jit
 def layer_norm_grad_kernel(normalised, inverse_std, dy, dx):
-    scratch = cuda.shared.array(MOST_THREADS, float32)
     row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, dx.shape[1]
     total, dot = float32(0), float32(0)
-    for r in range(rounds(t, width, threads)):
-        j = t + r * threads
+    j = t
+    while j < width:
         total += widened(dy[row, j])
         dot += widened(dy[row, j]) * widened(normalised[row, j])
-    mean = block_sum(total, scratch) / float32(width)
-    mean_dot = block_sum(dot, scratch) / float32(width)
+        j += threads
+    mean = block_sum(total) / float32(width)
+    mean_dot = block_sum(dot) / float32(width)
     scale = float32(inverse_std[row])
-    for r in range(rounds(t, width, threads)):
-        j = t + r * threads
+    j = t
+    while j < width:
         slope = widened(dy[row, j]) - mean - widened(normalised[row, j]) * mean_dot
         dx[row, j] = rounded(scale * slope, dx)
+        j += threads

@@ -11,7 +11,7 @@ from numba import cuda, float32, float64
 
 from numbsparse.device import empty
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import MOST_THREADS, block_sum
+from numbsparse.kernels.blocks import MOST_THREADS, block_sum64
 from numbsparse.kernels.elementwise import THREADS, blocks, offset
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.views import walk
@@ -137,23 +137,21 @@ def average_kernel(average, p, share):
 
 @cuda.jit
 def squares_kernel(a, size, shape, strides, partial):
-    scratch = cuda.shared.array(MOST_THREADS, float64)
     acc = float64(0)
     for i in range(cuda.grid(1), size, cuda.gridsize(1)):
         value = float64(widened(a[offset(i, shape, strides)]))
         acc += value * value
-    total = block_sum(acc, scratch)
+    total = block_sum64(acc)
     if cuda.threadIdx.x == 0:
         partial[cuda.blockIdx.x] = total
 
 
 @cuda.jit
 def norm_kernel(partial, norm):
-    scratch = cuda.shared.array(MOST_THREADS, float64)
     acc = float64(0)
     for i in range(cuda.threadIdx.x, partial.size, MOST_THREADS):
         acc += partial[i]
-    total = block_sum(acc, scratch)
+    total = block_sum64(acc)
     if cuda.threadIdx.x == 0:
         norm[0] = math.sqrt(total)
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.parts.plans import planned_numbers
-from numbsparse.kernels.parts.shares import PIECES, end_of
+from numbsparse.kernels.parts.shares import longest_run
 from numbsparse.layout import Layout
 
 FILE = Path(__file__).with_name("times.json")
@@ -358,12 +358,9 @@ def _k8_lines(of: Sizes) -> Counts:
     if size >= LARGER and not whole and not of.across:
         rows = ceil(of.rows / tiles)  # as many in each
     shares = max(PLACES // tiles, 1)
-    fair, more = ceil(units / shares), min(-lines / shares % 1, 0.5) * units / lines
-    loads = {n: max(fair + more * (n == 1), longest / n) for n in PIECES}  # in so many pieces
-    parts = min(PIECES, key=lambda n: end_of(loads[n], n, warps, unit))
-    each, cut = ceil(loads[parts] / warps), parts > 1
-    chain, joined = each * ceil(tiles * shares / PLACES), min(ceil(longest / each), warps)
-    adding = cut, log2(parts), (joined - 1) * rows
+    more = min(-lines / shares % 1, 0.5) * units / lines
+    each, others, parts = longest_run(units, longest, shares, warps, unit, more)
+    chain, adding = each * ceil(tiles * shares / PLACES), (parts > 1, log2(parts), others * rows)
     by_value, late = of.across and of.rows * of.itemsize % WORD > 0, 1.0 if of.rows > 32 else 0.125
     read = ceil(tiles * shares / PLACES) * units / shares * (rows + 32) * of.itemsize
     return chain, chain * rows, read, *adding, of_x, by_value * chain, copied * late

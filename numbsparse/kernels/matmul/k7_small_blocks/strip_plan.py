@@ -38,12 +38,12 @@ ROWS, HEIGHTS = 64, (48, 64, 80)  # of a tile; at most, of those that have as ma
 # time, one 1.19; of a tenth 0.86 to 1.18, of a twentieth 1.11 to 1.49 (H200).
 HIGH, HIGH_FROM = 128, 0.8
 LOW = (32, *HEIGHTS)  # of few features
-# Two strips of a cluster share their groups where x has so many bytes, as many strips need it, and
-# none has so many times as many blocks as on average: the other one waits for it. At 99 drawn
-# products (1,300 to 12,300 features, 90 to 8,000 rows, 16 bits) fewer or less took 0.92 of the time
-# apart (1.09 at most; three strips 0.65 to 0.89), the others 1.06. Of 64 others, of hubs, clusters
-# and changing densities too, half are uneven: 0.91 (1.06 at most), the rest 1.05 (H200).
-PAIRED_FROM, PAIRED_STRIPS, UNEVEN = (0, 2, 99.0) if SIMULATED else (2**24, 6, 1.25)
+# Two strips of a cluster share their groups where x has so many bytes, as many strips need it, less
+# of w is kept, and none has so many times as many blocks as on average: the other one waits for it.
+# Of 40 drawn products (16 bits, 900 to 16,000 features, 1,700 to 12,000 rows) 13 took 1.12 times as
+# long apart, 1.02 at least; 27 of smaller x or denser w 0.98. Of 64 others half are uneven: 0.91.
+PAIRED_FROM, PAIRED_STRIPS = (0, 2) if SIMULATED else (2**25, 6)
+PAIRED_KEPT, UNEVEN = (1.0, 99.0) if SIMULATED else (0.065, 1.25)
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
 # warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
@@ -124,8 +124,9 @@ def strip_of(
     if item == 2 and kept < {8: 0.06, 16: 0.25}[B]:
         in_two, *_ = planned(index, steps_in_strips, B, transposed, 2 * width, group, 16 // B)
         alike = split == 1 and warps == widest and columns >= 2 * width and in_two > 0.7 * kept
-        paired = item * batch * features >= PAIRED_FROM and columns > (PAIRED_STRIPS - 1) * width
-        paired = paired and planned(index, uneven, transposed, width // B)[0] < UNEVEN
+        large = item * batch * features >= PAIRED_FROM and columns > (PAIRED_STRIPS - 1) * width
+        sparse = index.block_rows.size * B**2 < PAIRED_KEPT * features * columns
+        paired = large and sparse and planned(index, uneven, transposed, width // B)[0] < UNEVEN
         stages, packed = 4 if B == 16 else 3, packed or (alike and (paired or B == 16))
         cluster = 2 if alike and paired and (B == 16 or not gated) else 1
     ragged = gated != "" and features % B != 0

@@ -111,7 +111,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     """dvalues = x.T @ dy at the kept blocks; gates as in `launch.along_lines`."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
-    slabs = [launch.slab_of(a, size) for a in (x, dy)]
+    slabs = [launch.slab_of(a, size, of_sixteen=True) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
     begins = [launch.begins_of(a, size) for a in (x, dy)]
     engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
