@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -28,10 +29,13 @@ Number = TypeVar("Number", int, float)
 def _from(least: Number) -> Callable[[str], Number]:
     """Reads a number of the same type, at least so large."""
 
+    kind = "whole number" if isinstance(least, int) else "number"
+
     def number(word: str) -> Number:
-        if not (value := type(least)(word)) >= least:  # NaN is none
-            raise argparse.ArgumentTypeError(f"takes a number of at least {least}, got {word}")
-        return value
+        with suppress(ValueError):
+            if (value := type(least)(word)) >= least:  # NaN is none
+                return value
+        raise argparse.ArgumentTypeError(f"takes a {kind} of at least {least}, got {word}")
 
     return number
 
