@@ -3,8 +3,11 @@
 import argparse
 import tempfile
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from char_model import PATTERNS
 
@@ -89,29 +92,21 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
-def positive(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 1 on, got {word}")
-    return number
+def number_of(
+    kind: Callable[[str], Any], takes: str, fits: Callable[[Any], bool]
+) -> Callable[[str], Any]:
+    """Reads a number of a kind, and says what it takes where it is another, or none."""
+
+    def read(word: str) -> Any:
+        with suppress(ValueError):
+            if fits(number := kind(word)):
+                return number
+        raise argparse.ArgumentTypeError(f"takes a {takes}, got {word}")
+
+    return read
 
 
-def from_0(word: str) -> int:
-    number = int(word)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 0 on, got {word}")
-    return number
-
-
-def positive_number(word: str) -> float:
-    number = float(word)
-    if not 0 < number < inf:
-        raise argparse.ArgumentTypeError(f"takes a number above 0, got {word}")
-    return number
-
-
-def share(word: str) -> float:
-    number = float(word)
-    if not 0 < number <= 1:
-        raise argparse.ArgumentTypeError(f"takes a number above 0 and up to 1, got {word}")
-    return number
+positive = number_of(int, "whole number from 1 on", lambda n: n >= 1)
+from_0 = number_of(int, "whole number from 0 on", lambda n: n >= 0)
+positive_number = number_of(float, "number above 0", lambda n: 0 < n < inf)
+share = number_of(float, "number above 0 and up to 1", lambda n: 0 < n <= 1)

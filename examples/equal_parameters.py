@@ -182,11 +182,10 @@ def draw(file: Path, runs: list[dict[str, Any]]) -> None:
 
 
 def size_of(word: str) -> tuple[int, float]:
-    hidden, _, density = word.partition(":")
-    try:
-        return positive(hidden), share(density)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"takes HIDDEN:DENSITY, got {word}") from None
+    hidden, colon, density = word.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"takes HIDDEN:DENSITY, got {word}")
+    return positive(hidden), share(density)
 
 
 def file_name(word: str) -> str:

@@ -18,12 +18,11 @@ from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
-from char_options import positive
+from char_options import from_0, positive
 from pixel_photographs import gather
 from pixel_scaling_plan import GROUPS, Plan
 from pixel_scaling_report import draw, draw_samples, table
 from pixel_scaling_run import train
-from pixelcnn import from_zero
 from runs import Manifest, Result, Work, add_plan, add_runs, keep_manifest, serve
 from runs_report import write_between
 
@@ -70,7 +69,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add_runs(parser, runs="pixel_scaling_run", results=RESULTS)
     parser.add_argument("--images", nargs="*", default=[], metavar="PATH",
         help="photographs, and what carries some; default: installed packages")  # fmt: skip
-    parser.add_argument("--samples", type=from_zero, default=0, metavar="N",
+    parser.add_argument("--samples", type=from_0, default=0, metavar="N",
         help="that the first long run of a model draws at its end (%(default)s)")  # fmt: skip
     plan = parser.add_argument_group("plan", "A change of these makes other runs.")
     plan.add_argument("--sizes", choices=SIZES, nargs="+", help="of the dense model (all)")

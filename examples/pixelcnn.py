@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import pixel_checkpoint
-from char_options import from_0, make_folder, positive, positive_number, settle
+from char_options import from_0, make_folder, number_of, positive, positive_number, settle
 from pixel_images import SIZE, Images, open_images
 from pixel_model import PixelCNN, make_model
 from pixel_pictures import size_of, write_curves, write_samples
@@ -190,7 +190,7 @@ def parse(arguments: list[str] | None) -> Namespace:
     add("--resume", action="store_true", help="go on from the checkpoints in --out")
     add("--out", type=Path, default=Path("pixelcnn_run"), help="folder (%(default)s)")
     add("--name", default="pixelcnn", help="of the files of results (%(default)s)")
-    add("--samples", type=from_zero, default=8, help="images to draw with a model (%(default)s)")
+    add("--samples", type=from_0, default=8, help="images to draw with a model (%(default)s)")
     add_model(parser)
     add_training(parser)
     return parser.parse_args(arguments)
@@ -237,15 +237,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
         help="of them at each mark; all at the end (%(default)s)")  # fmt: skip
 
 
-def from_zero(word: str) -> int:
-    return 0 if word == "0" else positive(word)
-
-
-def below_one(word: str) -> float:
-    number = float(word)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"takes a number from 0 to below 1, got {word}")
-    return number
+below_one = number_of(float, "number from 0 to below 1", lambda n: 0 <= n < 1)
 
 
 if __name__ == "__main__":

@@ -67,11 +67,10 @@ def plan_of(options: Namespace, manifest: Manifest) -> Plan:
 
 
 def group_of(word: str) -> Group:
-    size, _, characters = word.partition(":")
-    try:
-        return Group(positive(size), MAIN, round(positive_number(characters)))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"takes HIDDEN:CHARACTERS, got {word}") from None
+    size, colon, characters = word.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"takes HIDDEN:CHARACTERS, got {word}")
+    return Group(positive(size), MAIN, round(positive_number(characters)))
 
 
 def parse(arguments: list[str] | None) -> Namespace:

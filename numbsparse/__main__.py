@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from numbsparse import __version__, device, info
 from numbsparse.bench import plane
 from numbsparse.bench.measure import Options, processes_here
+from numbsparse.bench.results import load
 from numbsparse.bench.sections import SECTIONS, run
 from numbsparse.device import runtime
 from numbsparse.draw import matplotlib_figure
@@ -28,10 +30,13 @@ Number = TypeVar("Number", int, float)
 def _from(least: Number) -> Callable[[str], Number]:
     """Reads a number of the same type, at least so large."""
 
+    kind = "whole number" if isinstance(least, int) else "number"
+
     def number(word: str) -> Number:
-        if not (value := type(least)(word)) >= least:  # NaN is none
-            raise argparse.ArgumentTypeError(f"takes a number of at least {least}, got {word}")
-        return value
+        with suppress(ValueError):
+            if (value := type(least)(word)) >= least:  # NaN is none
+                return value
+        raise argparse.ArgumentTypeError(f"takes a {kind} of at least {least}, got {word}")
 
     return number
 
@@ -370,8 +375,11 @@ def _bench(options: argparse.Namespace) -> None:
         results |= run((), Options(quick=options.quick), json_file=options.json, place="cpu")
     if "cuda" in places:
         how = Options(options.kernels, options.quick)
-        if options.png is not None:
-            matplotlib_figure()  # before the measuring: it may be missing
+        if options.png is not None:  # before the measuring
+            matplotlib_figure()
+            before = {} if options.json is None else load(options.json)
+            if options.only and "headline" not in {*options.only, *before}:
+                options.error("--png draws the section headline: add it to --only")
         results |= run(options.only, how, json_file=options.json)
         if options.png is not None:
             draw_headline(results, options.png)

@@ -256,8 +256,9 @@ def test_what_does_not_fit_is_refused_by_name(place, put):
     for key, kind in ((3, TypeError), (slice(0, 3), ValueError), (slice(4, 4), ValueError)):
         with refused(kind, "rows takes a slice"):
             w[key]
-    with refused(ValueError, "columns takes a slice from one multiple of the block size 4"):
-        w[:, 2:]
+    for each in (w, w.T):
+        with refused(ValueError, "columns takes a slice from one multiple of the block size 4"):
+            each[:, 2:]
     with refused(ValueError, r"\| takes two layouts of one shape, got \(2, 2\) and \(1, 2\)"):
         w.layout | ns.Layout([[1, 1]])
     with refused(ValueError, "kept takes 2 booleans"):

@@ -160,6 +160,7 @@ def test_gpu_bench_refuses_the_simulator():
         "bench --only limits,moon",
         "bench --place cpu --only limits",
         "bench --place cpu --png speed_up.png",
+        "bench --place cuda --only layouts --png speed_up.png",
         "bench --place cpu --kernels all",
         "bench --place cuda --kernels k1_naive,moon",
         "bench --place cpu --quick --json no-such-folder/rows.json",

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LINES = {  # of all Python files there; those of a room within it count for that room alone
-    "numbsparse": 3_307,
+    "numbsparse": 3_315,
     "numbsparse/autograd": 824,
     "numbsparse/bench": 2_993,
     "numbsparse/compat": 409,
@@ -22,13 +22,13 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/parts": 6_716,
     "numbsparse/kernels/ptx": 2_503,
     "numbsparse/machine_code": 347,
-    "numbsparse/nn": 7_938,
-    "numbsparse/ops": 5_799,
+    "numbsparse/nn": 7_936,
+    "numbsparse/ops": 5_802,
     "numbsparse/pages": 1_951,
     "numbsparse/patterns": 989,
     "numbsparse/puzzles": 425,
-    "numbsparse/simulator": 2_452,
-    "numbsparse/torch": 2_028,
+    "numbsparse/simulator": 2_492,
+    "numbsparse/torch": 2_030,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

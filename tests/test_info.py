@@ -204,13 +204,14 @@ def test_without_a_command_it_says_which_there_are(capsys):
 @pytest.mark.parametrize(
     "words",
     ["plane --jobs 0", "plane --minutes nan", "plane --cards 0", "times --points -1",
-     "machine-code --jobs -1"],
+     "machine-code --jobs -1", "plane --jobs 1.5", "times --minutes soon"],
 )  # fmt: skip
 def test_numbers_that_make_no_sense_are_refused(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         command_line.main(words.split())
     option = words.split()[-2]
-    said = f"argument {option}: takes a number of at least"
+    kind = "number" if option == "--minutes" else "whole number"
+    said = f"argument {option}: takes a {kind} of at least"
     assert said in capsys.readouterr().err.replace("\n", " ")
 
 

@@ -16,6 +16,7 @@ import numbsparse as ns
 from numbsparse import files
 from numbsparse.device import compiler, fingerprint, kept, kernel_cache, launch
 from numbsparse.device.fingerprint import Unknown, _described
+from numbsparse.kernels.ladder import s11_producer
 
 on_a_gpu = pytest.mark.gpu(reason="nothing is compiled without a GPU")
 
@@ -79,6 +80,15 @@ NUMBER = 3
 
 def uses_a_global(x):
     return x + NUMBER
+
+
+def test_a_number_that_was_set_in_the_library_makes_another_kernel(monkeypatch):
+    """Else a ring of two stages would meet the kernel of four, and the next process that of two."""
+    function = s11_producer.line_kernel.__wrapped__
+    before = describe(function)
+    assert describe(function) == before
+    monkeypatch.setattr(s11_producer, "STAGES", 2)
+    assert describe(function) != before
 
 
 def test_a_recursive_function_is_described():

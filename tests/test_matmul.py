@@ -316,7 +316,7 @@ def test_bits_are_no_bfloat16(put):
     bits = np.ones((1, 8, 8), np.uint16)
     with pytest.raises(TypeError, match=r"data takes .*bfloat16.* got uint16"):
         ns.BlockSparse(put(bits), [[1]])
-    with pytest.raises(ValueError, match=r"takes .*bfloat16.*, got uint16"):
+    with pytest.raises(TypeError, match=r"a and b take .*bfloat16.*, got uint16"):
         ns.sddmm(put(bits[0]), put(bits[0]), [[1]])
 
 
@@ -399,6 +399,7 @@ X = np.ones((3, 8), np.float32)
         (lambda: ns.matmul(X, W, out=[[0.0] * 13] * 3), ValueError, "out"),
         (lambda: ns.sddmm(X, X, W), ValueError, r"\(3, 8\) and \(3, 8\)"),
         (lambda: ns.sddmm(X.T, X.astype(np.float64), W), TypeError, "float32 and float64"),
+        (lambda: ns.sddmm(X.T > 0, X > 0, [[1]]), TypeError, "a and b take float16, .*, got bool"),
         (lambda: ns.sddmm(X.T, X, W), ValueError, r"\(8, 13\).*\(8, 8\)"),
         (lambda: ns.sddmm(X.T, X[:, :7], [[1, 1]]), ValueError, "block_size"),
         (lambda: ns.sddmm(X.T, X, [[1, 2]]), ValueError, "layout"),

@@ -150,6 +150,17 @@ def test_far_out(home, name):
 
 
 @in_all_homes
+@pytest.mark.parametrize("name", ["exp", "expm1", "log", "sqrt", "power"])
+def test_beyond_the_ends_results_are_infinite_or_nan(home, name):
+    """In the simulator, too, where Python would raise errors."""
+    x, more = [-1000.0, -1.0, 0.0, 1000.0, np.inf, np.nan], (-1.0,) * (name == "power")
+    with np.errstate(all="ignore"):
+        got = home.fetch(getattr(ops, name)(home.send(x), *more))
+        expected = home.rounded(getattr(np, name)(home.rounded(x), *more))
+    np.testing.assert_allclose(got, expected, rtol=4 * home.eps)
+
+
+@in_all_homes
 def test_gelu_at_both_ends(home):
     largest = float(finfo(home.dtype).max)
     x, ones = home.send([-np.inf, -largest, largest, np.inf]), home.send([1.0, 1, 1, 1])

@@ -100,6 +100,12 @@ def test_state_moves_with_the_parameters(rng, scaled):
     assert moved_state["steps"] - moved_state["skipped"] == state["steps"] - state["skipped"] == 4
 
 
+def test_a_step_takes_no_closure():
+    """As torch's does; where there was no gradient it was not even looked at."""
+    with pytest.raises(TypeError, match="positional argument"):
+        optim.SGD([nn.Parameter(np.ones(2))], 0.1).step(lambda: 1.0)
+
+
 def test_parameters_without_a_gradient_stay(rng):
     parameter = nn.Parameter(np.ones(3))
     optim.Adam([parameter]).step()

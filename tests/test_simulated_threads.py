@@ -1,5 +1,6 @@
 """The simulator's threads: who may run when, what waits for ever, and what an error leaves."""
 
+import math
 import os
 import sys
 import threading
@@ -230,6 +231,27 @@ def test_an_error_names_its_thread_and_ends_the_others():
     np.testing.assert_array_equal(out.numpy(), -1)
     launch(rounds_kernel, 1, 8, out)
     np.testing.assert_array_equal(out.numpy(), 247)
+
+
+@cuda.jit(device=True)
+def logarithm(x):
+    return math.log(x)
+
+
+@cuda.jit
+def math_kernel(x, out):
+    out[0], out[1] = logarithm(x[0]), math.sqrt(x[1])
+    out[2], out[3] = math.exp(x[2]), math.pow(x[0], x[1])
+    out[4], out[5] = math.sin(x[3]), math.erf(x[2]) + math.pi
+
+
+def test_functions_of_math_have_the_results_that_a_gpu_gives():
+    """And the module of the kernel has Python's again afterwards."""
+    out = np.zeros(6)
+    math_kernel[1, 1](np.array([0.0, -1.0, 1000.0, np.inf]), out)
+    np.testing.assert_array_equal(out, [-np.inf, np.nan, np.inf, np.inf, np.nan, 1 + np.pi])
+    with pytest.raises(ValueError, match=r"math domain error|expected a positive input"):
+        math.log(0.0)
 
 
 def test_a_division_by_zero_is_seen_where_one_looks():

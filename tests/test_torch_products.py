@@ -134,7 +134,7 @@ def test_strided_and_expanded_operands():
 
 def test_no_copies_on_the_cpu():
     x, values = drawn(5, 12), drawn(LAYOUT.n_blocks, 4, 4)
-    assert nst.operators.lent(x).ctypes.data == x.data_ptr()
+    assert nst.operators.lent(x, "x").ctypes.data == x.data_ptr()
     assert nst.BlockSparse(values, LAYOUT).values is values
     array = np.ones((2, 3))
     assert nst.operators.given_back(array, x).data_ptr() == array.ctypes.data

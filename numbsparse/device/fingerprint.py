@@ -156,10 +156,10 @@ def _described(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
 
 def _function(function: FunctionType, seen: dict[int, tuple[int, Any]]) -> Any:
     inside = tuple(cell.cell_contents for cell in function.__closure__ or ())
-    around: list[Any] = []
-    if _root(function.__module__) != "numbsparse":  # there, the library's text stands for them
-        names = sorted(_names(function.__code__))
-        around = [(n, function.__globals__[n]) for n in names if n in function.__globals__]
+    names = sorted(_names(function.__code__))
+    around = [(n, function.__globals__[n]) for n in names if n in function.__globals__]
+    if _root(function.__module__) == "numbsparse":  # whose text stands for all but set numbers
+        around = [(n, value) for n, value in around if isinstance(value, bool | int | float)]
     return (
         "function",
         function.__module__,

@@ -171,10 +171,10 @@ def getitem(w: BlockSparse, key: Any) -> BlockSparse:
     >>> w[4:], np.shares_memory(w[4:].data, w.data)
     (BlockSparse(4 x 8, float64, 2 blocks of 4 x 4, density 1), True)
     """
+    (row, row_end, height), (column, column_end, width) = _block_ranges(w, key)
     if w.is_transposed:
         return getitem(w.T, _both(key)[::-1]).T
     layout, values = w.stored_layout, w.values
-    (row, row_end, height), (column, column_end, width) = _block_ranges(w, key)
     start, stop = layout.indptr[row], layout.indptr[row_end]
     indptr, indices = layout.indptr[row : row_end + 1] - start, layout.indices[start:stop]
     values = values[start:stop]

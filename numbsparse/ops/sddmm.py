@@ -10,6 +10,7 @@ import numpy as np
 from numbsparse.block_sparse import BlockSparse, unchecked
 from numbsparse.blocks import checked_shape
 from numbsparse.device import DeviceArray, runtime
+from numbsparse.dtypes import FLOATS
 from numbsparse.kernels.matmul import function_of, rung, takes_gates, takes_places
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.choice import checked_kernel, choose, lies_across, rows_of
@@ -58,7 +59,7 @@ def sddmm(
     Raises
     ------
     TypeError
-        If the dtypes of `a` and `b` differ.
+        If the dtypes of `a` and `b` differ, or are none of floats.
     ValueError
         If shapes do not meet, places differ, or no kernel serves the case.
 
@@ -141,6 +142,8 @@ def sddmm_into(
 def _factors(a: Any, b: Any) -> tuple[Any, Any]:
     a, b = operand(a, "a"), operand(b, "b")
     check_pair("a", a, "b", b)
+    if str(a.dtype) not in FLOATS:
+        raise TypeError(f"a and b take {', '.join(FLOATS)}, got {a.dtype}")
     check_factors(a, b)
     return a, b
 

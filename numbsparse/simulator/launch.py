@@ -4,11 +4,11 @@ What Numba's simulator does differently from a GPU, or slowly, is corrected here
 Numba's own too; so this is imported only in the simulator.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, lru_cache, partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from numba.cuda.simulator.kernel import (
 from numba.cuda.simulator.kernelapi import FakeCUDALocal, FakeCUDAModule, FakeCUDAShared
 from numba.np.numpy_support import as_dtype
 
-from numbsparse.simulator import accesses
+from numbsparse.simulator import accesses, c_math
 from numbsparse.simulator.arrays import DYNAMIC, Global, Shared, seen, shared_bytes
 from numbsparse.simulator.threads import Block, Turns, current
 
@@ -106,7 +106,7 @@ def _run_block(manager: Any, place: Sequence[int], *args: Any) -> None:
     block = Block(manager, place, work if manager._debug else function)
     blocks = _coming.setdefault(_group(block, _together), [])
     blocks.append(block)
-    if len(blocks) == prod(_together):
+    if len(blocks) == math.prod(_together):
         del _coming[_group(block, _together)]
         for each in blocks:
             each.cluster = [b for b in blocks if _group(b, _cluster) == _group(each, _cluster)]
@@ -146,12 +146,14 @@ def _swap(function: Any) -> None:
 
     Names are of its module, or of a function around it. NumPy's types stand for Numba's:
     `uint32(x)` takes half the time; and for a device function what it calls, but where shared
-    arrays are told apart by who is called.
+    arrays are told apart by who is called. `math` is as C has it.
     """
     _swapped.add(function)
     found = []
 
     def shown(value: Any) -> Any:
+        if value is math:
+            return c_math.math
         if type(value) is not FakeCUDAKernel:
             return _converting(value.name)
         if value._device and value.fn not in _swapped:
@@ -163,7 +165,9 @@ def _swap(function: Any) -> None:
     if id(names) not in _swapped:
         _swapped.add(id(names))
         _swaps.enter_context(swapped_cuda_module(function, _get_kernel_context()))
-        before = {name: value for name, value in names.items() if type(value) in SHOWN}
+        before = {
+            name: value for name, value in names.items() if type(value) in SHOWN or value is math
+        }
         names.update((name, shown(value)) for name, value in before.items())
         _swaps.callback(names.update, before)
     for cell in function.__closure__ or ():
@@ -245,7 +249,7 @@ def _shared_array(memory: Any, shape: Any, dtype: Any, alignment: None = None) -
     array = made.get((name, dtype))
     if array is None:
         shape = shape or memory._dynshared_size // dtype.itemsize
-        nbytes = dtype.itemsize * (prod(shape) if isinstance(shape, tuple) else shape)
+        nbytes = dtype.itemsize * (math.prod(shape) if isinstance(shape, tuple) else shape)
         array = shared_bytes(block, name, nbytes).view(dtype).reshape(shape)
         array = made[name, dtype] = seen(array, Shared)
     return array

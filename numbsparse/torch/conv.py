@@ -39,7 +39,7 @@ def _weight(values: Any, layout: str, columns: int) -> Any:
 
 
 def _array(x: Any, argument: str) -> Any:
-    return ops.operand(lent(x), argument)
+    return ops.operand(lent(x, argument), argument)
 
 
 def _conv(x: Any, w: Any, *how: Any, out: Any = None) -> Any:

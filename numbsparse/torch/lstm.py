@@ -29,7 +29,8 @@ def _forward(
     columns = bias.shape[0]
     ih = matrix(weight_ih, layout_ih, x.shape[2], columns)
     hh = matrix(weight_hh, layout_hh, h.shape[1], columns)
-    x_, bias_, h_, c_ = (ops.operand(lent(a), "x") for a in (x, bias, h, c))
+    of = {"x": x, "bias": bias, "h": h, "c": c}
+    x_, bias_, h_, c_ = (ops.operand(lent(a, name), name) for name, a in of.items())
     trace = ops.lstm(x_, ops.LSTMCells(hh, bias_, ih, precision=precision), h_, c_)
     hs, cs, gates = (given_back(a, x) for a in (trace.h, trace.c, trace.gates))
     return hs[1:], cs[-1].clone(), hs, cs, gates
@@ -116,9 +117,8 @@ def _grad(
 ) -> tuple[torch.Tensor, ...]:
     _, _, layout_hh, precision = others  # torch's tape alone asks for what gates are made of
     w = matrix(weight_hh, layout_hh, hs.shape[2], bias.shape[0])
-    *trace, bias, dy, dc = (
-        ops.operand(lent(a), "x") for a in (gates, hs, cs, bias, dy.contiguous(), dc)
-    )
+    of = gates, hs, cs, bias, dy.contiguous(), dc
+    *trace, bias, dy, dc = (ops.operand(lent(a, "dy"), "dy") for a in of)
     cells = ops.LSTMCells(w, bias, precision=precision)
     # torch may ask for the gradient once more.
     grads = ops.lstm_grad(ops.LSTMTrace(*trace), cells, dy, None, dc, in_place=False)

@@ -31,7 +31,7 @@ CODES: dict[torch.dtype, Any] = {  # NumPy's dtypes; bfloat16, which it lacks, g
 }
 
 
-def lent(x: torch.Tensor) -> Any:
+def lent(x: torch.Tensor, argument: str) -> Any:
     """A tensor as operations take it: a NumPy array of the same memory, or itself on a GPU.
 
     torch's own .numpy() forbids to free the memory for good.
@@ -39,7 +39,7 @@ def lent(x: torch.Tensor) -> Any:
     if x.is_cuda:
         return x
     if x.dtype not in CODES:
-        raise TypeError(f"a tensor takes one of {', '.join(map(str, CODES))}, got {x.dtype}")
+        raise TypeError(f"{argument} takes one of {', '.join(map(str, CODES))}, got {x.dtype}")
     size, strides, items = x.element_size(), None, x.numel()
     if not x.is_contiguous():
         strides = tuple(size * stride for stride in x.stride())
@@ -73,7 +73,9 @@ def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockS
     kept = layout_of(layout)
     check_values(values, kept.n_blocks)
     _checked_shape("w.shape", (rows, columns), kept.shape, values.shape[1])
-    return unchecked(ops.operand(lent(values.contiguous()), "values"), kept, (rows, columns))
+    return unchecked(
+        ops.operand(lent(values.contiguous(), "values"), "values"), kept, (rows, columns)
+    )
 
 
 def family(
@@ -147,12 +149,12 @@ def _product(transposed: bool, x: Any, w: Any, *how: Any, out: Any = None) -> An
     layout, rows, columns, _, precision = how
     kept = matrix(w, layout, rows, columns)
     kept = kept.T if transposed else kept
-    return given_back(ops.matmul(lent(x), kept, out=out, precision=precision), x)
+    return given_back(ops.matmul(lent(x, "x"), kept, out=out, precision=precision), x)
 
 
 def _sddmm(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
     x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
-    (layout, _, _, size, precision), x_, y_ = how, ops.operand(lent(x), "x"), lent(y)
+    (layout, _, _, size, precision), x_, y_ = how, ops.operand(lent(x, "x"), "x"), lent(y, "y")
     if out is not None:
         return ops.sddmm_into(out, x_.T, y_, layout_of(layout), precision=precision)
     s = ops.sddmm(x_.T, y_, layout_of(layout), block_size=size, precision=precision)

@@ -106,15 +106,13 @@ class Optimizer:
         """Refuse what a group cannot have."""
         number("lr", lr)
 
-    def step(self, verdict: Any = None) -> None:
+    def step(self) -> None:
         """Update every parameter that has a gradient, in place.
-
-        `verdict` is for `LossScaler.step`: (what to multiply gradients by, whether to step at all).
 
         Raises TypeError or ValueError that names the parameter, and changes nothing, where a
         gradient does not fit its parameter, or the state is of another layout or dtype.
         """
-        self.step_checked(self.checked(), verdict)
+        self.step_checked(self.checked())
 
     def checked(self) -> dict[int, dict[str, Any]]:
         """What is kept for each parameter with a gradient, by its number, when all of it fits."""
@@ -149,7 +147,7 @@ class Optimizer:
         return slots
 
     def step_checked(self, found: dict[int, dict[str, Any]], verdict: Any = None) -> None:
-        """`step` with what `checked` found."""
+        """`step` with what `checked` found, and the verdict of `ops.judge` on the gradients."""
         homes: dict[str, list[int]] = {}
         for i, slots in found.items():
             data = self.parameters[i].data
