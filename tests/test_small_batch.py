@@ -10,12 +10,15 @@ from ptx_helpers import needs_ampere
 import numbsparse as ns
 from numbsparse import device, ops
 from numbsparse.device import to_device
+from numbsparse.device.capture import Capture
+from numbsparse.device.launch import launch
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
 from numbsparse.kernels.matmul.k8_small_batch import blocks
 from numbsparse.kernels.matmul.k8_small_batch import launch as launches
-from numbsparse.kernels.parts import plans
+from numbsparse.kernels.parts import announce, plans
 from numbsparse.kernels.parts import shares as cutting
 from numbsparse.testing import Case, check_rung, races
 
@@ -166,6 +169,30 @@ def test_products_that_overlap_wait_for_each_other(dtype, rng):
         for given, y in itertools.pairwise(x):
             alone = ns.matmul(given.numpy(), w, kernel="k8_small_batch")
             np.testing.assert_array_equal(y.numpy(), alone)
+
+
+@needs_ampere
+def test_what_is_captured_announces_no_maps_and_overlaps(rng, monkeypatch):
+    """As it does at once for all replays; its operands may be nobody's before."""
+    if not copy_engine():
+        pytest.skip("takes a copy engine")
+    told, started = [], []
+
+    def note(*args, overlap, **how):
+        started.append((overlap, args[3 + 5]))  # after the kernel, its grid and threads
+        launch(*args, overlap=overlap, **how)
+
+    monkeypatch.setattr(launches, "launch", note)
+    monkeypatch.setattr(announce, "announce", lambda maps: told.append(maps.address))
+    w = ns.BlockSparse(rng.standard_normal((4, 32, 32)).astype(np.float16), np.ones((2, 2)))
+    w, x = w.to("cuda"), to_device(rng.standard_normal((4, 64)).astype(np.float16))
+    capture = Capture()
+    with capture.under_way():
+        y = ns.matmul(x, w, kernel="k8_small_batch")
+        ns.matmul(y, w, kernel="k8_small_batch")
+        ns.matmul(x, w, kernel="k8_small_batch", out=y)
+    assert started == [(True, 0)] * 3
+    assert len(told) == len(set(told)) == 2
 
 
 @needs_ampere

@@ -25,6 +25,7 @@ MOST_MAPS = 2**14  # groups of tensor maps that are kept forever
 
 _maps: dict[int, DeviceArray] = {}
 _announced: set[tuple[Any, ...]] = set()
+_everywhere: set[int] = set()  # addresses of maps that all multiprocessors know
 
 
 class Scratch(np.ndarray):
@@ -160,15 +161,17 @@ def again(
     """Run make(index, *operands, *options, *more, first=...), or what it launched here before.
 
     Its launches depend on the addresses and strides of the operands, and on the addresses of
-    `more`. On each stream the first one waits for what is made for it. Those that another library
-    captures in a graph are not remembered: the graph's memory may have other uses before and after.
+    `more`. On each stream the first one waits for what is made for it, which for our own captures
+    is there before. Those that another library captures in a graph are not remembered: the graph's
+    memory may have other uses before and after.
     """
     (a, b, c), calls, stream = operands, index.calls, current_stream()
     places: tuple[Any, ...] = a.address, a.strides, b.address, b.strides, c.address, c.strides
     places = *places, *(each.address for each in more)
     key = make, options, places, a.shape, b.shape, c.shape, a.dtype, stream.handle
     captured = stream.is_captured
-    work = partial(make, index, *operands, *options, *more, first=captured or key not in calls)
+    new = key not in calls and (index.made is not None or not is_capturing())
+    work = partial(make, index, *operands, *options, *more, first=captured or new)
     if captured or is_capturing() or runtime.recording() is not None:
         work()
         if not captured:
@@ -182,19 +185,29 @@ def fresh_each_time(maps: DeviceArray) -> int:
 
     It caches a map by its address, on each multiprocessor. Announcing one takes 2 us, more than a
     small product; so maps are kept forever, and no other is put at their address: it could be
-    taken for the one before. Beyond MOST_MAPS they are not kept, but announced every time.
+    taken for the one before. Beyond MOST_MAPS they are not kept, but announced every time. Within
+    a capture those that are kept are announced now, to all multiprocessors, and not in replays.
     """
     if len(_maps) < MOST_MAPS:
         _maps[maps.address] = maps
-    return int(maps.address not in _maps)
+    if maps.address not in _maps:
+        return 1
+    if is_capturing() and maps.address not in _everywhere:
+        from numbsparse.kernels.parts.announce import announce  # which loads numba.cuda
+
+        with outside_capture(), current_stream().context():
+            announce(maps)
+        _everywhere.add(maps.address)
+    return 0
 
 
 def unannounced(maps: DeviceArray) -> int:
     """Whether a kernel must announce them: the first time on each stream, and as above."""
     stream = current_stream()
     of = maps.address, stream.handle
-    if stream.is_captured or fresh_each_time(maps) or of not in _announced:
-        if not is_capturing():  # what is captured may run later
-            _announced.add(of)
+    if fresh_each_time(maps) or stream.is_captured:
         return 1
-    return 0
+    new = of not in _announced and not is_capturing()
+    if new:
+        _announced.add(of)
+    return int(new)
