@@ -15,13 +15,18 @@ from numba import cuda, float32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import LEAST_THREADS, threads_for
+from numbsparse.kernels.blocks import WARP, threads_for
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.floats import rounded, widened
+from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
+from numbsparse.kernels.sums import adding
 
 KINDS = ("plain", "relu", "times", "plus_relu")
 
 ZERO = np.float32(0)
 MOST_THREADS = 8 if SIMULATED else 1024
+MOST_WARPS = MOST_THREADS // WARP
+SCRATCH = 2 * MOST_WARPS
 LIMIT = {} if SIMULATED else {"max_registers": 64}  # what that many threads leave for each
 COLUMNS, ROWS = (4, 2) if SIMULATED else (32, 8)  # of a table of threads that sums columns
 TABLE = COLUMNS * ROWS
@@ -33,7 +38,8 @@ def forward(kind, x, gain, bias, eps, other, y, mean, inverse_std):
     rows, width = x.shape
     threads, items = _threads(width)
     arrays = x, gain, bias, eps, x if other is None else other, y, mean, inverse_std
-    launch(forward_kernel(kind, items), rows, threads, *arrays)
+    kernel = forward_kernel(kind, items, copy_engine())
+    launch(kernel, rows, threads, *arrays, overlap=copy_engine())
 
 
 def backward(kind, x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dother):
@@ -42,7 +48,8 @@ def backward(kind, x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dothe
     threads, items = _threads(width)
     statistics = x, mean, inverse_std, gain, bias, x if other is None else other
     gradients = y, dy, dx, dx if dv is None else dv, dx if dother is None else dother
-    launch(backward_kernel(kind, items), rows, threads, *statistics, *gradients)
+    kernel = backward_kernel(kind, items, copy_engine())
+    launch(kernel, rows, threads, *statistics, *gradients, overlap=copy_engine())
 
 
 def _threads(width):
@@ -66,49 +73,33 @@ def sums(x, mean, inverse_std, dv, dgain, dbias):
     launch(sums_kernel, grid, (COLUMNS, ROWS), x, mean, inverse_std, dv, dgain, dbias)
 
 
-@cuda.jit(device=True)
-def block_sums(a, b, scratch):
-    """The sums of the threads' two values, for all of them. `scratch` is shared, (2, threads)."""
-    t, threads = cuda.threadIdx.x, cuda.blockDim.x
-    scratch[0, t], scratch[1, t] = a, b
-    cuda.syncthreads()
-    if t < LEAST_THREADS:
-        for i in range(t + LEAST_THREADS, threads, LEAST_THREADS):
-            a += scratch[0, i]
-            b += scratch[1, i]
-        scratch[0, t], scratch[1, t] = a, b
-    cuda.syncthreads()
-    a, b = float32(0), float32(0)
-    for i in range(LEAST_THREADS):
-        a += scratch[0, i]
-        b += scratch[1, i]
-    cuda.syncthreads()  # scratch may be written again
-    return a, b
-
-
 @cache
-def forward_kernel(kind, items):
+def forward_kernel(kind, items, overlap):
     times, plus, rectifies = kind == "times", kind == "plus_relu", "relu" in kind
+    add = adding(1, MOST_WARPS)
 
     @cuda.jit(**LIMIT)
     def affine_norm_kernel(x, gain, bias, eps, other, y, mean, inverse_std):
-        scratch = cuda.shared.array((2, MOST_THREADS), float32)
-        xr = cuda.local.array(items, float32)
+        scratch = cuda.shared.array(SCRATCH, float32)
+        xr, total = cuda.local.array(items, float32), cuda.local.array(1, float32)
         row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
         line = row % gain.shape[0]
-        acc = float32(0)
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
+        total[0] = ZERO
         for k in range(items):
             j = t + k * threads
             xr[k] = widened(x[row, j]) if j < width else ZERO
-            acc += xr[k]
-        total, _ = block_sums(acc, ZERO, scratch)
-        middle, acc = total / float32(width), float32(0)
+            total[0] += xr[k]
+        add(total, scratch)
+        middle, total[0] = total[0] / float32(width), ZERO
         for k in range(items):
             xr[k] -= middle
             if t + k * threads < width:
-                acc += xr[k] * xr[k]
-        total, _ = block_sums(acc, ZERO, scratch)
-        scale = float32(1) / math.sqrt(total / float32(width) + eps)
+                total[0] += xr[k] * xr[k]
+        add(total, scratch)
+        scale = float32(1) / math.sqrt(total[0] / float32(width) + eps)
         for k in range(items):
             j = t + k * threads
             if j < width:
@@ -132,15 +123,19 @@ def forward_kernel(kind, items):
 
 
 @cache
-def backward_kernel(kind, items):
+def backward_kernel(kind, items, overlap):
     times, rectifies, stores = kind == "times", "relu" in kind, kind != "plain"
+    add = adding(2, MOST_WARPS)
 
     @cuda.jit(**LIMIT)
     def affine_norm_grad_kernel(x, mean, inverse_std, gain, bias, other, y, dy, dx, dv, dother):
-        scratch = cuda.shared.array((2, MOST_THREADS), float32)
+        scratch = cuda.shared.array(SCRATCH, float32)
         nr, dr = cuda.local.array(items, float32), cuda.local.array(items, float32)
         of_other = cuda.local.array(items if times else 1, float32)
         row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
+        if overlap:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
         line, middle, scale = row % gain.shape[0], mean[row], inverse_std[row]
         for k in range(items):
             j = t + k * threads
@@ -149,7 +144,8 @@ def backward_kernel(kind, items):
                 nr[k], dr[k] = (widened(x[row, j]) - middle) * scale, widened(dy[row, j])
                 if rectifies:
                     dr[k] = dr[k] if widened(y[row, j]) > ZERO else ZERO
-        total, dot = float32(0), float32(0)
+        sums = cuda.local.array(2, float32)  # of gradients, and of their products with nr
+        sums[0], sums[1] = ZERO, ZERO
         for k in range(items):
             j = t + k * threads
             if j < width:
@@ -157,10 +153,10 @@ def backward_kernel(kind, items):
                 if times:
                     of_other[k] = dr[k] * (nr[k] * weight + widened(bias[line, j]))
                     dr[k] *= widened(other[row, j])
-                total += dr[k] * weight
-                dot += dr[k] * weight * nr[k]
-        total, dot = block_sums(total, dot, scratch)
-        mean_total, mean_dot = total / float32(width), dot / float32(width)
+                sums[0] += dr[k] * weight
+                sums[1] += dr[k] * weight * nr[k]
+        add(sums, scratch)
+        mean_total, mean_dot = sums[0] / float32(width), sums[1] / float32(width)
         for k in range(items):
             j = t + k * threads
             if j < width:
