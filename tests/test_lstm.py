@@ -7,8 +7,9 @@ import pytest
 from conftest import host
 
 import numbsparse as ns
-from numbsparse import nn, ops
+from numbsparse import device, nn, ops
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.lstm import normed
 from numbsparse.nn import functional as F
 from numbsparse.testing import check_grads
 
@@ -140,6 +141,33 @@ def test_gradients_with_layer_norm(rng):
         return F.concatenate([part.reshape(-1) for part in parts])
 
     check_grads(run, *arguments, order=2)
+
+
+NORMED = {  # units, block size, batch; blocks of threads of a row, units of a thread, rows in turn
+    "a cluster for each row": ((70, 8, 3), (8, 2, 12)),
+    "rows in turn": ((13, 8, 5), (1, 2, 3)),
+}
+
+
+@pytest.mark.simulator
+@pytest.mark.parametrize("case", NORMED)
+@pytest.mark.parametrize("drop", [False, True], ids=["plain", "dropout"])
+def test_norm_and_gates_in_one_launch(rng, case, drop):
+    if not device.is_available():
+        pytest.skip(device.why_unavailable())
+    (units, size, batch), (blocks, of_thread, in_turn) = NORMED[case]
+    if device.SIMULATED:
+        assert normed.shares(batch, units)[::2] == (blocks, of_thread)
+        assert normed.shares(batch, units)[3] == in_turn
+    exact, kept = draw(rng, "float32", units, size, batch, True, drop)
+    single = [a if a is None else a.astype(np.float32) for a in (*exact, kept)]
+    *there, factors = (
+        a.to("cuda") if isinstance(a, ns.BlockSparse) else a if a is None else ns.to_device(a)
+        for a in single
+    )
+    expected = outcome(F.lstm, exact, kept)
+    for a, b in zip(outcome(F.lstm, there, factors), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * max(abs(b).max(), 1))
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "layer norm"])

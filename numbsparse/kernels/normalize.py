@@ -2,14 +2,9 @@
 
 The variance is the mean of (x - mean)^2, from a second look at the row: the mean of x^2 less
 mean^2 would cancel. All in float32. Arrays are (rows, width).
-
-With a block size, a block of threads has a group of a row, as the gates of an LSTM are: each has
-every so many-th block of its features.
 """
 
 import math
-from functools import cache
-from typing import Any
 
 from numba import cuda, float32
 
@@ -21,80 +16,49 @@ from numbsparse.kernels.floats import rounded, widened
 def layer_norm(x, eps, normalised, inverse_std):
     """inverse_std[:] = 1 / sqrt(var(x) + eps); normalised[:] = (x - mean(x)) * inverse_std."""
     rows, width = x.shape
-    args = x, x, eps, normalised, inverse_std.reshape(rows, 1), width, 0
-    launch(layer_norm_kernel(False), rows, threads_for(width), *args)
+    launch(layer_norm_kernel, rows, threads_for(width), x, eps, normalised, inverse_std)
 
 
 def layer_norm_grad(normalised, inverse_std, dy, dx):
     """dx[:] = inverse_std * (dy - mean(dy) - normalised * mean(dy * normalised))."""
     rows, width = normalised.shape
-    args = normalised, inverse_std.reshape(rows, 1), dy, dx, width, 0
-    launch(layer_norm_grad_kernel(False), rows, threads_for(width), *args)
+    launch(layer_norm_grad_kernel, rows, threads_for(width), normalised, inverse_std, dy, dx)
 
 
-@cuda.jit(device=True)
-def place(j, block_size):
-    """Where feature j of this group is in the row."""
-    return j + (j // block_size * (cuda.gridDim.y - 1) + cuda.blockIdx.y) * block_size
+@cuda.jit
+def layer_norm_kernel(x, eps, normalised, inverse_std):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, x.shape[1]
+    acc = float32(0)
+    for r in range(rounds(t, width, threads)):
+        acc += widened(x[row, t + r * threads])
+    mean = block_sum(acc, scratch) / float32(width)
+    acc = float32(0)
+    for r in range(rounds(t, width, threads)):
+        centred = widened(x[row, t + r * threads]) - mean
+        acc += centred * centred
+    variance = block_sum(acc, scratch) / float32(width)
+    scale = float32(1) / math.sqrt(variance + eps)
+    for r in range(rounds(t, width, threads)):
+        j = t + r * threads
+        normalised[row, j] = rounded((widened(x[row, j]) - mean) * scale, normalised)
+    if t == 0:
+        inverse_std[row] = scale
 
 
-@cache
-def layer_norm_kernel(grouped: bool) -> Any:
-    """Of x, or of groups of x + term."""
-
-    @cuda.jit(device=True)
-    def feature(x, term, row, j, block_size):
-        if grouped:
-            k = place(j, block_size)
-            return widened(x[row, k]) + widened(term[row, k])
-        return widened(x[row, j])
-
-    @cuda.jit
-    def kernel(x, term, eps, normalised, inverse_std, width, block_size):
-        scratch = cuda.shared.array(MOST_THREADS, float32)
-        row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        acc = float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
-            acc += feature(x, term, row, j, block_size)
-        mean = block_sum(acc, scratch) / float32(width)
-        acc = float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
-            centred = feature(x, term, row, j, block_size) - mean
-            acc += centred * centred
-        variance = block_sum(acc, scratch) / float32(width)
-        scale = float32(1) / math.sqrt(variance + eps)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
-            centred = feature(x, term, row, j, block_size) - mean
-            k = place(j, block_size) if grouped else j
-            normalised[row, k] = rounded(centred * scale, normalised)
-        if t == 0:
-            inverse_std[row, cuda.blockIdx.y] = scale
-
-    return kernel
-
-
-@cache
-def layer_norm_grad_kernel(grouped: bool) -> Any:
-    @cuda.jit
-    def kernel(normalised, inverse_std, dy, dx, width, block_size):
-        scratch = cuda.shared.array(MOST_THREADS, float32)
-        row, t, threads = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x
-        total, dot = float32(0), float32(0)
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
-            k = place(j, block_size) if grouped else j
-            total += widened(dy[row, k])
-            dot += widened(dy[row, k]) * widened(normalised[row, k])
-        mean = block_sum(total, scratch) / float32(width)
-        mean_dot = block_sum(dot, scratch) / float32(width)
-        scale = float32(inverse_std[row, cuda.blockIdx.y])
-        for r in range(rounds(t, width, threads)):
-            j = t + r * threads
-            k = place(j, block_size) if grouped else j
-            slope = widened(dy[row, k]) - mean - widened(normalised[row, k]) * mean_dot
-            dx[row, k] = rounded(scale * slope, dx)
-
-    return kernel
+@cuda.jit
+def layer_norm_grad_kernel(normalised, inverse_std, dy, dx):
+    scratch = cuda.shared.array(MOST_THREADS, float32)
+    row, t, threads, width = cuda.blockIdx.x, cuda.threadIdx.x, cuda.blockDim.x, dx.shape[1]
+    total, dot = float32(0), float32(0)
+    for r in range(rounds(t, width, threads)):
+        j = t + r * threads
+        total += widened(dy[row, j])
+        dot += widened(dy[row, j]) * widened(normalised[row, j])
+    mean = block_sum(total, scratch) / float32(width)
+    mean_dot = block_sum(dot, scratch) / float32(width)
+    scale = float32(inverse_std[row])
+    for r in range(rounds(t, width, threads)):
+        j = t + r * threads
+        slope = widened(dy[row, j]) - mean - widened(normalised[row, j]) * mean_dot
+        dx[row, j] = rounded(scale * slope, dx)

@@ -42,7 +42,7 @@ def cell(
         from numbsparse.kernels.lstm import on_gpu as kernels
 
         h, c = place(c_before.shape, z.dtype), empty(c_before.shape, c_before.dtype)
-        before = gapless(z), None, None, None, gapless(kept), gapless(c_before)
+        before = gapless(z), None, None, gapless(kept), gapless(c_before)
         kernels.forward(*before, c, h, c.shape[1])  # as of an LSTM whose units are one block
         return h, c
     i, f, g, o = _gates(z)
@@ -58,8 +58,8 @@ def cell_grad(
         from numbsparse.kernels.lstm import on_gpu as kernels
 
         dz, dc_before = place(z.shape, z.dtype), empty(c.shape, c.dtype)
-        before = gapless(z), None, None, gapless(kept), gapless(c_before), gapless(c)
-        of_sums = gapless(dh), None, gapless(dc), dz, None, None
+        before = gapless(z), None, gapless(kept), gapless(c_before), gapless(c)
+        of_sums = gapless(dh), None, gapless(dc), dz, None
         kernels.backward(*before, *of_sums, c.shape[1], dc_before)
         return dz, dc_before
     i, f, g, o = _gates(z)

@@ -23,6 +23,7 @@ from numbsparse.ops.reduce import sum as sum_over
 from numbsparse.patterns.checks import number
 
 KERNELS = {"cpu": "on_cpu", "cuda": "on_gpu"}
+NORMED = KERNELS | {"cuda": "normed"}
 
 
 class LSTMCells(NamedTuple):
@@ -87,7 +88,7 @@ def _run(trace: LSTMTrace, cells: LSTMCells, inputs: Any) -> None:
     weight_hh, eps, exchange = cells.weight_hh, cells.eps, cells.exchange
     bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
     gates, hs, cs, scales = trace
-    steps, units, B = gates.shape[0], cs.shape[2], weight_hh.block_size
+    steps, B = gates.shape[0], weight_hh.block_size
     precision = checked_precision(cells.precision)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
@@ -98,19 +99,22 @@ def _run(trace: LSTMTrace, cells: LSTMCells, inputs: Any) -> None:
         streams.forward(gates, bias, kept, hs, cs, inputs=inputs)
         return
     each_z, each_h, each_c, each_kept = _each(gates), _each(hs), _each(cs), _each(kept, steps)
-    kernels, made = home(KERNELS[place_of(gates)]), each_h
+    kernels, made = _kernels(gates, gain), each_h
     if exchange is not None:  # of this rank's units, before they are with the others'
         own = empty_beside(cs.shape[1:], hs)
         made = [own] * (steps + 1)
     recurrent = empty_beside(gates.shape[1:], gates)
     for t in range(steps):
         matmul(each_h[t], weight_hh, out=recurrent, precision=precision)
-        if scales is not None:
-            kernels.normalise(each_z[t], recurrent, eps, scales[t], units, B)
+        norm = () if scales is None else (gain, eps, scales[t])
         states = each_c[t], each_c[t + 1], made[t + 1]
-        kernels.forward(each_z[t], recurrent, bias, gain, each_kept[t], *states, B)
+        kernels.forward(each_z[t], recurrent, bias, each_kept[t], *states, B, *norm)
         if exchange is not None:
             exchange.gather(made[t + 1], each_h[t + 1])
+
+
+def _kernels(gates: Any, gain: Any) -> Any:
+    return home((KERNELS if gain is None else NORMED)[place_of(gates)])
 
 
 def lstm_grad(
@@ -133,7 +137,7 @@ def lstm_grad(
     bias, gain, kept = map(gapless, (cells.bias, cells.gain, cells.kept))
     gates, hs, cs, scales = trace
     place = place_of(gates)
-    kernels = home(KERNELS[place])
+    kernels = _kernels(gates, gain)
     (steps, *_), (_, batch, units), B = gates.shape, cs.shape, weight_hh.block_size
     if exchange is not None:
         dy, dh = (None if d is None else exchange.part(d) for d in (dy, dh))
@@ -146,7 +150,7 @@ def lstm_grad(
         dgates = copy(gates) if place == "cpu" else empty_beside(gates.shape, gates)
     by_steps = gain is not None or exchange is not None
     streams = None if by_steps else streamed(weight_hh, hs, precision)
-    parts = kernels.parts(batch), *bias.shape
+    parts = kernels.parts(batch, units), *bias.shape
     if streams is not None:
         parts = max(parts[0], streams.parts), *bias.shape
     dbias = zeros(parts, cs.dtype, place)
@@ -156,10 +160,9 @@ def lstm_grad(
 
     def through_gates(t: int) -> None:
         states = each_c[t], each_c[t + 1]
-        step = each_z[t], bias, gain, each_kept[t], *states, each_dy[t], dh, dc, each_dz[t]
-        kernels.backward(*step, dbias, dgain, B)
-        if scales is not None:
-            kernels.normalise_grad(each_z[t], scales[t], each_dz[t], units, B)
+        step = each_z[t], bias, each_kept[t], *states, each_dy[t], dh, dc, each_dz[t]
+        norm = () if scales is None else (gain, scales[t], dgain)
+        kernels.backward(*step, dbias, B, *norm)
 
     through_gates(steps - 1)
     if streams is not None and steps > 1:

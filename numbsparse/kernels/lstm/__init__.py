@@ -10,11 +10,12 @@ weight that share their inputs are neighbours, and the products read those input
     h = o * tanh(c)
 
 i, f, g and o take the place of the x part, where the gradient finds them. With layer norm of the
-gates z = n * gain + bias, where n is what is normalised, and n takes that place; the gradient
-computes i, f, g and o once more.
+gates z = n * gain + bias, where n is the sum of both parts, normalised, and n takes that place; the
+gradient computes i, f, g and o once more.
 
-`on_gpu` and `on_cpu` have the same functions. Arrays are of one step: (batch, 4 * width) of gates,
-(batch, units) of states; c and its gradient are float32 where the rest is 16-bit.
+`on_gpu`, `normed` with layer norm there, and `on_cpu` have the same functions. Arrays are of one
+step: (batch, 4 * width) of gates, (batch, units) of states; c and its gradient are float32 where
+the rest is 16-bit.
 
 On the CPU, `cpu_steps` runs many steps with their products at once.
 

@@ -11,17 +11,25 @@ from numbsparse.kernels.smooth import FAST, ONE, sigmoid, tanh
 SUM = FAST | {"fastmath": {"contract", "reassoc"}}
 
 
-def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
-    """As on_gpu.forward."""
+def forward(
+    gates, recurrent, bias, kept, c_before, c, h, block_size, gain=None, eps=0.0, inverse_std=None
+):  # fmt: skip
+    """As on_gpu.forward; with a gain as normed.forward."""
     if gain is not None:
+        gates += recurrent
+        _normalise(gates, eps, inverse_std, c.shape[1], block_size)
         gates, recurrent = gates * gain, np.zeros((1, len(bias)), bias.dtype)
     z, r, b = (by_gate(a, block_size) for a in (gates, recurrent, bias))
     activate(z, r, as_read_only(b))
     update(z, as_read_only(all_kept(kept, c)), c_before, c, h)
 
 
-def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size):
-    """As on_gpu.backward; without a gain dgates are the gates themselves."""
+def backward(
+    gates, bias, kept, c_before, c, dy, dh, dc, dgates, dbias, block_size,
+    gain=None, inverse_std=None, dgain=None
+):  # fmt: skip
+    """As on_gpu.backward, but that dgates are the gates themselves; with a gain as
+    normed.backward."""
     dz = by_gate(dgates, block_size)
     if gain is not None:
         np.multiply(gates, gain, out=dgates)
@@ -34,17 +42,12 @@ def backward(gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dg
         dgates *= gain
         for padded in (dz, by_gate(dgain, block_size)):  # whatever gates and gain are there
             padded[..., -1, :, (c.shape[1] - 1) % block_size + 1 :] = 0
+        _normalise_grad(gates, inverse_std, dgates, c.shape[1], block_size)
 
 
-def parts(batch: int) -> int:
+def parts(batch: int, units: int) -> int:
     """As on_gpu.parts."""
     return 1
-
-
-def normalise(gates, recurrent, eps, inverse_std, units, block_size):
-    """As on_gpu.normalise."""
-    gates += recurrent
-    _normalise(gates, eps, inverse_std, units, block_size)
 
 
 def by_gate(gates, block_size):
@@ -158,8 +161,8 @@ def _normalise(gates, eps, inverse_std, units, B):
 
 
 @compiled(**SUM)
-def normalise_grad(gates, inverse_std, dgates, units, B):
-    """As on_gpu.normalise_grad."""
+def _normalise_grad(gates, inverse_std, dgates, units, B):
+    """dgates, the gradient of what `_normalise` made, become that of what it took."""
     for n in range(gates.shape[0]):
         for gate in range(GATES):
             z, dz = gates[n, gate * B :], dgates[n, gate * B :]

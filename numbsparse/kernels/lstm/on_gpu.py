@@ -11,11 +11,10 @@ from numba import cuda, float32, uint64
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
-from numbsparse.kernels.blocks import threads_for
+from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.floats import rounded, widened
 from numbsparse.kernels.lstm import GATES
-from numbsparse.kernels.normalize import layer_norm_grad_kernel, layer_norm_kernel
-from numbsparse.kernels.ptx import ex2, rcp
+from numbsparse.kernels.ptx import ex2, let_next_kernel_start, rcp, wait_for_earlier_kernels
 from numbsparse.kernels.smooth import LOG2_E, ONE, SMALL, TANH, TWO
 
 THREADS = 8 if SIMULATED else 128
@@ -24,57 +23,41 @@ ROWS = 4  # of the batch, of a thread
 A, B, C, D, E = TANH
 
 
-def forward(gates, recurrent, bias, gain, kept, c_before, c, h, block_size):
-    """One step; `gain` is None without layer norm, `kept` (batch, units) is None without dropout.
+def forward(gates, recurrent, bias, kept, c_before, c, h, block_size):
+    """One step; `kept` (batch, units) is None without dropout.
 
-    With a gain, `gates` holds what is normalised, stays as it is, and `recurrent` is not read; with
-    no bias it holds z, and stays so, too.
+    With no bias `gates` hold z, stay as they are, and `recurrent` is not read.
     """
     (batch, units), columns = h.shape, prod(gates.shape[1:])
-    kernel = forward_kernel(gain is not None, bias is None, kept is not None, ROWS)
-    arrays = gates, recurrent, bias, gain, kept, c_before, c, h
+    kernel = forward_kernel(bias is None, kept is not None, ROWS, copy_engine())
+    arrays = gates, recurrent, bias, kept, c_before, c, h
     flat = ((c if a is None else a).span for a in arrays)
-    grid = -(-units // THREADS), parts(batch)
-    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
+    grid = -(-units // THREADS), parts(batch, units)
+    of = *flat, batch, units, columns, block_size
+    launch(kernel, grid, THREADS, *of, overlap=copy_engine())
 
 
 def backward(
-    gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dbias, dgain, block_size,
-    dc_before=None
+    gates, bias, kept, c_before, c, dy, dh, dc, dgates, dbias, block_size, dc_before=None
 ):  # fmt: skip
     """dgates[:] = the gradient of z, 0 beyond the last unit; dc_before[:], or dc[:] without it.
 
-    With a gain dgates is that of what is normalised. The gradient of h is dy + dh, or dy with no
-    bias; dc is the gradient of c. Those of bias and gain are added to dbias and dgain, float32
-    (parts(batch), 4 * width), a row for each group of rows.
+    The gradient of h is dy + dh, or dy with no bias; dc is the gradient of c. That of the bias is
+    added to dbias, float32 (parts(batch, units), 4 * width), a row for each group of rows.
     """
     (batch, units), columns = c.shape, prod(gates.shape[1:])
-    kernel = backward_kernel(gain is not None, bias is None, kept is not None, ROWS)
+    kernel = backward_kernel(bias is None, kept is not None, ROWS, copy_engine())
     dc_before = dc if dc_before is None else dc_before
-    arrays = gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias, dgain
+    arrays = gates, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias
     flat = ((c if a is None else a).span for a in arrays)
-    grid = -(-columns // GATES // THREADS), parts(batch)
-    launch(kernel, grid, THREADS, *flat, batch, units, columns, block_size)
+    grid = -(-columns // GATES // THREADS), parts(batch, units)
+    of = *flat, batch, units, columns, block_size
+    launch(kernel, grid, THREADS, *of, overlap=copy_engine())
 
 
-def parts(batch: int) -> int:
-    """In how many parts the gradients of bias and gain are summed."""
+def parts(batch: int, units: int) -> int:
+    """In how many parts the gradient of the bias is summed."""
     return -(-batch // ROWS)
-
-
-def normalise(gates, recurrent, eps, inverse_std, units, block_size):
-    """gates[:] = (z - mean(z)) * inverse_std of z = gates + recurrent, over each gate's units.
-
-    inverse_std (batch, 4) = 1 / sqrt(variance(z) + eps).
-    """
-    args = gates, recurrent, eps, gates, inverse_std, units, block_size
-    launch(layer_norm_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
-
-
-def normalise_grad(gates, inverse_std, dgates, units, block_size):
-    """dgates[:], the gradient of what `normalise` made, becomes that of what it took."""
-    args = gates, inverse_std, dgates, dgates, units, block_size
-    launch(layer_norm_grad_kernel(True), (gates.shape[0], GATES), threads_for(units), *args)
 
 
 @cuda.jit(device=True)
@@ -122,16 +105,16 @@ def first_gate(unit, block_size):
 
 
 @cache
-def forward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> Any:
-    """Gates hold what is `normalised`, or the `whole` z; or recurrent part and bias are added."""
-    summed = not (normalised or whole)
+def forward_kernel(whole: bool, dropped: bool, ROWS: int, OVERLAP: bool) -> Any:
+    """Gates hold the `whole` z, or recurrent part and bias are added."""
 
     @cuda.jit
-    def kernel(
-        gates, recurrent, bias, gain, kept, c_before, c, h, batch, units, columns, block_size
-    ):  # fmt: skip
+    def kernel(gates, recurrent, bias, kept, c_before, c, h, batch, units, columns, block_size):
         unit, first = uint64(cuda.grid(1)), uint64(cuda.blockIdx.y * ROWS)
         batch, units, columns = uint64(batch), uint64(units), uint64(columns)
+        if OVERLAP:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
         if unit >= units:
             return
         i, B = first_gate(unit, block_size), uint64(block_size)
@@ -145,13 +128,12 @@ def forward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> A
             for k in range(GATES):
                 at = n * columns + i + uint64(k) * B
                 z[r, k] = widened(gates[at])
-                if summed:
+                if not whole:
                     z[r, k] += widened(recurrent[at])
         for k in range(0 if whole else GATES):
-            at = i + uint64(k) * B
-            scale, shift = widened(gain[at]) if normalised else ONE, widened(bias[at])
+            shift = widened(bias[i + uint64(k) * B])
             for r in range(ROWS):
-                z[r, k] = z[r, k] * scale + shift
+                z[r, k] += shift
         for r in range(ROWS):
             n = first + uint64(r)
             if n < batch:
@@ -160,25 +142,27 @@ def forward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> A
                 at = n * units + unit
                 c[at] = state
                 h[at] = rounded(a_o * tanh(state), h)
-                if summed:
-                    for k in range(GATES):
-                        gates[n * columns + i + uint64(k) * B] = rounded(own[k], gates)
+                for k in range(0 if whole else GATES):
+                    gates[n * columns + i + uint64(k) * B] = rounded(own[k], gates)
 
     return kernel
 
 
 @cache
-def backward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> Any:
-    """As `forward_kernel`; otherwise gates hold i, f, g and o."""
+def backward_kernel(whole: bool, dropped: bool, ROWS: int, OVERLAP: bool) -> Any:
+    """As `forward_kernel`; but where it is `whole` gates hold i, f, g and o, not z."""
 
     @cuda.jit
     def kernel(
-        gates, bias, gain, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias, dgain,
+        gates, kept, c_before, c, dy, dh, dc, dgates, dc_before, dbias,
         batch, units, columns, block_size
     ):  # fmt: skip
         part = uint64(cuda.blockIdx.y)
         unit, first = uint64(cuda.grid(1)), uint64(part * ROWS)
         batch, units, columns = uint64(batch), uint64(units), uint64(columns)
+        if OVERLAP:
+            let_next_kernel_start()
+            wait_for_earlier_kernels()
         if GATES * unit >= columns:
             return
         i, B, none = first_gate(unit, block_size), uint64(block_size), float32(0)
@@ -191,8 +175,7 @@ def backward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> 
         before, t = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
         share = cuda.local.array(ROWS, float32)
         of_h, of_c = cuda.local.array(ROWS, float32), cuda.local.array(ROWS, float32)
-        of_bias, of_gain = cuda.local.array(GATES, float32), cuda.local.array(GATES, float32)
-        scale, shift = cuda.local.array(GATES, float32), cuda.local.array(GATES, float32)
+        of_bias = cuda.local.array(GATES, float32)
         for r in range(ROWS):
             n = min(first + uint64(r), batch - uint64(1))
             at = n * units + unit
@@ -202,33 +185,19 @@ def backward_kernel(normalised: bool, whole: bool, dropped: bool, ROWS: int) -> 
             for k in range(GATES):
                 z[r, k] = widened(gates[n * columns + i + uint64(k) * B])
         for k in range(GATES):
-            of_bias[k], of_gain[k], at = none, none, i + uint64(k) * B
-            if normalised:
-                scale[k], shift[k] = widened(gain[at]), widened(bias[at])
+            of_bias[k] = none
         for r in range(ROWS):
             n = first + uint64(r)
             if n < batch:
                 own = z[r, 0], z[r, 1], z[r, 2], z[r, 3]
-                if normalised:
-                    own = (
-                        own[0] * scale[0] + shift[0],
-                        own[1] * scale[1] + shift[1],
-                        own[2] * scale[2] + shift[2],
-                        own[3] * scale[3] + shift[3],
-                    )
-                if normalised or whole:
+                if whole:
                     own = activated(*own)
                 d = cell_grad(*own, share[r], before[r], tanh(t[r]), of_h[r], of_c[r])
                 dc_before[n * units + unit] = d[GATES]
                 for k in range(GATES):
-                    slope = d[k] * scale[k] if normalised else d[k]
-                    dgates[n * columns + i + uint64(k) * B] = rounded(slope, dgates)
+                    dgates[n * columns + i + uint64(k) * B] = rounded(d[k], dgates)
                     of_bias[k] += d[k]
-                    of_gain[k] += d[k] * z[r, k]
         for k in range(0 if whole else GATES):
-            at = part * columns + i + uint64(k) * B
-            dbias[at] += of_bias[k]
-            if normalised:
-                dgain[at] += of_gain[k]
+            dbias[part * columns + i + uint64(k) * B] += of_bias[k]
 
     return kernel

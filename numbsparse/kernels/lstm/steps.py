@@ -175,6 +175,7 @@ def taking_reads(ring: Ring, multiply: Any, GROUPS: int) -> Any:
             mbarrier_wait(bars, stage, parity)
             at = int64(base + stage * STAGE)
             multiply(sums, shared, at + ROWS, at)
+            sync_warp()  # all lanes have read their rows
             if cuda.threadIdx.x % 32 == 0:
                 mbarrier_arrive(bars, STAGES + stage)
             stage, parity = following(stage, parity, STAGES)
