@@ -9,7 +9,7 @@ from conftest import HALVES
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.lstm import deal, forward_steps
+from numbsparse.kernels.lstm import blocks, deal, producers
 from numbsparse.kernels.lstm import steps as steps_kernels
 from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.nn import functional as F
@@ -71,6 +71,7 @@ def test_streamed_steps_are_the_steps(
 ):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     monkeypatch.setattr(deal, "MOST_ROWS", 192)
+    monkeypatch.setattr(deal, "SOON", dict.fromkeys(deal.SOON, 99))
     monkeypatch.setattr(deal, "TO_JOIN", -5 if size == B and hidden % 8 else 12)  # then CUT is
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
@@ -182,16 +183,19 @@ def test_what_blocks_hold_beyond_the_last_unit_is_never_read(rng, monkeypatch, d
 
 @pytest.mark.parametrize("places", [1, 3, 50])
 @pytest.mark.parametrize(
-    ("transposed", "few"), [(False, 4), (True, 4), (True, 2)], ids=["columns", "rows", "half rows"]
+    ("transposed", "itemsize"),
+    [(False, 2), (True, 2), (True, 4)],
+    ids=["columns", "rows", "half rows"],
 )
 @pytest.mark.parametrize("tiles", [1, 3])
-def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
+def test_lines_are_dealt_evenly(rng, places, transposed, itemsize, tiles):
+    few = deal.few_of(transposed, itemsize)
     pattern = rng.random((9, 9)) < 0.4
     pattern[:, 4] = pattern[2] = False
     pattern[:, 5] = pattern[3] = True
     index = ns.Layout(np.repeat(pattern, 4, axis=1)).index
     starts, pieces, read_starts, reads, awaited, partials, tickets = deal.deal(
-        index, places, transposed, few, 10, tiles
+        index, places, transposed, itemsize, 10, tiles
     )
     line, count, part, first_part, many, top, ends = pieces.T
     item = top // 64 * 9 + line  # a line of a tile
@@ -206,10 +210,10 @@ def test_lines_are_dealt_evenly(rng, places, transposed, few, tiles):
     assert (partials.size, tickets.size) == (10 * parts, deal.WARPS * parts)
 
     of_line, reads = np.repeat(line, count), reads[:-1]
-    np.testing.assert_array_equal(reads[:, 3], np.repeat(top, count))
-    np.testing.assert_array_equal(reads[:, 2], 1)
-    row, column = (of_line, reads[:, 1]) if transposed else (reads[:, 1], 4 * of_line)
-    assert len({*zip(reads[:, 3], row, column, strict=True)}) == lengths.sum()
+    np.testing.assert_array_equal(reads[:, 2], np.repeat(top, count))
+    np.testing.assert_array_equal(reads[:, 1], 1)
+    row, column = (of_line, reads[:, 3]) if transposed else (reads[:, 3], 4 * of_line)
+    assert len({*zip(reads[:, 2], row, column, strict=True)}) == lengths.sum()
     np.testing.assert_array_equal(index.block_rows[reads[:, 0]], row)
     np.testing.assert_array_equal(index.block_columns[reads[:, 0]], column)
 
@@ -232,9 +236,9 @@ def test_reads_of_inputs_come_first_and_wait_for_nothing(rng):
         ns.Layout(np.repeat(pattern, 4, axis=1)).index
         for pattern in (np.concatenate([of_h, of_x]), of_x)
     )
-    _, pieces, _, reads, *_ = deal.deal(index, 3, False, 4, 10)
+    _, pieces, _, reads, *_ = deal.deal(index, 3, False, 2, 10)
     count = pieces[:, 1]
-    block, row, waits, _ = reads[: count.sum()].T
+    block, waits, _, row = reads[: count.sum()].T
     inputs, line = row < 0, np.repeat(pieces[:, 0], count)
     np.testing.assert_array_equal(inputs, block < 0)
     assert (inputs.sum(), (~inputs).sum()) == (of_x.sum(), of_h.sum())
@@ -259,21 +263,17 @@ def test_more_sequences_are_streamed_where_each_line_has_a_place(monkeypatch):
 
 
 def test_few_lines_have_a_multiprocessor_each(monkeypatch):
-    """And twice the stages; what is exact has one anyway."""
+    """And all its stages; what is exact has one anyway."""
     monkeypatch.setattr(deal, "places", lambda: 8)
-    rings = forward_steps.RINGS
     for units, batch, exact, alone in (
         (64, 96, False, False),
         (64, 64, False, True),
         (160, 3, False, True),
         (192, 3, False, False),
-        (64, 64, True, False),
+        (64, 64, True, True),
     ):
-        itemsize = 4 if exact else 2
-        ring = deal.ring_for(rings, itemsize, exact, batch, units, B)
-        assert ring.alone == alone
-        assert (1 + alone) * rings[itemsize, exact].STAGES == ring.STAGES
-        assert (1 if alone or exact else 2) == ring.BLOCKS
+        ring = producers.ring_for(False, 4 if exact else 2, exact, batch, units, B)
+        assert (1 if alone else 2) == ring.BLOCKS
 
 
 @pytest.mark.parametrize(
@@ -302,3 +302,40 @@ def test_gates_of_different_layouts_are_not_streamed():
         index = ops.index_beside(layout, values)
         here = deal.SIMULATED or deal.compute_capability() == (9, 0)
         assert deal.serves(values, index, 3, 2 * B) == (streamed and here)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("size", [8, 16, 64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_reads_of_other_blocks_are_the_weight(rng, size, itemsize, transposed):
+    """Each block of a read, times what its read names, added to its line: the dense product."""
+    n = 12 if size < 64 else 3
+    pattern = rng.random((n, n)) < 0.3
+    pattern[:, 3 % n], pattern[0, 1] = False, True
+    layout = ns.Layout(np.repeat(pattern, 4, axis=1))
+    w = ns.BlockSparse(rng.standard_normal((layout.n_blocks, size, size)), layout)
+    few = deal.few_of(transposed, itemsize)
+    _, pieces, _, reads, *_ = deal.deal(layout.index, 3, transposed, itemsize, 9, size=size)
+    (parts,) = blocks.parts_of(layout.index, size, transposed, itemsize)
+    side = min(size, B)
+    places = np.add.outer(size * np.arange(side), np.arange(side))
+    values = np.where(
+        parts[..., None, None] < 0, 0, w.values.ravel()[parts[..., None, None] + places]
+    )
+    values = values.reshape(-1, B // side, B // side, side, side).swapaxes(2, 3).reshape(-1, B, B)
+
+    line, reads = np.repeat(pieces[:, 0], pieces[:, 1]), reads[:-1]
+    names = reads[:, 3:]
+    one, width = (4 * (B // itemsize), few * B) if transposed else (B // itemsize, B)
+    apart, across = (one, width // one) if size < B else (B, 1)
+    assert names.shape[1] == across
+    x = np.pad(rng.standard_normal(w.shape[transposed]), (0, width))
+    terms = x[names[:, :, None] * apart + np.arange(width // across)].reshape(len(reads), -1, B)
+    sums = np.zeros((n * size // B, *((B,) if transposed else (4, B))))
+    own = values[reads[:, :1] + np.arange(few)]
+    np.add.at(sums, line, np.einsum("rgij,rgj->ri" if transposed else "rgij,rgi->rgj", own, terms))
+    expected = w.toarray() @ x[:-width] if transposed else x[:-width] @ w.toarray()
+    if not transposed:
+        expected = expected.reshape(n, 4, size).swapaxes(0, 1).reshape(4, -1)
+        sums = sums.swapaxes(0, 1).reshape(4, -1)
+    np.testing.assert_allclose(sums.ravel(), expected.ravel(), atol=1e-12)

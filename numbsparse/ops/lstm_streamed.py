@@ -75,7 +75,8 @@ class Streamed:
         weight."""
         kernels, counters = home("forward_steps"), self._counters(gates.shape[0])
         # Units beyond the last are zeros of h, and NaN * 0 is NaN.
-        values, index = self._joined(inside(self._weight, units=self._units), True)
+        values = self._joined(inside(self._weight, units=self._units), False)
+        index = self._index
         if inputs is not None:
             x, weight = inputs
             blocks = inside(weight, units=self._units) if self._missing else weight.values
@@ -103,17 +104,19 @@ class Streamed:
         kept, cs, dy, of_c = (self._wide(a) for a in (kept, cs, dy, dc))
         arrays = map(_aligned, (gates, kept, cs, dy, dgates, of_c, dbias))
         # Columns of rows beyond the last unit are stored nowhere.
-        values, index = self._joined(self._weight.values, False)
-        kernels.backward(*arrays, values, index, counters, self._size, self._exact)
+        values = self._joined(self._weight.values, True)
+        kernels.backward(*arrays, values, self._index, counters, self._size, self._exact)
         self._narrow([of_c], [dc])
 
-    def _joined(self, values: DeviceArray, by_gate: bool) -> tuple[DeviceArray, Index]:
-        """Blocks of the kernels' size, and their index."""
+    def _joined(self, values: DeviceArray, transposed: bool) -> DeviceArray:
+        """Blocks of the kernels' size."""
         if self._size == home("deal").B:
-            return values, self._index
-        blocks = home("blocks")
-        layout, parts = planned(self._index, blocks.joined, self._size, by_gate)
-        return blocks.as_blocks(gapless(values), parts), index_beside(layout, values)
+            return values
+        blocks, how = home("blocks"), (self._size, transposed, values.itemsize)
+        joined: DeviceArray = blocks.as_blocks(
+            gapless(values), *planned(self._index, blocks.parts_of, *how)
+        )
+        return joined
 
     @property
     def _missing(self) -> int:
@@ -171,13 +174,14 @@ def _joining_pays(index: Index, weight: BlockSparse, hs: DeviceArray, exact: boo
     deal, size = home("deal"), weight.block_size
     if size >= deal.B or exact:
         return size >= deal.B
+    _, *state = hs.shape
+    soon = deal.SOON[hs.itemsize] * (2 if state[0] > deal.ROWS else 1)
     least = weight.values.size // (GATES * deal.B**2) / deal.places()
-    if least > deal.SOON[hs.itemsize]:  # as it is with hardly any zeros between
+    if least > soon:  # as it is with hardly any zeros between
         return False
-    (layout, _), (_, *state) = planned(index, home("blocks").joined, size, True), hs.shape
     tiles = -(-state[0] // deal.rows_of_tile(*state, False))
-    soon: bool = planned(index_beside(layout, hs), deal.ends_soon, tiles, hs.itemsize)[0]
-    return soon
+    pays: bool = planned(index, deal.ends_soon, tiles, size, hs.itemsize, soon)[0]
+    return pays
 
 
 def _stacked(index: Index, below: Layout) -> tuple[Layout]:

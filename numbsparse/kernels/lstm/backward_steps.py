@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64, uint32
 
-from numbsparse.device import SIMULATED, DeviceArray
+from numbsparse.device import DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
-from numbsparse.kernels.lstm.deal import KINDS, LINE, B, ring_for
+from numbsparse.kernels.lstm.deal import KINDS, LINE, B
 from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
-from numbsparse.kernels.lstm.producers import Ring
+from numbsparse.kernels.lstm.producers import Ring, ring_for
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     DOWN,
@@ -32,12 +32,6 @@ from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
 from numbsparse.kernels.smooth import ONE
 
-BY_TWO = Ring(ITEM=4, FEW=GATES // 2, STAGES=2 if SIMULATED else 4, transposed=True)
-RINGS = {
-    (2, False): Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 4, transposed=True),
-    (4, False): BY_TWO,
-    (4, True): BY_TWO._replace(STAGES=2 if SIMULATED else 6, exact=True),
-}
 OF_UNITS = 1, *SUMS
 BIASES = TWOS * GATES  # twos of columns, of a thread
 
@@ -59,15 +53,15 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
 
     dc is the gradient of c[t] before and after; dbias, float32 (for each tile of the batch WARPS at
     least, 4 * width), is added to. The rest is as in `forward_steps`, but for `values`, which are
-    as they are stored, or as `joined` made them not by gate.
+    as they are stored, or as `blocks` makes them of these.
     """
     (steps, batch, width), units = dgates.shape, c.shape[2]
-    ring = ring_for(RINGS, dgates.itemsize, exact, batch, units, block)
+    ring = ring_for(True, dgates.itemsize, exact, batch, units, block)
     item, panel = ring.ITEM, LINE // ring.ITEM
     shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
     panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
-    weight = weights(values, index, ring) if exact else (values, (ring.FEW, B, B))
-    operands = weight, (panels, (ring.FEW * B // panel, ring.tile, panel))
+    weight = weights(values, ring) if exact else (values, (ring.FEW, B, B))
+    operands = weight, (panels, (ring.FEW * B // panel // ring.COPIES, ring.tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))
@@ -77,7 +71,7 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
 
 @cache
 def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
-    AHEAD = kind != "tf32"  # 16-bit floats are few enough registers to be loaded ahead
+    AHEAD = kind != "tf32" or ring.alone  # as far as there are registers for it
     ITEM = ring.ITEM
     dz, w = Operand(LINE, LINE * ring.tile, group=ring.GROUP), Operand(ITEM * B, ITEM * B * B)
     multiply = wgmma(kind, 1, B, ring.FEW * B * ITEM // 32, dz, w)

@@ -18,6 +18,7 @@ from numbsparse.layout import Index
 
 B, ROWS = 32, 64  # of a block; of a tile of the batch, or half as many
 SIZES = 8, 16, B, 64  # of blocks that they take
+SECTOR = 32  # bytes of memory that are read at once, at least
 LINE = 128  # bytes of a line of the gates' gradient in shared memory
 UNITS = 8  # of a state: its rows begin at multiples of 16 bytes
 # Of the state, where there are more lines of its tiles than CROWDED times the places.
@@ -27,7 +28,8 @@ KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
 # Reads after which the last place ends a step, by bytes of an item: where small blocks that are put
-# together take no longer, a step takes less than the two launches that it takes by itself (H200).
+# together take no longer, a step takes less than the two launches that it takes by itself. Of more
+# rows than ROWS these take longer, and twice as many reads pay (H200).
 SOON = {2: 10, 4: 8}
 
 
@@ -35,7 +37,7 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     """Whether the streaming kernels take this weight and such a state.
 
     Of units that are no multiple of UNITS they take a state with zeros for those that are missing,
-    of other blocks than 32 x 32 those that `blocks.joined` makes of them.
+    of other blocks than 32 x 32 those that `blocks` makes of them.
     """
     columns = (index.columns.indptr.size - 1) * values.shape[1]
     return (
@@ -60,19 +62,12 @@ def rows_of_tile(batch: int, units: int, exact: bool) -> int:
     return half if -(-units // B) * -(-batch // half) <= most * places() else ROWS
 
 
-def ring_for(rings: Any, itemsize: int, exact: bool, batch: int, units: int, block: int) -> Any:
-    """Of `rings`, by bytes of an item and whether it is exact, that for such a state."""
-    ring, tile = rings[itemsize, exact], rows_of_tile(batch, units, exact)
-    if not exact and all_at_once(batch, units, tile):
-        ring = ring._replace(alone=True, STAGES=2 * ring.STAGES)
-    return ring._replace(tile=tile, tiled=batch > tile, block=block)
-
-
 def all_at_once(batch: int, units: int, tile: int) -> bool:
     """Whether each line of each tile, or nearly, has a multiprocessor of its own.
 
-    Then one block of threads there, with twice as many reads on their way, takes less time than
-    two: of 16 drawn LSTMs 0.74 to 1.02, with more lines up to 1.4 times (H200).
+    Then one block of threads there has twice as many reads on their way and all registers: of 25
+    drawn LSTMs 12 took 0.74 to 0.97 of the time, 2 up to 1.02; where there are more lines, up to
+    1.4 (H200).
     """
     return -(-units // B) * -(-batch // tile) <= 1.25 * places() / BLOCKS
 
@@ -119,26 +114,29 @@ def deal(
     index: Index,
     places: int,
     transposed: bool,
-    blocks_of_read: int,
+    itemsize: int,
     sums: int,
     tiles: int = 1,
     rows: int = ROWS,
+    size: int = B,
 ) -> Plan:
     """The work of each place.
 
     Each line is there for each of the tiles of the batch. Of a piece: its line, how many reads it
     has, its part of all cut lines, the line's first part, how many there are (a line that is whole
     has one), the row that its tile begins with, and whether it is the place's last of that tile. Of
-    a read: the first of its blocks, the block row of h that they meet, or the first block column of
-    the gates' gradient, whether it waits for these, and the tile's row. The largest pieces are
-    dealt first, each to the place that has least; a place takes its tiles in their order.
+    a read: the first of its blocks, whether it waits for what they meet, the tile's row, and what
+    they meet: the block row of h, or the first block column of the gates' gradient; of small blocks
+    the names that `gathered` has. The largest pieces are dealt first, each to the place that has
+    least; a place takes its tiles in their order.
 
     Block rows beyond the lines are of inputs: their reads precede all others and do not wait, and
     block and row are counted down from -1: the first of them is -1. The last read of a piece always
     waits: so no piece ends before all have ended the step before.
     """
-    blocks, others, indptr = _reads(index, transposed, blocks_of_read)
+    blocks, names, indptr = _reads(index, transposed, size, itemsize)
     lines = indptr.size - 1
+    below = (names[:, 0] // (GATES if transposed else 1) >= lines) & (size == B)
     _, (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
     part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
@@ -150,15 +148,14 @@ def deal(
     start, parts = indptr[line] + first, max(int((many > 1).sum()), 1)
     at = _spans(start[order], count[order])
     of_piece = np.repeat(np.arange(order.size), count[order])
-    of_line, of_tile = others[at] // GATES if transposed else others[at], tile[order][of_piece]
-    by_time = np.lexsort((of_line < lines, of_piece))
-    at, inputs = at[by_time], of_line[by_time] >= lines
+    of_tile = tile[order][of_piece]
+    at = at[np.lexsort((~below[at], of_piece))]
+    inputs = below[at]
     waits = ~inputs | (np.diff(of_piece, append=-1) != 0)
-    block, other = blocks[at], others[at]
-    n_blocks = np.count_nonzero(index.block_rows < lines)
+    block, n_blocks = blocks[at], np.count_nonzero(index.block_rows < lines)
     block = np.where(inputs, n_blocks - 1 - block, block)
-    other = np.where(inputs, lines - 1 - other, other)
-    reads = np.stack([block, other, waits, of_tile * rows], 1)
+    met = np.where(inputs[:, None], lines - 1 - names[at], names[at])
+    reads = np.column_stack([block, waits, of_tile * rows, met])
     pieces = np.stack([line, count, part, part - nth, many, tile * rows], 1)[order]
     return Plan(
         starts,
@@ -171,12 +168,16 @@ def deal(
     )
 
 
-def ends_soon(index: Index, tiles: int, itemsize: int) -> tuple[bool]:
-    """Whether a step does, forward and backward at the mean."""
-    few = GATES if itemsize == 2 else GATES // 2
-    reads = _reads(index, False, GATES), _reads(index, True, few)
+def few_of(transposed: bool, itemsize: int) -> int:
+    """Blocks of a read."""
+    return GATES // 2 if transposed and itemsize == 4 else GATES
+
+
+def ends_soon(index: Index, tiles: int, size: int, itemsize: int, soon: int) -> tuple[bool]:
+    """Whether a step does after so many reads, forward and backward at the mean."""
+    reads = (_reads(index, transposed, size, itemsize) for transposed in (False, True))
     ends = [_cut(np.tile(np.diff(indptr), tiles), places())[0] for _, _, indptr in reads]
-    return (sum(ends) <= 2 * SOON[itemsize],)
+    return (sum(ends) <= 2 * soon,)
 
 
 def _cut(lengths: np.ndarray, places: int) -> tuple[Any, Any, np.ndarray]:
@@ -193,16 +194,65 @@ def _cut(lengths: np.ndarray, places: int) -> tuple[Any, Any, np.ndarray]:
 
 
 def _reads(
-    index: Index, transposed: bool, of_read: int
+    index: Index, transposed: bool, size: int, itemsize: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Line by line: the first block, what it meets, and where each line begins."""
+    """Line by line: the first block, what it meets (reads, of each), and where each line begins."""
+    of_read = few_of(transposed, itemsize)
+    if size != B:
+        of = gathered(index, transposed, size, itemsize)
+        return np.arange(len(of.names)) * of_read, of.names, of.indptr
     if transposed:
         walk = index.rows
-        return walk.blocks[::of_read], walk.indices[::of_read], walk.indptr // of_read
+        return walk.blocks[::of_read], walk.indices[::of_read, None], walk.indptr // of_read
     walk = index.columns
     lengths = np.diff(walk.indptr)[::GATES]
     kept = _spans(walk.indptr[:-1:GATES], lengths)
-    return walk.blocks[kept], walk.indices[kept], np.append(0, np.cumsum(lengths))
+    return walk.blocks[kept], walk.indices[kept, None], np.append(0, np.cumsum(lengths))
+
+
+class Gathered(NamedTuple):
+    """Reads of a weight of other blocks, line by line.
+
+    Of small blocks a read takes what a line keeps of anywhere: grains of units, of at least 32
+    bytes of a line of h, and of the gates' gradient four times as many columns. Of larger ones it
+    takes one grain, as large as a read.
+    """
+
+    units: int  # of a grain
+    grains: Any  # (reads, of a read), repeated at a line's end
+    there: Any  # and whether they are no such repetition
+    lines: Any  # (reads,)
+    names: Any  # (reads, copies): of 32 bytes of a line of h, or of so many columns; else as blocks
+    indptr: Any  # (lines + 1,)
+
+
+def gathered(index: Index, transposed: bool, size: int, itemsize: int) -> Gathered:
+    whole = B * few_of(transposed, itemsize) // GATES if transposed else B
+    units = max(size, SECTOR // itemsize) if size < B else whole
+    kept = np.zeros((index.rows.indptr.size - 1, (index.columns.indptr.size - 1) // GATES), bool)
+    kept[index.block_rows, index.block_columns // GATES] = True
+    along = kept.T if transposed else kept
+    of_lines = _coarser(_coarser(along, size, units).T, size, B)
+    (_, grain), many, few = np.nonzero(of_lines), of_lines.sum(1), whole // units
+    lengths, ends = -(-many // few), np.cumsum(many)
+    lines = np.repeat(np.arange(many.size), lengths)
+    at = (ends - many)[lines] + few * _spans(0 * lengths, lengths)
+    at, last = at[:, None] + np.arange(few), ends[lines, None] - 1
+    grains = grain[np.minimum(at, last)]
+    copies, apart = 1, GATES * units // B if transposed else 1
+    if size < B:
+        copies = apart = units * itemsize // SECTOR
+    names = (grains[:, :, None] * apart + np.arange(copies)).reshape(len(lines), few * copies)
+    return Gathered(units, grains, at <= last, lines, names, np.append(0, np.cumsum(lengths)))
+
+
+def _coarser(kept: np.ndarray, size: int, to: int) -> np.ndarray:
+    """Rows of `size` units as such of `to`, which keep what any of theirs does."""
+    if size >= to:
+        return np.repeat(kept, size // to, axis=0)
+    few = to // size
+    padded = np.pad(kept, ((0, -len(kept) % few), (0, 0)))
+    return np.asarray(padded.reshape(-1, few, kept.shape[1]).any(1))
 
 
 def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -16,17 +16,15 @@ from numbsparse.kernels.lstm.units import row_of
 from numbsparse.kernels.parts.images import images_of
 from numbsparse.kernels.parts.split import split_in_two
 from numbsparse.kernels.ptx import load_4xf32, wgmma_split
-from numbsparse.layout import Index
 
 IMAGE, LINES = 2 * B * B, 8  # items of a block's two parts, which are copied as so many lines
 OF_ROWS = B // 2  # registers of a thread: of 16 rows of a warp 32 terms
-ALL = 2**31 - 1  # no row of a block is beyond the last one
 
 
-def weights(values: DeviceArray, index: Index, ring: Ring) -> Any:
+def weights(values: DeviceArray, ring: Ring) -> Any:
     """The operand of `run_steps`: images of blocks."""
     strides = (1, B) if ring.transposed else (B, 1)
-    images = images_of(values, strides, index.block_rows, ALL, B, B, False)
+    images = images_of(values, strides, None, 0, B, B, False)
     return images.reshape(-1, LINES, IMAGE // LINES), (ring.FEW, LINES, IMAGE // LINES), (), True
 
 

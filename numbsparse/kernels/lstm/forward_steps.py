@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 from numba import cuda, float32, int64
 
-from numbsparse.device import SIMULATED, DeviceArray, empty
+from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
-from numbsparse.kernels.lstm.deal import KINDS, ROWS, B, ring_for
+from numbsparse.kernels.lstm.deal import KINDS, B
 from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid, tanh
-from numbsparse.kernels.lstm.producers import Ring
+from numbsparse.kernels.lstm.producers import Ring, ring_for
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
 from numbsparse.kernels.lstm.units import (
     COLUMNS,
@@ -37,12 +37,6 @@ from numbsparse.kernels.lstm.units import (
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, wgmma
 
-RINGS = {
-    (2, False): Ring(ITEM=2, FEW=GATES, STAGES=2 if SIMULATED else 9),
-    (4, False): Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 4),
-    (4, True): Ring(ITEM=4, FEW=GATES, STAGES=2 if SIMULATED else 5, exact=True),
-}
-
 
 class Given(NamedTuple):
     """Arrays of a kernel, each along one axis; of 16-bit floats twos, as words."""
@@ -57,18 +51,18 @@ class Given(NamedTuple):
 def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None, block=B, exact=False):
     """All steps, of gates (time, batch, 4 * width) and kept (time, batch, units).
 
-    `block` is of how many units the gates in memory are, and values and index as `joined` made them
-    by gate.
+    `block` is of how many units the gates in memory are and the blocks of the index, and values as
+    `blocks` makes them of these.
 
     hs and c (time + 1, batch, units) have the state before each step; `arrived` has a zero for each
     step. With inputs, x (time, batch, features) and the values that it meets, gates hold
     nothing before, and the index is of both weights, those of h above those of x.
     """
     (batch, units), (steps, _, width) = c.shape[1:], gates.shape
-    ring = ring_for(RINGS, hs.itemsize, exact, batch, units, block)
+    ring = ring_for(False, hs.itemsize, exact, batch, units, block)
     ring = ring._replace(inputs=inputs is not None)
-    of_read, rows = (ring.FEW, B, B), (1, ring.tile, B)
-    weight = weights(values, index, ring) if exact else (values, of_read)
+    of_read, rows = (ring.FEW, B, B), (1, ring.tile, ring.WIDTH // ring.ITEM)
+    weight = weights(values, ring) if exact else (values, of_read)
     operands = [weight, (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs
@@ -83,7 +77,7 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None, block
 @cache
 def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     ITEM = ring.ITEM
-    h = Operand(ITEM * B, ITEM * B * ROWS, group=ring.GROUP)
+    h = Operand(ring.WIDTH, ring.WIDTH * ring.tile, group=ring.GROUP)
     w = Operand(ITEM * B, ITEM * B * B, True)
     if kind == "tf32":
         w = Operand(ITEM * B, ITEM * B * COLUMNS)
@@ -96,7 +90,7 @@ def steps_kernel(kind: str, dropped: bool, ring: Ring) -> Any:
     load = one_by_one(lambda k: loading(kind, *places[k], dropped), count)
     finish = one_by_one(lambda k: finishing(kind, *places[2 * k], dropped, exact), count // 2)
     rest = one_by_one(lambda k: storing_rest(kind, *places[2 * k], block), count // 2)
-    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), not exact)
+    run = multiplying(ring, multiply, GATES, (start, load, finish, rest), not exact or ring.alone)
 
     @cuda.jit(device=True)
     def multiply_steps(*args):

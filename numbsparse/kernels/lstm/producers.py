@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from numba import cuda, int32, uint32
 
-from numbsparse.kernels.lstm import WARPS
-from numbsparse.kernels.lstm.deal import BLOCKS, LINE, ROWS, B
+from numbsparse.device import SIMULATED
+from numbsparse.kernels.lstm import WARPS, deal
+from numbsparse.kernels.lstm.deal import BLOCKS, LINE, ROWS, SECTOR, B
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
     elect,
@@ -30,6 +31,7 @@ from numbsparse.kernels.ptx import (
 
 OF_WEIGHTS, OF_ROWS = WARPS, WARPS + 1  # the warps that copy
 THREADS = 32 * (WARPS + 2)
+SHARED, OF_EACH = 233_472, 3_072  # bytes of a multiprocessor; and that no stage of a block takes
 
 # `engine` is (tensor maps, reads, the place's first and last of them, how many places each tile
 # waits for, shared memory, its first item, barriers).
@@ -39,15 +41,18 @@ class Ring(NamedTuple):
     """Of a block of threads."""
 
     ITEM: int  # bytes
-    FEW: int  # blocks of a read
-    STAGES: int
-    transposed: bool = False  # when rows of the gates' gradient are copied, else rows of h
+    transposed: bool  # when rows of the gates' gradient are copied, else rows of h
+    tile: int  # rows of the batch
+    tiled: bool  # whether it takes several tiles
+    block: int  # units whose input gates are neighbours in memory
+    exact: bool  # float32 weights in two parts, see `exact`
+    alone: bool  # on its multiprocessor
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
-    tile: int = ROWS  # rows of the batch
-    tiled: bool = False  # whether it takes several tiles
-    block: int = B  # units whose input gates are neighbours in memory
-    exact: bool = False  # float32 weights in two parts, see `exact`: it takes all registers
-    alone: bool = False  # on its multiprocessor
+
+    @property
+    def FEW(self) -> int:
+        """Blocks of a read."""
+        return deal.few_of(self.transposed, self.ITEM)
 
     @property
     def WEIGHTS(self) -> int:
@@ -57,12 +62,24 @@ class Ring(NamedTuple):
     @property
     def BLOCKS(self) -> int:
         """Of threads, on a multiprocessor."""
-        return 1 if self.exact or self.alone else BLOCKS
+        return 1 if self.alone else BLOCKS
 
     @property
     def WORD(self) -> int:
         """Bytes of an item of shared memory."""
         return 4 if self.exact else 2
+
+    @property
+    def COPIES(self) -> int:
+        """Of rows of a stage: see `deal.gathered`."""
+        if self.block >= B:
+            return 1
+        return self.FEW * B * self.ITEM // LINE if self.transposed else B * self.ITEM // SECTOR
+
+    @property
+    def WIDTH(self) -> int:
+        """Bytes of a line of the rows of the product."""
+        return LINE if self.transposed else B * self.ITEM // self.COPIES
 
     @property
     def ROWS(self) -> int:
@@ -71,7 +88,7 @@ class Ring(NamedTuple):
     @property
     def GROUP(self) -> int:
         """Bytes from 8 rows of the product to the next 8: of half a tile every other 8 are none."""
-        return (LINE if self.transposed else B * self.ITEM) * self.tile // 8
+        return self.WIDTH * self.tile // 8
 
     @property
     def AFTER(self) -> int:
@@ -82,14 +99,29 @@ class Ring(NamedTuple):
     def STAGE(self) -> int:
         return self.WEIGHTS + self.ROWS
 
+    @property
+    def STAGES(self) -> int:
+        return 2 if SIMULATED else (SHARED // self.BLOCKS - OF_EACH) // self.STAGE
+
+
+def ring_for(
+    transposed: bool, itemsize: int, exact: bool, batch: int, units: int, block: int
+) -> Ring:
+    """For such a state; what is `exact` takes all registers."""
+    tile = deal.rows_of_tile(batch, units, exact)
+    alone = exact or deal.all_at_once(batch, units, tile)
+    return Ring(itemsize, transposed, tile, batch > tile, block, exact, alone)
+
 
 @cache
 def copying(ring: Ring, rows: bool) -> Any:
     """copy(engine, of_steps, arrived): the weights of all reads, or the rows that they meet."""
     STAGES, STAGE = ring.STAGES, ring.STAGE // ring.WORD
     PANEL = LINE // ring.ITEM  # columns of the gates' gradient in a line
+    COPIES, APART = ring.COPIES if rows else 1, ring.ROWS // ring.COPIES // ring.WORD
+    SPAN = PANEL if ring.transposed and COPIES > 1 else B // COPIES  # of what a name counts
     AFTER, BYTES = (ring.WEIGHTS // ring.WORD, ring.ROWS) if rows else (0, ring.WEIGHTS)
-    MAP, MAP_OF_INPUTS = (1, 3) if rows else (0, 2)
+    MAP, MAP_OF_INPUTS, NAME = (1, 3, 3) if rows else (0, 2, 0)
     INPUTS, TILED, TRANSPOSED, TILE = ring.inputs, ring.tiled, ring.transposed, ring.tile
 
     @cuda.jit(device=True)
@@ -99,7 +131,8 @@ def copying(ring: Ring, rows: bool) -> Any:
         if INPUTS:
             fence_tensor_map(maps[MAP_OF_INPUTS])
         stage, parity, lane = uint32(0), uint32(1), cuda.threadIdx.x % 32
-        names, waits, tops, tiles = int32(0), int32(0), int32(0), awaited.size
+        waits, tops, tiles = int32(0), int32(0), awaited.size
+        names, name = cuda.local.array(COPIES, int32), cuda.local.array(COPIES, int32)
         steps, row, down = of_steps
         for step in range(steps):
             first_row, tile, ready = int32(row), 0, -1  # the last tile whose rows are there
@@ -107,12 +140,14 @@ def copying(ring: Ring, rows: bool) -> Any:
                 ahead = (read - first) % 32
                 if ahead == 0:  # of 32 reads, one a lane
                     mine = min(read + lane, last - 1)
-                    names = int32(reads[mine, MAP])
+                    for k in range(COPIES):
+                        names[k] = int32(reads[mine, NAME + k])
                     if rows:
-                        waits = int32(reads[mine, 2])
+                        waits = int32(reads[mine, 1])
                     if rows and TILED:
-                        tops = int32(reads[mine, 3])
-                name = shfl_idx(names, uint32(ahead))
+                        tops = int32(reads[mine, 2])
+                for k in range(COPIES):
+                    name[k] = shfl_idx(names[k], uint32(ahead))
                 if rows:
                     wait = shfl_idx(waits, uint32(ahead)) != 0
                     if TILED:
@@ -123,18 +158,20 @@ def copying(ring: Ring, rows: bool) -> Any:
                         ready = tile
                 mbarrier_wait(bars, STAGES + stage, parity)
                 if elect() != 0:
-                    at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name < 0
+                    at, of_inputs = uint32(base + stage * STAGE + AFTER), INPUTS and name[0] < 0
                     mbarrier_expect(bars, stage, uint32(BYTES))
-                    own = int32(~name) if of_inputs else name
-                    x, y, z = int32(0), int32(0), own  # of weights
-                    if rows:
-                        x, y, z = int32(own * B), first_row, int32(0)
-                        if TRANSPOSED:
-                            x, z = int32(0), int32(own * B // PANEL)
-                    if of_inputs:
-                        tma_load_3d(shared, at, maps[MAP_OF_INPUTS], x, y, z, bars, stage)
-                    else:
-                        tma_load_3d(shared, at, maps[MAP], x, y, z, bars, stage)
+                    for k in range(COPIES):
+                        own = int32(~name[k]) if of_inputs else name[k]
+                        x, y, z = int32(0), int32(0), own  # of weights
+                        if rows:
+                            x, y, z = int32(own * SPAN), first_row, int32(0)
+                            if TRANSPOSED:
+                                x, z = int32(0), int32(own * SPAN // PANEL)
+                        if of_inputs:
+                            tma_load_3d(shared, at, maps[MAP_OF_INPUTS], x, y, z, bars, stage)
+                        else:
+                            tma_load_3d(shared, at, maps[MAP], x, y, z, bars, stage)
+                        at += uint32(APART)
                 stage, parity = following(stage, parity, STAGES)
             row += down
 

@@ -58,7 +58,8 @@ def run_steps(
     """
     count, tiles = places() // (BLOCKS // ring.BLOCKS), -(-size[0] // ring.tile)
     part = WARPS * floats_of(groups, TWOS)
-    plan = planned(index, deal, count, ring.transposed, ring.FEW, part, tiles, ring.tile)
+    of = ring.transposed, ring.ITEM, part, tiles, ring.tile, ring.block
+    plan = planned(index, deal, count, *of)
     launch(
         kernel, count, THREADS,
         tensor_maps(*operands),

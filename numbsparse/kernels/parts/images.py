@@ -25,7 +25,7 @@ THREADS = 256
 def images_of(
     values: DeviceArray,
     strides: tuple[int, int],
-    block_rows: DeviceArray,
+    block_rows: DeviceArray | None,
     in_features: int,
     N: int,
     DEPTH: int,
@@ -38,7 +38,8 @@ def images_of(
     The next kernel may start while this one runs, and then finds what was there before this one.
 
     (blocks, B / N, B / DEPTH, N / 8, 2, DEPTH / 4, 8, 4): of 8 columns hi, then lo, and of each the
-    terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros.
+    terms four by four, column by column; see `wgmma_split`. Rows beyond the last feature are zeros;
+    without `block_rows` none is.
 
     strides : within a block, along the sum and across: that of w.T has them exchanged
     by_eights : whether lane q of a product has terms 2 q and 2 q + 1 of every 8, else its four
@@ -48,10 +49,10 @@ def images_of(
     """
     images = empty(((1 if alone else 2) * values.size,), values.dtype)
     grid = -(-values.size // (4 * THREADS))
-    gated = gates is not None
-    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated, alone)
-    more = in_features, gates if gated else (), images
-    launch(kernel, grid, THREADS, values.span, strides, block_rows, *more, overlap=True)
+    gated, ends = gates is not None, block_rows is not None
+    kernel = image_kernel(values.shape[-1], N, DEPTH, by_eights, gated, alone, ends)
+    more = block_rows if ends else (), in_features, gates if gated else (), images
+    launch(kernel, grid, THREADS, values.span, strides, *more, overlap=True)
     return images
 
 
@@ -69,7 +70,13 @@ def load_image(BYTES: int) -> Any:
 
 @cache
 def image_kernel(
-    B: int, N: int, DEPTH: int, by_eights: bool, gated: bool = False, alone: bool = False
+    B: int,
+    N: int,
+    DEPTH: int,
+    by_eights: bool,
+    gated: bool = False,
+    alone: bool = False,
+    ends: bool = True,
 ) -> Any:
     PARTS, ACROSS, HALF = B // DEPTH, B // N, 8 * DEPTH  # of 8 columns, hi or lo
     HALVES, split = (1, round_in_one) if alone else (2, split_in_two)  # a NaN stays one in hi
@@ -92,7 +99,7 @@ def image_kernel(
             k = part * DEPTH + terms // 4 * 16
             k += 2 * q + terms % 2 + terms % 4 // 2 * 8 if by_eights else 4 * q + terms % 4
             value = float32(0)
-            if block_rows[block] * B + k < in_features:
+            if not ends or block_rows[block] * B + k < in_features:
                 value = values[block * (B * B) + k * strides[0] + n * strides[1]] * gate
             hi, lo = split(value)
             his[q], los[q] = as_float32(hi), as_float32(lo)
