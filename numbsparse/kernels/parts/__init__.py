@@ -11,7 +11,8 @@ Source, how operands come to a stage:
 - `aligned`: operands as copies of 16 bytes can read them; `images`, `packed`: w split
   into tf32, or put in the order of its steps, before the kernel; `stored_blocks`: w as it is.
 - `copies`: tiles by `cp.async`; `swizzle`: by the copy engine; `requests`, `lanes`: by a warp, as
-  the records of units say; `skewed`: rows that begin anywhere; `pixels`: images.
+  the records of units say; `skewed`: rows that begin anywhere; `pixels`: images; `announce`: what
+  the copy engine is told of them, once.
 Ring, what waits for what:
 - `ring`: stages in shared memory, walked one after another; a warp's own ring.
 - `records`: warps that walk a plan, and request copies of what each step names.
