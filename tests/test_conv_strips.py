@@ -56,7 +56,6 @@ def test_taps_that_share_boxes(dtype, product, case, monkeypatch):
     """However few tiles there are."""
     skip_unless_served("k6_strips", product, case, dtype)
     room, has_steps = [], rung("k6_strips").has_steps
-    monkeypatch.setattr(rung("k6_strips"), "is_shared", lambda *_: True)
     monkeypatch.setattr(
         rung("k6_strips"), "has_steps", lambda *of: room.append(has_steps(*of)) or room[-1]
     )
@@ -104,7 +103,7 @@ def test_taps_share_no_boxes_where_rows_of_a_tile_would_share_banks():
     ):
         case = ConvCase(1, image, 16, 16, 8, (taps, taps), stride, taps // 2)
         assert (found(case.window.whole("weight_grad"), 8, item, 64)[1] is not None) == shared
-        assert found(case.window.whole("weight_grad"), 8, item, 512) == (None, None)
+        assert found(case.window.whole("weight_grad"), 8, item, 1032) == (None, None)
     apart = ConvCase(1, (64, 64), 16, 16, 8, (2, 2), 1, 8, dilation=16)
     assert found(apart.window.whole("weight_grad"), 8, 2, 64) == (None, None)
 

@@ -92,11 +92,8 @@ def counts(rung: str, product: str, block_size: int, dtype: Any, *sizes: int) ->
 
 
 def is_shared(outputs: int, features: int, places: int = PLACES) -> bool:
-    """Whether taps share boxes of pixels in `k6_strips`: for few columns, and enough tiles.
-
-    Of 512 columns they took 1.2 times as long, of 75 tiles 1.1 times; of 128 and 256 columns at 28
-    x 28 pixels 0.6 to 0.8 (H200).
-    """
+    """Whether what taps load is what limits `k6_strips`, so that the boxes that they share count:
+    of few columns, and enough tiles. Of others the factors were fitted without boxes."""
     return features <= SHARED_UP_TO and outputs > TILE * places
 
 

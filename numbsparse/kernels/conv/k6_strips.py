@@ -4,8 +4,8 @@ A block of 8 fills half of the 16 products that a tensor core sums, and merged w
 mostly zeros. `matmul.k7_small_blocks` sums two blocks at once, wherever they are, and reads a
 feature of 64 rows once for up to 512 columns of y. Its rows are those that rung 2 unfolds; here the
 copy engine finds them in the images, tap by tap, and a table has the places of their sums: see
-`parts.pixels`. Where y has few columns, that is what limits it; then taps share a box of pixels,
-which is loaded once, and each finds its rows in it.
+`parts.pixels`. That is what limits it: so taps share a box of pixels where fewer are then loaded,
+and each finds its rows in it.
 
 Reads per output: those of that rung; of x from the L2 cache, where all taps and strips meet. In
 boxes of 10 x 10 pixels for 8 x 8 outputs nine taps read 1.6 pixels, not 9. What a region of a
@@ -22,7 +22,6 @@ import numpy as np
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.tensor_map import tensor_map
 from numbsparse.kernels.card import multiprocessors
-from numbsparse.kernels.conv.costs import is_shared
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import (
@@ -95,9 +94,10 @@ COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
     8: Costs(0.0043, 0.0035, 8.7, 0.0, 0.2, (1.0, 0.0, 0.85)),
     16: Costs(0.0007, 0.0185, 6.5, 0.0, 0.2, (1.0, 0.0, 0.85)),
 }
-# Taps share boxes where this part of the pixels is loaded, at most, and so many at once; up to how
-# many features it was timed.
-WORTH, LARGEST, MOST_FEATURES = 0.75, 200, 384
+# Taps share boxes where this part of the pixels is loaded, at most, and so many at once; of
+# weight-gradients up to how many features it was timed. Of 28 drawn products, of few outputs or of
+# many features, they take 0.41 to 1.17 of the time, 0.85 at the mean, three more than 1.05 (H200).
+WORTH, LARGEST, MOST_FEATURES = 0.75, 200, 1024
 STAGE_ROWS, A_TILE = 32, 32  # of a region; pixels that are loaded while one is multiplied
 # Rows that lanes read at once: in one line of a box no two share banks. Tiles of 4 x 8 took 0.66 to
 # 0.83 of the time of tap by tap, once 1.09; of 4 x 7 and 2 x 14 1.09 to 1.25, once 0.78; at a
@@ -272,7 +272,7 @@ def tile_and_boxes(
     """How outputs are cut into tiles, and the boxes that taps share, if they may, and it pays."""
     tile_for = partial(tile_that_fits, batch, of.view.counts, ROWS)
     a_tile, seen = A_COLUMN[B] * min(columns, MOST_COLUMNS), len(of.seen[0])
-    if shared and seen > 1 and is_shared(batch * prod(of.view.counts), columns, multiprocessors()):
+    if shared and seen > 1:
         chunks = even_chunks(of)
         spread, part = spread_of(chunks), len(chunks) / seen
         tile = tile_for(a_tile, 1.0, spread)
