@@ -66,8 +66,23 @@ def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, ga
     keep = keeping(tile)
 
     @cuda.jit(device=True)
-    def supply(own, maps, tables, item, gates, shared, base, bars):
+    def loads_of(tables, item, gates):
+        """(steps, row, panel, code, mine, nbytes): what a lane requests for a step of an item."""
         heads, loads, places, outs = tables
+        lane, panel, code = uint32(cuda.threadIdx.x) % 32, int32(0), uint32(0)
+        mine, nbytes = lane < heads[item, 2], uint32(heads[item, 3] * PANEL_BYTES)
+        if mine:
+            panel, code = loads[item, lane, 0], uint32(loads[item, lane, 1])
+        if gated:
+            mine, n = keep(heads, loads, places, outs, item, gates, code, mine)
+            nbytes = uint32(n * PANEL_BYTES)
+        if AHEAD:
+            wait_for_earlier_kernels()
+        return heads[item, 1], int32(heads[item, 0] * DEPTH), panel, code, mine, nbytes
+
+    @cuda.jit(device=True)
+    def supply(own, maps, tables, item, gates, shared, base, bars):
+        heads = tables[0]
         ring = cuda.shared.array(0, float32, ALIGNMENT)  # the same memory
         lane, items = uint32(cuda.threadIdx.x) % 32, heads.shape[0]
         steps, strips, stages = heads[item, 1], heads[item, 5], uint32(heads[item, 6])
@@ -77,18 +92,10 @@ def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, ga
         panel, code, mine, nbytes = int32(0), uint32(0), False, uint32(0)
         stage = buffer = then = phase = buffer_phase = uint32(0)
         then_phase, step = uint32(1), int32(1) - int32(stages)
+        if asks:
+            left, row, panel, code, mine, nbytes = loads_of(tables, item, gates)
         while steps > 0:
-            if asks and asked < items:
-                if left == 0:
-                    left, row = heads[asked, 1], int32(heads[asked, 0] * DEPTH)
-                    mine, nbytes = lane < heads[asked, 2], uint32(heads[asked, 3] * PANEL_BYTES)
-                    if mine:
-                        panel, code = loads[asked, lane, 0], uint32(loads[asked, lane, 1])
-                    if gated:
-                        mine, n = keep(heads, loads, places, outs, asked, gates, code, mine)
-                        nbytes = uint32(n * PANEL_BYTES)
-                    if AHEAD:
-                        wait_for_earlier_kernels()
+            if left > 0:
                 mbarrier_wait(bars, EMPTY + then, then_phase)
                 if lane == 0:
                     mbarrier_expect(bars, FULL + then, nbytes)
@@ -96,9 +103,11 @@ def supplier(tile: Tile, kind: str, transposed: tuple[bool, bool], load: Any, ga
                     at = uint32(4 * (begin + then * stage_size))
                     load(maps, panel, row, code, shared, at, bars, FULL + then)
                 left, row = int32(left - 1), int32(row + DEPTH)
-                if left == 0:
-                    asked += cuda.gridDim.x if STAYS else items
                 then, then_phase = following(then, then_phase, stages)
+                if STAYS and left == 0:
+                    asked += cuda.gridDim.x
+                    if asked < items:
+                        left, row, panel, code, mine, nbytes = loads_of(tables, asked, gates)
             if step >= 0:
                 mbarrier_wait(bars, FULL + stage, phase)
                 mbarrier_wait(bars, FREE + buffer, buffer_phase ^ 1)
