@@ -128,7 +128,8 @@ def deal(
     a read: the first of its blocks, whether it waits for what they meet, the tile's row, and what
     they meet: the block row of h, or the first block column of the gates' gradient; of small blocks
     the names that `gathered` has. The largest pieces are dealt first, each to the place that has
-    least; a place takes its tiles in their order.
+    least; a place takes its tiles in their order, of each the largest pieces first: line by line a
+    step of 18,432 units took 1.06 times as long (float32 as tf32, H200).
 
     Block rows beyond the lines are of inputs: their reads precede all others and do not wait, and
     block and row are counted down from -1: the first of them is -1. The last read of a piece always
@@ -140,7 +141,7 @@ def deal(
     _, (item, first, count, nth, many), owners = _cut(np.tile(np.diff(indptr), tiles), places)
     part = np.cumsum(many > 1) - 1  # of all lines that are cut
     tile, line = np.divmod(item, lines)
-    by_tile = np.argsort(tile, kind="stable")
+    by_tile = np.lexsort((-count - TO_JOIN * (many > 1), tile))
     order, starts = in_turn(owners[by_tile], places)
     order = by_tile[order]
     of_place = owners[order] * tiles + tile[order]
