@@ -28,7 +28,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/patterns": 989,
     "numbsparse/puzzles": 425,
     "numbsparse/simulator": 2_492,
-    "numbsparse/torch": 2_030,
+    "numbsparse/torch": 2_036,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back
 

@@ -17,7 +17,14 @@ from numbsparse.patterns.checks import integer
 from numbsparse.patterns.taps import as_kept
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import OneWeight
-from numbsparse.torch.operators import check_dense, family, given_back, lent, matrix, of_blocks
+from numbsparse.torch.operators import (
+    array_of,
+    check_dense,
+    family,
+    given_back,
+    matrix,
+    of_blocks,
+)
 
 # Operators take images channels last and how = layout, rows, columns (the features of both), size,
 # window (its 18 numbers), precision.
@@ -38,19 +45,15 @@ def _weight(values: Any, layout: str, columns: int) -> Any:
     return matrix(values, layout, layout_of(layout).shape[0] * values.shape[1], columns)
 
 
-def _array(x: Any, argument: str) -> Any:
-    return ops.operand(lent(x, argument), argument)
-
-
 def _conv(x: Any, w: Any, *how: Any, out: Any = None) -> Any:
     layout, _, columns, _, window, precision = how
-    of = _array(x, "x"), _weight(w, layout, columns), _window(*window), "auto", precision
+    of = array_of(x, "x"), _weight(w, layout, columns), _window(*window), "auto", precision
     return given_back(ops.conv(*of, _memory(out)), x)
 
 
 def _transpose(y: Any, w: Any, *how: Any, out: Any = None) -> Any:
     layout, rows, columns, _, window, precision = how
-    of = _array(y, "y"), _weight(w, layout, columns), _window(*window), y.dim() - 2, rows
+    of = array_of(y, "y"), _weight(w, layout, columns), _window(*window), y.dim() - 2, rows
     return given_back(ops.conv_transpose(*of, "auto", precision, _memory(out)), y)
 
 
@@ -58,12 +61,12 @@ def _weight_grad(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
     layout, _, columns, size, window, precision = how
     # Of this weight no values are read: they are memory that nothing touches.
     nothing = _weight(torch.empty(layout_of(layout).n_blocks, size, size), layout, columns)
-    of = _array(x, "x"), _array(y, "y"), nothing, _window(*window), "auto", precision
+    of = array_of(x, "x"), array_of(y, "y"), nothing, _window(*window), "auto", precision
     return given_back(ops.conv_weight_grad(*of, _memory(out)).values, x)
 
 
 def _memory(out: Any) -> Any:
-    return None if out is None else _array(out, "out")
+    return None if out is None else array_of(out, "out")
 
 
 def _of_y(x: Any, w: Any, *how: Any) -> Any:

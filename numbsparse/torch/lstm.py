@@ -17,7 +17,7 @@ from numbsparse.torch import operators
 from numbsparse.torch.dispatch import counted, is_odd, is_plain, operator
 from numbsparse.torch.handles import layout_of
 from numbsparse.torch.layer import SparseModule, beside_sharded, draw_
-from numbsparse.torch.operators import check_dense, given_back, lent, matrix
+from numbsparse.torch.operators import array_of, check_dense, given_back, matrix
 
 State = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,7 +30,7 @@ def _forward(
     ih = matrix(weight_ih, layout_ih, x.shape[2], columns)
     hh = matrix(weight_hh, layout_hh, h.shape[1], columns)
     of = {"x": x, "bias": bias, "h": h, "c": c}
-    x_, bias_, h_, c_ = (ops.operand(lent(a, name), name) for name, a in of.items())
+    x_, bias_, h_, c_ = (array_of(a, name) for name, a in of.items())
     trace = ops.lstm(x_, ops.LSTMCells(hh, bias_, ih, precision=precision), h_, c_)
     hs, cs, gates = (given_back(a, x) for a in (trace.h, trace.c, trace.gates))
     return hs[1:], cs[-1].clone(), hs, cs, gates
@@ -118,7 +118,7 @@ def _grad(
     _, _, layout_hh, precision = others  # torch's tape alone asks for what gates are made of
     w = matrix(weight_hh, layout_hh, hs.shape[2], bias.shape[0])
     of = gates, hs, cs, bias, dy.contiguous(), dc
-    *trace, bias, dy, dc = (ops.operand(lent(a, "dy"), "dy") for a in of)
+    *trace, bias, dy, dc = (array_of(a, "dy") for a in of)
     cells = ops.LSTMCells(w, bias, precision=precision)
     # torch may ask for the gradient once more.
     grads = ops.lstm_grad(ops.LSTMTrace(*trace), cells, dy, None, dc, in_place=False)

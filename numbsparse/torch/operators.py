@@ -50,6 +50,11 @@ def lent(x: torch.Tensor, argument: str) -> Any:
     return array.view(bfloat16()) if x.dtype == torch.bfloat16 else array
 
 
+def array_of(x: torch.Tensor, argument: str) -> Any:
+    """A tensor as an array of ours, or of NumPy's."""
+    return ops.operand(lent(x, argument), argument)
+
+
 @lru_cache(maxsize=1024)
 def _bytes(n: int) -> Any:
     return ctypes.c_char * n
@@ -73,9 +78,7 @@ def matrix(values: torch.Tensor, layout: str, rows: int, columns: int) -> BlockS
     kept = layout_of(layout)
     check_values(values, kept.n_blocks)
     _checked_shape("w.shape", (rows, columns), kept.shape, values.shape[1])
-    return unchecked(
-        ops.operand(lent(values.contiguous(), "values"), "values"), kept, (rows, columns)
-    )
+    return unchecked(array_of(values.contiguous(), "values"), kept, (rows, columns))
 
 
 def family(
@@ -154,7 +157,7 @@ def _product(transposed: bool, x: Any, w: Any, *how: Any, out: Any = None) -> An
 
 def _sddmm(x: Any, y: Any, *how: Any, out: Any = None) -> Any:
     x, y = (a if a.dim() == 2 else a.reshape(-1, a.shape[-1]) for a in (x, y))
-    (layout, _, _, size, precision), x_, y_ = how, ops.operand(lent(x, "x"), "x"), lent(y, "y")
+    (layout, _, _, size, precision), x_, y_ = how, array_of(x, "x"), lent(y, "y")
     if out is not None:
         return ops.sddmm_into(out, x_.T, y_, layout_of(layout), precision=precision)
     s = ops.sddmm(x_.T, y_, layout_of(layout), block_size=size, precision=precision)
