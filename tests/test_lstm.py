@@ -146,6 +146,7 @@ def test_gradients_with_layer_norm(rng):
 NORMED = {  # units, block size, batch; blocks of threads of a row, units of a thread, rows in turn
     "a cluster for each row": ((70, 8, 3), (8, 2, 12)),
     "rows in turn": ((13, 8, 5), (1, 2, 3)),
+    "fewer units than gates": ((2, 8, 3), (1, 1, 1)),
 }
 
 

@@ -83,13 +83,13 @@ def parts(batch: int, units: int) -> int:
 def shares(batch: int, units: int) -> tuple[int, int, int, int]:
     """Blocks of threads of a row, their threads, units of a thread, and rows that a block takes.
 
-    The last is of the gradients alone.
+    There is a thread for each gate at least, whose scale it stores. Rows are of gradients alone.
     """
     blocks, at_once = 1, 2 if SIMULATED else multiprocessors()
     while copy_engine() and blocks < MOST_BLOCKS and units > blocks * MOST_THREADS * UNITS:
         blocks *= 2
     span = -(-units // blocks)
-    threads = min(-(-span // LEAST_THREADS) * LEAST_THREADS, MOST_THREADS)
+    threads = min(max(-(-span // LEAST_THREADS) * LEAST_THREADS, GATES), MOST_THREADS)
     rows = -(-batch * blocks * threads // (at_once * AT_ONCE))
     return blocks, threads, -(-span // threads), max(rows, 1)
 

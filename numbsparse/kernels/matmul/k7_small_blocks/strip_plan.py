@@ -110,9 +110,9 @@ def strip_of(
     for their steps, as leave three stages.
 
     Where a stage has few steps for a warp, and warps get ahead of each other, four; and two strips
-    share their groups in a cluster if they need much the same of a large x, and have as many
-    blocks. Where strips are too few for the GPU, they are narrower, and blocks of a cluster share
-    the sum (`shared_out`).
+    share their groups in a cluster if they need much the same of a large x, and keep little of w,
+    as many blocks each. Where strips are too few for the GPU, they are narrower, and blocks of a
+    cluster share the sum (`shared_out`).
     """
     batch, features, columns = sizes
     widest = warps_for(columns, item)
