@@ -270,6 +270,14 @@ def test_what_rungs_gain_over_steps_is_as_measured():
         assert list(said) == gains[: len(said)]
 
 
+def test_the_files_and_lines_of_the_text_are_those_of_the_source():
+    new = {figures.name: figures.new for figures in ladder.figures_of_steps()}
+    text = " ".join(read_lessons().split())
+    assert f"step 12 has {new['s12_grouped']}, about half" in text
+    files = len([*(LESSONS.parent / "matmul" / "k6_hopper").glob("weight_grad*.py")])
+    assert f"({['no', 'one', 'two', 'three', 'four'][files]} files `weight_grad*.py`)" in text
+
+
 def test_every_rung_on_a_gpu_is_profiled():
     read = {kernel for of in SECTIONS.values() for rungs, _ in of for kernel in rungs}
     assert lessons.BEFORE.keys() == {name for name in LADDER if name[:2] != "k0"}
