@@ -55,6 +55,23 @@ def test_softmax_far_out(home):
     np.testing.assert_allclose(got[0], home.rounded([-2e4, 0, -1e4]))
 
 
+@pytest.mark.filterwarnings("ignore:.*invalid value")  # of the simulator
+@in_all_homes
+def test_a_row_without_a_finite_largest_value_is_nan(home):
+    """As in torch: a loss of infinity, with a gradient that is finite in part, would train on."""
+    x = [[0, np.inf, 0], [np.inf, np.inf, 0], [-np.inf] * 3, [0, np.nan, 0], [0, 0, -np.inf]]
+    expected = np.array([[np.nan] * 3] * 4 + [[0.5, 0.5, 0]])
+    with np.errstate(divide="ignore"):
+        logs = np.log(expected)
+    logits, targets = home.send(x), home.send([0, 2, 1, 0, 1], dtype="int64")
+    losses, probabilities = ops.cross_entropy(logits, targets)
+    for got in (home.fetch(ops.softmax(logits)), home.fetch(probabilities)):
+        np.testing.assert_allclose(got, expected, rtol=2 * home.eps)
+    np.testing.assert_allclose(home.fetch(ops.log_softmax(logits)), logs, rtol=2 * home.eps)
+    losses = home.fetch(losses, losses.dtype)
+    np.testing.assert_allclose(losses, [np.nan] * 4 + [np.log(2)], rtol=2 * home.eps)
+
+
 @on_both_places
 @pytest.mark.parametrize("length", [2, 13, 16])
 def test_the_largest_value_is_found_wherever_it_is(home, length):
