@@ -1,7 +1,7 @@
 """What functions mean, in NumPy."""
 
 import numpy as np
-from scipy.special import expit, log_softmax, ndtr
+from scipy.special import expit, logsumexp, ndtr
 
 
 def gelu(x):
@@ -99,6 +99,11 @@ def softmax_grad_terms(y, dy):
     return y * (abs(dy) + abs(y * dy).sum(-1, keepdims=True))
 
 
+def log_softmax(x):
+    shifted = x - x.max(-1, keepdims=True, initial=-np.inf)  # NaN of infinity, as of torch's
+    return shifted - logsumexp(shifted, -1, keepdims=True)
+
+
 def log_softmax_grad(y, dy):
     return dy - np.exp(y) * dy.sum(-1, keepdims=True)
 
@@ -148,7 +153,7 @@ def sum_rows(dy, indices, rows):
 
 
 def losses(x, targets):
-    return -np.take_along_axis(log_softmax(x, -1), targets[..., None], -1)[..., 0]
+    return -np.take_along_axis(log_softmax(x), targets[..., None], -1)[..., 0]
 
 
 def cross_entropy_grad(p, dlosses, targets):

@@ -155,17 +155,16 @@ def far_out(name, dtype):
     if name in GRADS:
         return np.meshgrid(FAR, [1.5, -np.inf])
     rows = np.array(ROWS).astype(dtype).astype(float)
-    return [rows if name == "logsumexp" else rows[~(rows == np.inf).any(-1)]]
+    return [rows]
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the simulator's threads, too
 @pytest.mark.parametrize("home", HOMES, ids=str)
 @pytest.mark.parametrize("name", OF_ONE + OF_TWO + GRADS + ["softmax", "log_softmax", "logsumexp"])
 def test_far_out(name, home):
     """What overflows is infinite, what vanishes is 0, and nothing is NaN that has a value."""
     if home.place == "cuda" and not device.is_available():
         pytest.skip(device.why_unavailable())
-    if home.place == "cuda" and device.SIMULATED:
-        pytest.skip("the simulator's exponential raises where a GPU's gives infinity")
     room, meaning = next((room, m) for room, m in TABLE if m.name == name)
     others = {"number": None} if name in OF_TWO else {}
     with np.errstate(all="ignore"):
