@@ -11,7 +11,7 @@ from numbsparse import device, nn, ops
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.lstm import normed
 from numbsparse.nn import functional as F
-from numbsparse.testing import check_grads
+from numbsparse.testing import check_grads, races
 
 STEPS, BATCH, INPUTS, B = 2, 3, 5, 8
 
@@ -169,6 +169,28 @@ def test_norm_and_gates_in_one_launch(rng, case, drop):
     expected = outcome(F.lstm, exact, kept)
     for a, b in zip(outcome(F.lstm, there, factors), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=3e-6 * max(abs(b).max(), 1))
+
+
+def test_what_a_block_of_a_cluster_shows_stays_until_all_have_read_it(rng):
+    if not device.SIMULATED:
+        pytest.skip("races are found in the simulator")
+    units, size, batch = 32, 8, 2  # no thread is idle, and reads what another one writes
+    assert normed.shares(batch, units) == (2, 8, 2, batch)
+
+    def some(*shape):
+        return ns.to_device(rng.standard_normal(shape, dtype=np.float32))
+
+    gates, recurrent, bias, gain = (some(*rows, 4 * units) for rows in [(batch,)] * 2 + [()] * 2)
+    c_before, c, h, dy, dh, dc = (some(batch, units) for _ in range(6))
+    scales, dbias, dgain = some(batch, 4), some(1, 4 * units), some(1, 4 * units)
+
+    def run():
+        cell = bias, None, c_before, c
+        normed.forward(gates, recurrent, *cell, h, size, gain, 1e-5, scales)
+        gradients = dy, dh, dc, gates, dbias, size
+        normed.backward(gates, *cell, *gradients, gain, scales, dgain)
+
+    assert races(run) == []
 
 
 @pytest.mark.parametrize("norm", [False, True], ids=["plain", "layer norm"])

@@ -124,11 +124,16 @@ def test_streamed_steps_are_the_steps(
 
 
 @pytest.mark.parametrize(
-    ("batch", "tile", "join", "waits"),
-    [(32, 32, 12, False), (64, 64, -5, True), (64, 32, 12, True)],
-    ids=["without waiting", "cut lines", "two half tiles"],
+    ("dtype", "batch", "tile", "join", "waits"),
+    [
+        (HALVES[0], 32, 32, 12, False),
+        (HALVES[0], 64, 64, -5, True),
+        (HALVES[0], 64, 32, 12, True),
+        ("float32", 32, 32, 12, True),
+    ],
+    ids=["without waiting", "cut lines", "two half tiles", "float32, whose rows lanes read"],
 )
-def test_steps_wait_for_what_they_take(rng, monkeypatch, batch, tile, join, waits):
+def test_steps_wait_for_what_they_take(rng, monkeypatch, dtype, batch, tile, join, waits):
     """Of whole tiles; rows beyond the batch are copied as they come and left out."""
     if not ns.device.SIMULATED:
         pytest.skip("races are found in the simulator")
@@ -142,14 +147,15 @@ def test_steps_wait_for_what_they_take(rng, monkeypatch, batch, tile, join, wait
         return made[-1] if waits else made[-1]._replace(awaited=0 * made[-1].awaited)
 
     monkeypatch.setattr(steps_kernels, "deal", planned)
-    exact, _ = draw(rng, HALVES[0], B, 2 * B, batch, False)
+    exact, _ = draw(rng, dtype, B, 2 * B, batch, False)
 
-    def put(a, to=HALVES[0]):
+    def put(a, to=dtype):
         a = a.astype(as_dtype(to))
         return a.to("cuda") if isinstance(a, ns.BlockSparse) else ns.to_device(a)
 
     x, weight_ih, weight_hh, bias, h = map(put, exact[:5])
-    cells = ops.LSTMCells(weight_hh, bias, weight_ih, precision="high")
+    precision = "highest" if dtype == "float32" else "high"
+    cells = ops.LSTMCells(weight_hh, bias, weight_ih, precision=precision)
 
     def run():
         trace = ops.lstm(x, cells, h, put(exact[5], "float32"))
