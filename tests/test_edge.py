@@ -6,8 +6,9 @@ from conftest import HALVES, host
 from numpy.testing import assert_allclose, assert_array_equal
 
 import numbsparse as ns
-from numbsparse import nn, ops
+from numbsparse import device, nn, ops
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import matmul
 from numbsparse.nn import functional as F
 from numbsparse.nn.init import fan_in
 from numbsparse.testing import check_grads
@@ -39,6 +40,33 @@ def test_inside(rng, put, shape, dtype):
 
 def edged_again(w):
     return ns.BlockSparse.from_dense(w.toarray(), w.layout, block_size=B)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("float32", "highest"), ("float32", "high"), ("float16", "highest")]
+)
+@pytest.mark.parametrize("kernel", [*matmul.RUNGS])
+def test_products(rng, kernel, dtype, precision):
+    """By each rung, in both directions: neither rows nor columns beyond the edge are read."""
+    size = 8 if kernel[:2] in ("k7", "k9") else 32
+    put = ns.to_device if matmul.RUNGS[kernel] == "cuda" else np.asarray
+    if put is ns.to_device and not device.is_available():
+        pytest.skip(device.why_unavailable())
+    layout = ns.Layout([[1, 0], [1, 1]])
+    values = rng.standard_normal((layout.n_blocks, size, size)).astype(dtype)
+    values[layout.index.block_rows == 1, -5:] = np.nan
+    values[layout.index.block_columns == 1, :, -3:] = np.nan
+    w = ns.BlockSparse(values, layout, shape=(2 * size - 5, 2 * size - 3))
+    there = w.to("cuda") if put is ns.to_device else w
+    how = {"kernel": kernel, "precision": precision}
+    for one, other in ((w, there), (w.T, there.T)):
+        x = rng.standard_normal((70, one.shape[0])).astype(dtype)
+        try:
+            y = ns.matmul(put(x), other, **how)
+        except (TypeError, ValueError) as refused:
+            pytest.skip(str(refused))
+        exact = x.astype(float) @ one.toarray().astype(float)
+        assert_allclose(host(y), exact, rtol=0, atol=0.01 * abs(exact).max())
 
 
 @pytest.mark.parametrize("shape", EDGES, ids=str)
