@@ -9,9 +9,10 @@ from ptx_helpers import needs_ampere
 
 import numbsparse as ns
 from numbsparse import device, ops
-from numbsparse.device import to_device
+from numbsparse.device import streams, to_device
 from numbsparse.device.capture import Capture
 from numbsparse.device.launch import launch
+from numbsparse.device.tensor_map import tensor_map
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import PRODUCTS, k0_reference
@@ -194,6 +195,40 @@ def test_what_is_captured_announces_no_maps_and_overlaps(rng, monkeypatch):
         ns.matmul(x, w, kernel="k8_small_batch", out=y)
     assert started == [(True, 0)] * 3
     assert len(told) == len(set(told)) == 2
+    # What another library captures announces them in each replay: its graph may outlive them.
+    maps = tensor_map(x, (4, 64))
+    assert [plans.unannounced(maps) for _ in range(2)] == [1, 0]
+    monkeypatch.setattr(streams.Stream, "is_captured", property(lambda stream: True))
+    assert [plans.unannounced(maps) for _ in range(2)] == [1, 1]
+
+
+@needs_ampere
+def test_few_units_are_requested_one_by_one(monkeypatch):
+    if not copy_engine():
+        pytest.skip("takes a copy engine")
+    started = []
+    monkeypatch.setattr(launches, "start", lambda kernel, made, *others: started.append(made))
+    for n in (1, 500):
+        w = ns.BlockSparse(np.zeros((2 * n, 32, 32), np.float32), np.ones((n, 2))).to("cuda")
+        ns.matmul(to_device(np.zeros((4, 32 * n), np.float32)), w, kernel="k8_small_batch")
+    assert [(lines.source.stages, lines.patient) for lines in started] == [(2, True), (2, False)]
+
+
+@needs_ampere
+def test_a_plan_that_a_captured_step_makes_is_waited_for(rng, monkeypatch):
+    """One that the host made is there before."""
+    waited, start = [], launches.start
+    monkeypatch.setattr(launches, "start", lambda *args: waited.append(args[6]) or start(*args))
+    rows, columns = (to_device(np.array(a)) for a in ([0, 1, 1], [0, 0, 1]))
+    values = to_device(rng.standard_normal((3, 32, 32), dtype=np.float32))
+    x = to_device(rng.standard_normal((4, 64), dtype=np.float32))
+    w = ns.BlockSparse(rng.standard_normal((3, 32, 32), dtype=np.float32), [[1, 0], [1, 1]])
+    w, capture = w.to("cuda"), Capture()
+    with capture.under_way():
+        made = ns.Layout.on_device(rows, columns, (2, 2), capacity=3)
+        for matrix in (ns.BlockSparse(values, made), w):
+            ns.matmul(x, matrix, kernel="k8_small_batch")
+    assert waited == [True, False]
 
 
 @needs_ampere
