@@ -20,14 +20,14 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/kernels/lstm": 2_383,
     "numbsparse/kernels/matmul": 10_427,
     "numbsparse/kernels/parts": 6_717,
-    "numbsparse/kernels/ptx": 2_503,
+    "numbsparse/kernels/ptx": 2_530,
     "numbsparse/machine_code": 347,
     "numbsparse/nn": 7_936,
     "numbsparse/ops": 5_802,
     "numbsparse/pages": 1_951,
     "numbsparse/patterns": 989,
     "numbsparse/puzzles": 425,
-    "numbsparse/simulator": 2_492,
+    "numbsparse/simulator": 2_502,
     "numbsparse/torch": 2_036,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

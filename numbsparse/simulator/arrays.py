@@ -57,7 +57,7 @@ def _found(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
         start = array.ctypes.data - buffer.ctypes.data
         if 0 <= start < buffer.size:
             there = shared_bytes(other, name, buffer.size)[start : start + array.nbytes]
-            return there.view(array.dtype).reshape(array.shape)
+            return there.view(array.dtype).reshape(array.shape).view(Memory)
     raise TypeError("a shared array is taken here, got another one")
 
 
@@ -66,10 +66,14 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
     return buffers
 
 
+def address_of(array: np.ndarray) -> int:
+    return array.address if isinstance(array, Memory) else array.ctypes.data
+
+
 def extent(array: np.ndarray) -> tuple[int, int, int]:
     """Of an array in C order without gaps: its address, and the bytes of an item and of all."""
     check_gapless(array)
-    return array.ctypes.data, array.itemsize, array.nbytes
+    return address_of(array), array.itemsize, array.nbytes
 
 
 def check_gapless(array: np.ndarray) -> None:
@@ -90,6 +94,12 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     @cached_property
     def address(self) -> int:
         return self.ctypes.data
+
+    @cached_property
+    def flat_bytes(self) -> "Memory":
+        """The bytes of it, as a view."""
+        check_gapless(self)
+        return np.asarray(self).reshape(-1).view(np.uint8).view(Memory)
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
