@@ -3,8 +3,8 @@
 Local arrays are registers, and note nothing.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -157,13 +157,12 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     if accesses.watcher is None:
         return
     places = place if type(place) is tuple else (place,)
-    if len(places) == len(array.steps) and _SEVERAL.isdisjoint(map(type, places)):
-        every: Iterable[tuple[Any, ...]] = (places,)
-    else:
+    if len(places) != len(array.steps) or not _SEVERAL.isdisjoint(map(type, places)):
         array = np.asarray(array)[place].view(type(array))
-        every = np.ndindex(array.shape)
-    for places in every:
-        address = array.address
-        for i, (length, stride) in zip(places, array.steps, strict=True):
-            address += int(i) % length * stride  # -1 is the last
-        accesses.note(array.space, writes, address, array.itemsize)
+        for one in np.ndindex(array.shape):
+            _note(array, writes, one)
+        return
+    address = array.address
+    for i, (length, stride) in zip(places, array.steps, strict=True):
+        address += index(i) % length * stride  # -1 is the last
+    accesses.note(array.space, writes, address, array.itemsize)
