@@ -120,11 +120,11 @@ def pytest_collection(session):
 def beyond_pairs(items):
     """Those without which every two values of two parameters still meet: at each turn a case is
     taken in which most pairs are new, the first of them; not of float32, which takes three times as
-    long, where another has as many."""
+    long, where another has as many. Then those are left out whose pairs others have, too."""
     values = [[(k, repr(v)) for k, v in item.callspec.params.items()] for item in items]
     pairs = [set(combinations(each, 2)) for each in values]
     quick = [not re.search("float32|highest", repr(item.callspec.params)) for item in items]
-    wanted, taken = set().union(*pairs), set()
+    wanted, taken = set().union(*pairs), []
     best = [(-len(each), not quick[i], i) for i, each in enumerate(pairs)]  # a heap
     heapify(best)
     while wanted:
@@ -132,7 +132,12 @@ def beyond_pairs(items):
         now = -len(pairs[i] & wanted), slow, i
         if heapreplace(best, now) == now:  # as many are new as when it was looked at
             wanted -= pairs[i]
-            taken.add(i)
+            taken.append(i)
+    times = Counter(pair for i in taken for pair in pairs[i])
+    for i in sorted(taken, key=quick.__getitem__):
+        if all(times[pair] > 1 for pair in pairs[i]):
+            times.subtract(pairs[i])
+            taken.remove(i)
     return [item for i, item in enumerate(items) if i not in taken]
 
 

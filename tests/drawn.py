@@ -7,7 +7,7 @@ the cases are the same each time.
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -108,7 +108,19 @@ class Space:
             if case := self.grown(begun, left, rng):
                 cases.append(case)
                 left.remove(self.meetings_of(case))
-        return cases
+        return self.without_repeated(cases)
+
+    def without_repeated(self, cases: list[Case]) -> list[Case]:
+        """Of the last ones on, without each of which all meets in another case."""
+        times = Counter(meeting for case in cases for meeting in self.meetings_of(case))
+        kept = []
+        for case in reversed(cases):
+            met = self.meetings_of(case)
+            if all(times[meeting] > 1 for meeting in met):
+                times.subtract(met)
+            else:
+                kept.append(case)
+        return kept[::-1]
 
     def grown(
         self, begun: Case, left: Left | None, rng: np.random.Generator, more: int = TRIES

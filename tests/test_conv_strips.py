@@ -1,7 +1,6 @@
 """k6_strips: rows that are found in images, and boxes of pixels that taps share."""
 
 import re
-from itertools import product as every
 
 import numpy as np
 import pytest
@@ -47,13 +46,22 @@ NO_ROOM = [  # for so many steps
 
 
 @needs_cuda
-@pytest.mark.parametrize(
-    ("dtype", "product", "case"),
-    [*every(["float16", "float32"], PRODUCTS[:2], SHARED), *NO_ROOM],
-    ids=str,
-)
-def test_taps_that_share_boxes(dtype, product, case, monkeypatch):
+@pytest.mark.pairs
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("product", PRODUCTS[:2])
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_taps_that_share_boxes(case, product, dtype, monkeypatch):
     """However few tiles there are."""
+    check_shared(case, product, dtype, True, monkeypatch)
+
+
+@needs_cuda
+@pytest.mark.parametrize(("dtype", "product", "case"), NO_ROOM, ids=str)
+def test_taps_share_no_boxes_of_which_a_stage_has_no_room(dtype, product, case, monkeypatch):
+    check_shared(case, product, dtype, False, monkeypatch)
+
+
+def check_shared(case, product, dtype, has_room, monkeypatch):
     skip_unless_served("k6_strips", product, case, dtype)
     room, has_steps = [], rung("k6_strips").has_steps
     monkeypatch.setattr(
@@ -63,7 +71,7 @@ def test_taps_that_share_boxes(dtype, product, case, monkeypatch):
     problem = ConvProblem(case, dtype)
     got = run("k6_strips", product, problem, "cuda").astype(np.float64)
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
-    assert room[0] == ((dtype, product, case) not in NO_ROOM)
+    assert room[0] == has_room
     rung("k6_strips").tile_and_boxes.cache_clear()
 
 

@@ -3,8 +3,8 @@
 Local arrays are registers, and note nothing.
 """
 
-from collections.abc import Iterable
 from functools import cached_property
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def _found(array: np.ndarray, block: Block, other: Block) -> np.ndarray:
         start = array.ctypes.data - buffer.ctypes.data
         if 0 <= start < buffer.size:
             there = shared_bytes(other, name, buffer.size)[start : start + array.nbytes]
-            return there.view(array.dtype).reshape(array.shape)
+            return there.view(array.dtype).reshape(array.shape).view(Memory)
     raise TypeError("a shared array is taken here, got another one")
 
 
@@ -66,10 +66,14 @@ def _buffers(block: Block) -> dict[Any, np.ndarray]:
     return buffers
 
 
+def address_of(array: np.ndarray) -> int:
+    return array.address if isinstance(array, Memory) else array.ctypes.data
+
+
 def extent(array: np.ndarray) -> tuple[int, int, int]:
     """Of an array in C order without gaps: its address, and the bytes of an item and of all."""
     check_gapless(array)
-    return array.ctypes.data, array.itemsize, array.nbytes
+    return address_of(array), array.itemsize, array.nbytes
 
 
 def check_gapless(array: np.ndarray) -> None:
@@ -90,6 +94,12 @@ class Memory(np.ndarray):  # type: ignore[type-arg]
     @cached_property
     def address(self) -> int:
         return self.ctypes.data
+
+    @cached_property
+    def flat_bytes(self) -> "Memory":
+        """The bytes of it, as a view."""
+        check_gapless(self)
+        return np.asarray(self).reshape(-1).view(np.uint8).view(Memory)
 
     @cached_property
     def steps(self) -> list[tuple[int, int]]:
@@ -147,13 +157,12 @@ def _note(array: Memory, writes: bool, place: Any) -> None:
     if accesses.watcher is None:
         return
     places = place if type(place) is tuple else (place,)
-    if len(places) == len(array.steps) and _SEVERAL.isdisjoint(map(type, places)):
-        every: Iterable[tuple[Any, ...]] = (places,)
-    else:
+    if len(places) != len(array.steps) or not _SEVERAL.isdisjoint(map(type, places)):
         array = np.asarray(array)[place].view(type(array))
-        every = np.ndindex(array.shape)
-    for places in every:
-        address = array.address
-        for i, (length, stride) in zip(places, array.steps, strict=True):
-            address += int(i) % length * stride  # -1 is the last
-        accesses.note(array.space, writes, address, array.itemsize)
+        for one in np.ndindex(array.shape):
+            _note(array, writes, one)
+        return
+    address = array.address
+    for i, (length, stride) in zip(places, array.steps, strict=True):
+        address += index(i) % length * stride  # -1 is the last
+    accesses.note(array.space, writes, address, array.itemsize)

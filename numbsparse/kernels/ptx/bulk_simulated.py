@@ -7,7 +7,10 @@ for the wrong number of bytes or arrivals waits forever there, and raises here.
 
 import ctypes
 from collections.abc import Iterator
-from typing import Any
+from functools import lru_cache
+from math import prod
+from operator import index
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +26,7 @@ from numbsparse.kernels.ptx.simulated import _global, _piece, _shared, flat_byte
 from numbsparse.kernels.ptx.tiles import swizzled
 from numbsparse.kernels.ptx.warp import together
 from numbsparse.simulator.accesses import begin, note, note_unseen, noted, waited_for
-from numbsparse.simulator.arrays import PERIOD, counterpart
+from numbsparse.simulator.arrays import PERIOD, address_of, counterpart
 from numbsparse.simulator.clocks import COPY_ENGINE, Moment
 from numbsparse.simulator.threads import current
 
@@ -68,14 +71,13 @@ def bulk_load(shared, i, source, j, nbytes, bars, k):
     copy = begin(COPY_ENGINE)
     origin = _piece(_global(source), j, nbytes, moment=copy)
     _piece(shared, i, nbytes, writes=True, moment=copy)[:] = origin
-    barrier_of(bars, k, copy=copy).deliver(int(nbytes), copy)
+    barrier_of(bars, k, copy=copy).deliver(index(nbytes), copy)
 
 
 def first_multiple(shared, nbytes):
     if PERIOD % nbytes:
         raise ValueError(f"first_multiple takes a power of 2 up to {PERIOD} bytes, got {nbytes}")
-    array = np.asarray(_shared(shared))
-    return np.uint32(-array.ctypes.data % int(nbytes) // array.itemsize)
+    return np.uint32(-address_of(_shared(shared)) % index(nbytes) // shared.itemsize)
 
 
 def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
@@ -83,7 +85,7 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
     note_unseen(COPY_ENGINE)
     info, block = _info(tensor_map, corner), current().block
     place, start = _place_of_box(shared, i, info)
-    corner = [int(n) for n in corner]
+    corner = [*map(index, corner)]
     box = _box(info, corner).view(np.uint8)
     for rank, other in enumerate(block.cluster):
         if other is block if ranks is None else ranks >> rank & 1:
@@ -91,7 +93,7 @@ def _load(shared, i, tensor_map, corner, bars, j, ranks=None):
             there[place] = box.reshape(-1)
             copy = begin(COPY_ENGINE)
             if copy is not None:
-                note("shared", True, there.ctypes.data + start, box.size, copy, other.place)
+                note("shared", True, there.address + start, box.size, copy, other.place)
                 for address, nbytes, _ in _lines(info, corner):
                     note("global", False, address, nbytes, copy)
             barrier_of(bars, j, rank, copy).deliver(box.size, copy)
@@ -107,9 +109,9 @@ def tma_store_2d(shared, i, tensor_map, *places):
     box = flat_bytes(shared)[place]
     # What it reads is over when the thread has waited; when it is written no thread learns.
     read, written = begin(COPY_ENGINE), begin(COPY_ENGINE)
-    note("shared", False, flat_bytes(shared).ctypes.data + start, box.size, read)
+    note("shared", False, flat_bytes(shared).address + start, box.size, read)
     _stores()[-1].append(read)
-    for address, nbytes, at in _lines(info, [int(n) for n in corner]):
+    for address, nbytes, at in _lines(info, [*map(index, corner)]):
         ctypes.memmove(address, box[at : at + nbytes].tobytes(), nbytes)
         note("global", True, address, nbytes, written)
 
@@ -120,7 +122,7 @@ tma_store_3d = tma_store_5d = tma_store_2d
 def _loading(axes):
     def tma_load(shared, i, tensor_map, *rest):
         bars, j, *ranks = rest[axes:]
-        _load(shared, i, tensor_map, rest[axes - 1 :: -1], bars, j, *map(int, ranks))
+        _load(shared, i, tensor_map, rest[axes - 1 :: -1], bars, j, *map(index, ranks))
 
     return tma_load
 
@@ -131,45 +133,59 @@ tma_load_2d_multicast, tma_load_3d_multicast = map(_loading, (2, 3))
 
 def _lines(info, corner) -> Iterator[tuple[int, int, int]]:
     """(address, bytes, place in the box) of the lines of a box, as far as they are in the array."""
-    itemsize, box = int(info["itemsize"]), info["box"][: len(corner)]
-    own = [itemsize * int(np.prod(box[a + 1 :])) for a in range(len(corner))]
+    own = [info.itemsize * prod(info.box[a + 1 :]) for a in range(len(corner))]
     start, first, counts, strides = _inside(info, corner)
     for at in np.ndindex(*counts[:-1]) if all(counts) else ():
         places = (*at, 0)
         within = sum((f + n) * s for f, n, s in zip(first, places, own, strict=True))
         address = start + sum(n * s for n, s in zip(places, strides, strict=True))
-        yield address, counts[-1] * itemsize, within
+        yield address, counts[-1] * info.itemsize, within
 
 
 def _inside(info, corner) -> tuple[int, list[int], list[int], list[int]]:
     """The items of a box in the array: address, first in the box, how many, bytes from one on."""
-    shape, strides, box, steps = (
-        [int(n) for n in info[name][: len(corner)]] for name in ("shape", "strides", "box", "steps")
-    )
+    address, _, shape, strides, box, steps = info
     first = [max(-(c // s), 0) for c, s in zip(corner, steps, strict=True)]
     ends = [-((c - n) // s) for c, n, s in zip(corner, shape, steps, strict=True)]
     counts = [max(min(e, b) - f, 0) for e, b, f in zip(ends, box, first, strict=True)]
     places = zip(corner, first, steps, strides, strict=True)
-    address = int(info["address"]) + sum((c + f * step) * s for c, f, step, s in places)
+    address += sum((c + f * step) * s for c, f, step, s in places)
     return address, first, counts, [s * step for s, step in zip(strides, steps, strict=True)]
+
+
+class Map(NamedTuple):
+    """What a tensor map says, of each axis."""
+
+    address: int
+    itemsize: int
+    shape: list[int]
+    strides: list[int]
+    box: list[int]
+    steps: list[int]
+
+
+@lru_cache(256)
+def _read(said: bytes) -> Map:
+    info = np.frombuffer(said, SIMULATED_MAP)[0]
+    axes = [info[name][: info["axes"]].tolist() for name in ("shape", "strides", "box", "steps")]
+    return Map(int(info["address"]), int(info["itemsize"]), *axes)
 
 
 def _info(tensor_map, corner):
     """What a map says; lines of a box may begin anywhere in the array, but at 16 bytes."""
-    info, places = np.asarray(tensor_map).view(np.uint8).view(SIMULATED_MAP)[0], len(corner)
-    if info["axes"] != places:
-        raise ValueError(f"a map of {info['axes']} axes was given {places} places")
-    if int(corner[-1]) * int(info["itemsize"]) % 16:  # to a GPU an illegal instruction
+    info = _read(np.asarray(tensor_map).tobytes())
+    if len(info.shape) != len(corner):
+        raise ValueError(f"a map of {len(info.shape)} axes was given {len(corner)} places")
+    if index(corner[-1]) * info.itemsize % 16:  # to a GPU an illegal instruction
         raise ValueError(f"item {corner[-1]}, where a box begins, is not at a multiple of 16 bytes")
     return info
 
 
 def _place_of_box(shared, i, info):
     """Where the bytes of a box are in a shared array, and where the first of them is."""
-    axes, start, flat = int(info["axes"]), int(i) * shared.itemsize, flat_bytes(shared)
-    address = flat.ctypes.data + start
-    line = int(info["box"][axes - 1]) * int(info["itemsize"])
-    size = int(np.prod(info["box"][:axes])) * int(info["itemsize"])
+    start, flat = index(i) * shared.itemsize, flat_bytes(shared)
+    address = flat.address + start
+    line, size = info.box[-1] * info.itemsize, prod(info.box) * info.itemsize
     if start < 0 or start + size > flat.size:
         raise ValueError(f"a box of {size} bytes does not fit at byte {start}")
     if address % 128:
@@ -180,8 +196,7 @@ def _place_of_box(shared, i, info):
 
 def _box(info, corner):
     """The values of a box, 0 where it reaches beyond the array."""
-    axes = range(len(corner))
-    box = np.zeros([int(info["box"][a]) for a in axes], f"u{int(info['itemsize'])}")
+    box = np.zeros(info.box, f"u{info.itemsize}")
     start, first, counts, strides = _inside(info, corner)
     if 0 not in counts:
         nbytes = sum((n - 1) * s for n, s in zip(counts, strides, strict=True)) + box.itemsize

@@ -1,6 +1,7 @@
 """The instructions of `cluster_emitted` in the simulator."""
 
 from functools import cache
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -37,13 +38,13 @@ def _four_at(name, shared, j, rank, is_write):
     """The 16 bytes of that block's array, as float32."""
     if shared.dtype != np.float32:
         raise TypeError(f"{name} takes an array of float32, got {shared.dtype}")
-    block, start = current().block, 4 * int(j)
-    other = block.cluster[int(rank)]
+    block, start = current().block, 4 * index(j)
+    other = block.cluster[index(rank)]
     there = flat_bytes(counterpart(shared, block, other))
     if not 0 <= start <= there.size - 16 or start % 16:
         raise IndexError(f"16 bytes of a block's shared memory are not at its byte {start}")
     if accesses.watcher is not None:
-        note("shared", is_write, there.ctypes.data + start, 16, home=other.place)
+        note("shared", is_write, there.address + start, 16, home=other.place)
     return np.ndarray(4, np.float32, there, start)
 
 
@@ -104,16 +105,15 @@ def _units(
         return result.reshape(128, -1)
 
     def multiply(acc, shared, i, where, number):
-        acc, where = np.array(acc, np.float32), np.array(where, np.uint32)
-        if acc.size != units * n // 2 or where.size != 2 * units:
-            raise TypeError(f"this wgmma takes other tuples than {acc.size} and {where.size}")
-        start, shared = int(i) * shared.itemsize, (flat_bytes(shared),)
-        operands = acc, start, where, int(number)
-        return tuple(multiplied(wgmma_units_meaning, *operands, shared=shared))
+        if len(acc) != units * n // 2 or len(where) != 2 * units:
+            raise TypeError(f"this wgmma takes other tuples than {len(acc)} and {len(where)}")
+        start, shared = index(i) * shared.itemsize, (flat_bytes(shared),)
+        operands = acc, start, where, index(number)
+        return multiplied(wgmma_units_meaning, *operands, shared=shared, registers=True)
 
     return multiply
 
 
 def _placed(start: int, word: Any, operand: Operand) -> tuple[int, Operand]:
-    place, panel = (int(word) & 0x3FFF) << 4, int(word) >> 16 << 4
-    return int(start) + place, operand._replace(panel=panel)
+    place, panel = (index(word) & 0x3FFF) << 4, index(word) >> 16 << 4
+    return index(start) + place, operand._replace(panel=panel)

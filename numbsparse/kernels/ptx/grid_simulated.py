@@ -1,9 +1,12 @@
 """The instructions of `grid_emitted` in the simulator, where one thread runs at a time."""
 
+from operator import index
+
 import numpy as np
 
 from numbsparse.kernels.ptx.bulk_simulated import fence_proxy_async
 from numbsparse.simulator.accesses import observe, signal
+from numbsparse.simulator.arrays import address_of
 from numbsparse.simulator.threads import current
 
 fence_proxy_async_global = fence_proxy_async
@@ -40,5 +43,4 @@ def add_acq_rel(array, j, n):
 
 
 def _address(array, j):
-    flat = np.asarray(array)
-    return flat.ctypes.data + int(j) * flat.strides[0]
+    return address_of(array) + index(j) * array.strides[0]

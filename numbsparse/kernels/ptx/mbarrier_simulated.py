@@ -1,12 +1,13 @@
 """Barriers in shared memory that count arrivals and bytes, in the simulator."""
 
 from collections.abc import Callable
+from operator import index
 
 import numpy as np
 
 from numbsparse.kernels.ptx.simulated import cp_async_commit, cp_async_wait
 from numbsparse.simulator.accesses import note, noted
-from numbsparse.simulator.arrays import Memory, counterpart
+from numbsparse.simulator.arrays import address_of, counterpart
 from numbsparse.simulator.clocks import MBARRIER, Moment, Post
 from numbsparse.simulator.threads import Worker, current
 
@@ -98,8 +99,5 @@ def _place(bars, i, block):
     if bars.dtype != np.uint64:
         raise TypeError(f"an mbarrier is in an array of uint64, got {bars.dtype}")
     barriers: dict[int, Barrier] = block.own.setdefault(Barrier, {})
-    own = current().block
-    if block is own and isinstance(bars, Memory):
-        return barriers, bars.address + 8 * int(i)
-    there = counterpart(bars, own, block)
-    return barriers, there.ctypes.data + 8 * int(i)
+    there = counterpart(bars, current().block, block)
+    return barriers, address_of(there) + 8 * index(i)

@@ -4,6 +4,7 @@ What a GPU would silently do wrong raises here: places outside an array or betwe
 of 16 bytes, global memory for shared, registers of the wrong type.
 """
 
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numbsparse.kernels.ptx import meaning
 from numbsparse.kernels.ptx.warp import WARP, WORDS, register, together
 from numbsparse.simulator import accesses
 from numbsparse.simulator.accesses import begin, synchronizing, waited_for
-from numbsparse.simulator.arrays import Global, Memory, check_gapless, extent, note_piece
+from numbsparse.simulator.arrays import Global, Memory, extent, note_piece
 from numbsparse.simulator.clocks import COPY, Moment
 from numbsparse.simulator.threads import current
 
@@ -299,7 +300,7 @@ def _global(array):
 
 def _piece(array, i, nbytes, align=16, writes=False, moment=None):
     """The `nbytes` bytes from item i of the flat array on, as a view; it starts aligned."""
-    nbytes = int(nbytes)
+    nbytes = index(nbytes)
     flat, k = _place(array, i, nbytes, align, _BYTE, 1, writes, moment)
     return flat[k : k + nbytes]
 
@@ -311,7 +312,7 @@ def _place(array, i, nbytes, align, dtype, width, writes=False, moment=None):
     """
     of = array.extent if isinstance(array, Memory) else (*extent(array), None)
     address, itemsize, size, flats = of
-    start = int(i) * itemsize if nbytes else 0
+    start = index(i) * itemsize if nbytes else 0
     if not 0 <= start <= size - nbytes:
         raise IndexError(f"{nbytes} bytes from item {i} are outside an array of {array.size}")
     if nbytes and (address + start) % align:
@@ -328,7 +329,6 @@ def _place(array, i, nbytes, align, dtype, width, writes=False, moment=None):
 
 
 def flat_bytes(array):
-    """The bytes of an array, as a view."""
-    array = np.asarray(array)
-    check_gapless(array)
-    return array.reshape(-1).view(np.uint8)
+    """The bytes of an array, as a view that knows its address; the same one where it is kept."""
+    known = isinstance(array, Memory) and array.extent[3] is not None
+    return (array if known else array.view(Memory)).flat_bytes

@@ -95,8 +95,10 @@ class Warp:
 
 
 def _stacked(operands: Sequence[Any]) -> np.ndarray:
-    """The operands of all lanes."""
+    """The operands of all lanes: a number each, or a tuple or an array of them."""
     kind = type(operands[0])
+    if kind is tuple:
+        return _stacked([*chain.from_iterable(operands)]).reshape(len(operands), -1)
     if kind in WORDS and {*map(type, operands)} == {kind}:
         return np.frombuffer(b"".join(operands), kind)
     if kind is np.ndarray:

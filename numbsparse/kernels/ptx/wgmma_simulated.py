@@ -1,6 +1,7 @@
 """`wgmma` in the simulator: the last of a warpgroup's 128 threads to arrive computes."""
 
-from functools import cache
+from functools import cache, lru_cache
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numbsparse.kernels.ptx.tiles import Operand, swizzled
 from numbsparse.kernels.ptx.warp import WARP, WARPGROUP, together
 from numbsparse.simulator import accesses
 from numbsparse.simulator.accesses import multiplying, note_operand, note_unseen
+from numbsparse.simulator.arrays import PERIOD
 from numbsparse.simulator.clocks import WGMMA
 from numbsparse.simulator.threads import current
 
@@ -47,12 +49,12 @@ def wgmma(
         return result.reshape(128, -1)
 
     def multiply(acc, xs, i, ws, j, mask=1):
-        acc = np.array(acc, np.float32)
-        if acc.size != max(columns, 1) * m_tiles * n // 2:
-            raise TypeError(f"this wgmma takes another number of accumulators than {acc.size}")
-        i, j = int(i) * xs.itemsize, int(j) * ws.itemsize
+        if len(acc) != max(columns, 1) * m_tiles * n // 2:
+            raise TypeError(f"this wgmma takes another number of accumulators than {len(acc)}")
+        i, j = index(i) * xs.itemsize, index(j) * ws.itemsize
         shared = flat_bytes(xs), flat_bytes(ws)
-        return tuple(multiplied(wgmma_meaning, acc, i, j, int(mask), shared=shared))
+        operands = acc, i, j, index(mask)
+        return multiplied(wgmma_meaning, *operands, shared=shared, registers=True)
 
     return multiply
 
@@ -67,20 +69,20 @@ def accumulators(n: int) -> tuple[np.ndarray, np.ndarray]:
     return t // 32 * 16 + t % 32 // 4 + i // 2 % 2 * 8, t % 4 * 2 + i % 2 + i // 4 * 8
 
 
-def multiplied(meaning, *operands, shared):
+def multiplied(meaning, *operands, shared, registers=False):
     """A warpgroup runs products, which note by `read` what they read of shared memory."""
     note_unseen(WGMMA)
     thread = current()
     # Each warp begins by itself, reads all of it, and waits only for its own reads.
     with multiplying(thread.block, thread.thread_id // WARP):
-        return together(meaning, *operands, shared=shared, of=WARPGROUP)
+        return together(meaning, *operands, shared=shared, of=WARPGROUP, registers=registers)
 
 
 def read(shared, byte):
     """The running products read these bytes, all of every 16."""
     if accesses.watcher is not None:
         thread = current()
-        pieces = np.unique((shared.ctypes.data + byte) // 16)
+        pieces = np.unique((shared.address + byte) // 16)
         runs = np.split(pieces, np.flatnonzero(np.diff(pieces) > 1) + 1)
         first = thread.thread_id // WARPGROUP * WARPGROUP // WARP
         for warp in range(first, first + WARPGROUP // WARP):
@@ -109,17 +111,25 @@ fewer_registers = more_registers
 
 def check_start(shared, start):
     """A descriptor has no more bits of an address."""
-    if (shared.ctypes.data + int(start)) % 16:
+    if (shared.address + start) % 16:
         raise ValueError(f"an operand starts at byte {start}, which is not a multiple of 16")
 
 
 def _matrix(kind, shared, start, operand, rows, depth):
     """(rows, depth) float32 of an operand in shared memory; swizzled by the address."""
-    item, first = 4 if kind == "tf32" else 2, shared.ctypes.data
     check_start(shared, start)
-    row, k = np.arange(rows)[:, None], np.arange(depth)
-    byte = swizzled(first + start + operand.place(row, k, item), operand.width) - first
+    item = 4 if kind == "tf32" else 2
+    byte = start + _places((shared.address + start) % PERIOD, operand, rows, depth, item)
     if byte.min(initial=0) < 0:
         raise IndexError("an operand begins before its shared array, when swizzled")
     read(shared, byte)
-    return _KINDS[kind](shared.view(f"u{item}")[byte // item].view(np.uint32))
+    values = np.asarray(shared).view(f"u{item}")[byte // item]
+    return _KINDS[kind](values.view(np.uint32))
+
+
+@lru_cache(1024)
+def _places(first, operand, rows, depth, item):
+    """(rows, depth): where the items of an operand are, in bytes from its first one on, which is so
+    many behind a multiple of PERIOD."""
+    row, k = np.arange(rows)[:, None], np.arange(depth)
+    return swizzled(first + operand.place(row, k, item), operand.width) - first

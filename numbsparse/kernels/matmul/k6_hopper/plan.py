@@ -229,11 +229,10 @@ def pieces(of: Tile, batch: int, features: int) -> int:
 def fitted(tile: Tile, batch: int) -> Tile:
     """For a small batch with fewer rows, and no cluster to share them.
 
-    In the simulator it is a small one, because that runs a system thread for each thread.
+    In the simulator it has as few threads as the shares allow.
     """
     if SIMULATED:
         tile = tile._replace(WARPGROUPS=tile.SHARES, STAGES=2, FETCHERS=2)
-        return tile if batch > tile.ROWS else tile._replace(CLUSTER=1)
     if batch > tile.ROWS:
         return tile
     tile = tile._replace(M_TILES=min(tile.M_TILES, -(-batch // 64)), CLUSTER=1)
