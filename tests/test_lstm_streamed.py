@@ -56,7 +56,7 @@ def draw(rng, dtype, inputs, hidden, batch, drop, steps=STEPS, meets=True, size=
         ("float32", 8, 37, 2, 2, True, B),
         (HALVES[0], 8, 43, 3, 2, True, 8),
         ("float32", 8, 40, 2, 2, True, 8),
-        (HALVES[0], 8, 32, 3, 2, True, 8),
+        (HALVES[0], 8, 40, 3, 2, True, 8),
         ("float32", 8, 32, 2, 2, True, 8),
         (HALVES[0], 16, 43, 34, 2, True, 16),
         (HALVES[0], 8, 72, 3, 2, True, 64),

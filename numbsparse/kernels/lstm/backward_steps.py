@@ -58,10 +58,12 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
     (steps, batch, width), units = dgates.shape, c.shape[2]
     ring = ring_for(True, dgates.itemsize, exact, batch, units, block)
     item, panel = ring.ITEM, LINE // ring.ITEM
-    shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
-    panels = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
+    dz, panels = dgates.reshape(1, steps * batch, width), ring.FEW * B // panel // ring.COPIES
+    if panels > 1:  # of each copy; of one at a time, the last may have fewer columns
+        shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
+        dz = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
     weight = weights(values, ring) if exact else (values, (ring.FEW, B, B))
-    operands = weight, (panels, (ring.FEW * B // panel // ring.COPIES, ring.tile, panel))
+    operands = weight, (dz, (panels, ring.tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias
     given = Given(*(a.span for a in arrays))

@@ -39,11 +39,9 @@ def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
     Of units that are no multiple of UNITS they take a state with zeros for those that are missing,
     of other blocks than 32 x 32 those that `blocks` makes of them.
     """
-    columns = (index.columns.indptr.size - 1) * values.shape[1]
     return (
         values.size > 0
         and values.shape[1] in SIZES
-        and columns * values.itemsize % LINE == 0
         and batch > 0
         and (batch <= MOST_ROWS or -(-units // B) * -(-batch // ROWS) <= CROWDED * places())
         and values.address % 16 == 0

@@ -122,7 +122,8 @@ def copying(ring: Ring, rows: bool) -> Any:
     SPAN = PANEL if ring.transposed and COPIES > 1 else B // COPIES  # of what a name counts
     AFTER, BYTES = (ring.WEIGHTS // ring.WORD, ring.ROWS) if rows else (0, ring.WEIGHTS)
     MAP, MAP_OF_INPUTS, NAME = (1, 3, 3) if rows else (0, 2, 0)
-    INPUTS, TILED, TRANSPOSED, TILE = ring.inputs, ring.tiled, ring.transposed, ring.tile
+    INPUTS, TILED, TILE = ring.inputs, ring.tiled, ring.tile
+    PANELS = rows and ring.transposed and COPIES == 1  # side by side in a box
 
     @cuda.jit(device=True)
     def copy(engine, of_steps, arrived):
@@ -165,7 +166,7 @@ def copying(ring: Ring, rows: bool) -> Any:
                         x, y, z = int32(0), int32(0), own  # of weights
                         if rows:
                             x, y, z = int32(own * SPAN), first_row, int32(0)
-                            if TRANSPOSED:
+                            if PANELS:
                                 x, z = int32(0), int32(own * SPAN // PANEL)
                         if of_inputs:
                             tma_load_3d(shared, at, maps[MAP_OF_INPUTS], x, y, z, bars, stage)
