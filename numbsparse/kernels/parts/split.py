@@ -10,7 +10,7 @@ is not finite makes NaN of the sum, and such outputs are computed again.
 
 from typing import Any
 
-from numba import cuda, uint32
+from numba import cuda, uint32, uint64
 
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -35,7 +35,7 @@ def split_exact(x):
     cvt.rna_tf32 takes three instructions more, for a NaN, which the addition may turn into 0: then
     it is lo that is NaN.
     """
-    hi = uint32(as_uint32(x) + uint32(0x1000))
+    hi = uint32(uint64(as_uint32(x)) + uint64(0x1000))  # beyond 32 bits of a NaN of ones
     return hi, as_uint32(x - as_float32(uint32(hi & uint32(0xFFFFE000))))
 
 
