@@ -71,7 +71,7 @@ def test_streamed_steps_are_the_steps(
 ):
     monkeypatch.setattr(lstm_streamed, "FEW_STEPS", 2)
     monkeypatch.setattr(deal, "MOST_ROWS", 192)
-    monkeypatch.setattr(deal, "SOON", dict.fromkeys(deal.SOON, 99))
+    monkeypatch.setattr(lstm_streamed, "LAUNCHES", 99)
     monkeypatch.setattr(deal, "TO_JOIN", -5 if size == B and hidden % 8 else 12)  # then CUT is
     if not ns.device.is_available():
         pytest.skip(ns.device.why_unavailable())
@@ -286,10 +286,13 @@ def test_few_lines_have_a_multiprocessor_each(monkeypatch):
     ("size", "soon", "streamed"), [(16, 9, True), (16, 8, False), (64, 0, True)]
 )
 def test_small_blocks_are_put_together_where_steps_end_soon(monkeypatch, size, soon, streamed):
-    """Of 64 units two lines of two reads each, in two places: so many and what begins and ends."""
+    """Of 64 units two lines of two reads each, in two places: twice so many and what begins and
+    ends, of half a microsecond each, beside what products are expected to take."""
     monkeypatch.setattr(deal, "places", lambda: 2)
     monkeypatch.setattr(deal, "TO_BEGIN_AND_END", 7)
-    monkeypatch.setattr(deal, "SOON", {2: soon, 4: soon})
+    monkeypatch.setattr(deal, "A_READ", {1: 0.5, 2: 0.5})
+    monkeypatch.setattr(lstm_streamed, "LAUNCHES", soon - 4)
+    monkeypatch.setattr(lstm_streamed.times, "expected", lambda *_: {"k1": 2, "k2": 99})
     pattern = np.ones((64 // size, 4 * 64 // size), bool)
     values = np.zeros((pattern.sum(), size, size), as_dtype(HALVES[0]))
     if not ns.device.is_available():

@@ -27,10 +27,7 @@ BLOCKS = 2  # of threads, on a multiprocessor: one computes gates while the othe
 KINDS = store.KINDS | {"float32": "tf32"}  # of product, of a dtype
 TO_BEGIN_AND_END = 2  # reads that take as long as a piece's own work
 TO_JOIN = 12  # and as long as to hand over, or add, the parts of a line that is cut
-# Reads after which the last place ends a step, by bytes of an item: where small blocks that are put
-# together take no longer, a step takes less than the two launches that it takes by itself. Of more
-# rows than ROWS these take longer, and twice as many reads pay (H200).
-SOON = {2: 10, 4: 8}
+A_READ = {1: 0.28, BLOCKS: 0.4}  # microseconds, where so many blocks of threads share it (H200)
 
 
 def serves(values: DeviceArray, index: Index, batch: int, units: int) -> bool:
@@ -172,11 +169,10 @@ def few_of(transposed: bool, itemsize: int) -> int:
     return GATES // 2 if transposed and itemsize == 4 else GATES
 
 
-def ends_soon(index: Index, tiles: int, size: int, itemsize: int, soon: int) -> tuple[bool]:
-    """Whether a step does after so many reads, forward and backward at the mean."""
+def ends(index: Index, places: int, size: int, itemsize: int, tiles: int) -> tuple[float]:
+    """Reads after which the last place ends a step, forward and backward together."""
     reads = (_reads(index, transposed, size, itemsize) for transposed in (False, True))
-    ends = [_cut(np.tile(np.diff(indptr), tiles), places())[0] for _, _, indptr in reads]
-    return (sum(ends) <= 2 * soon,)
+    return (sum(_cut(np.tile(np.diff(indptr), tiles), places)[0] for _, _, indptr in reads),)
 
 
 def _cut(lengths: np.ndarray, places: int) -> tuple[Any, Any, np.ndarray]:
