@@ -12,10 +12,10 @@ that were drawn and timed, the newest of which count three times, 561 of a map o
 of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
 fitted apart, to 25 products: 1.8 us of 16 bits, 2.7 of float32, whatever is copied, but of up to 32
 rows an eighth; so was what k6, k7, k9 take to store odd rows, 0.1 to 0.3 us a megabyte, and 0.9
-us where blocks of threads of k8 share 16-bit weight-gradients of small blocks. At 557 of a seed
-that had no part in it, timed before these two and before k8 cut lines by cost, the choice took over
-1.05 times as long as the fastest rung at 5.9 %, 1.010 times on average. What counts is the order of
-the rungs, not their times: `numbsparse.tune` measures it on another card.
+us where blocks of threads of k8 share 16-bit weight-gradients of small blocks; those of float32 by
+k8 were made 0.94 of what they were by 55 products. At 634 of seeds that had no part in any fit the
+choice took over 1.05 times as long as the fastest rung at 5.0 %, 1.007 times on average. What
+counts is the order of the rungs, not their times: `numbsparse.tune` measures it on another card.
 """
 
 import json
