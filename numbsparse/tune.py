@@ -29,8 +29,8 @@ def tune(
     From then on `kernel="auto"` takes them wherever a product is alike: the same dtype, precision,
     block size and order, and batch, features and density within a factor of about 1.4. They are in
     the cache folder (NUMBSPARSE_CACHE_DIR, or `numbsparse` in the user's), a file for each card,
-    until the library's kernels change. Where nothing was measured "auto" uses the times of one
-    card that come with the library (`numbsparse/ops/times.json`). A terminal shows how far it is.
+    until the library's kernels change. Where nothing was measured "auto" uses the times of one card
+    that come with the library (`numbsparse/kernels/times.json`). A terminal shows how far it is.
 
     Parameters
     ----------

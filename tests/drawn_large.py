@@ -15,8 +15,9 @@ import pytest
 from drawn import Case, Space
 
 from numbsparse import Layout, device, to_device
+from numbsparse.kernels import times
 from numbsparse.kernels.matmul import RUNGS, n_tiles
-from numbsparse.ops import choice, times
+from numbsparse.ops import choice
 
 PLACE = "cuda" if device.is_available() else "cpu"
 ON_GPU = PLACE == "cuda" and not device.SIMULATED

@@ -1,18 +1,23 @@
 """Which rung of the convolutions `auto` takes, and what each refuses."""
 
+import json
+import os
 import re
-from dataclasses import replace
+import subprocess
+import sys
 from importlib import import_module
-from math import exp, log, sqrt
+from itertools import product as every
 
 import numpy as np
 import pytest
-from conv_helpers import ConvCase, ConvProblem, needs_cuda, skip_unless_served, why_not
+from conv_helpers import ConvCase, ConvProblem, needs_cuda, why_not
 
 import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, RUNGS, chosen, costs, rung
+from numbsparse.kernels import times
+from numbsparse.kernels.conv import PRODUCTS, costs, rung
+from numbsparse.ops import conv_window
 
 
 def of_features(of_in, of_out, n_in, n_out):
@@ -73,101 +78,156 @@ def test_images_that_tiles_of_8_x_8_would_fill_badly_are_refused(monkeypatch):
                 assert why_not("k4_wgmma", product, case, "float32") is None
 
 
-@needs_cuda
-@pytest.mark.parametrize(
-    ("product", "size", "batch", "best"),
-    [
-        ("forward", 64, 1, "k2_unfolded"),
-        ("forward", 8, 64, "k6_strips"),
-        ("input_grad", 64, 256, "k4_wgmma"),
-        ("weight_grad", 8, 64, "k6_strips"),
-        ("weight_grad", 32, 1, "k2_unfolded"),
-    ],
-)
-def test_which_rung_is_best_depends_on_the_number_of_outputs(product, size, batch, best):
-    case = ConvCase(batch, (8, 8), 512, 512, size, (3, 3), padding=1)
-    skip_unless_served("k4_wgmma", product, replace(case, block_size=16), "float16")
-    names = [name for name, place in RUNGS.items() if place == "cuda"]
-    call = case.window, case.in_features, case.out_features
-    how = product, size, as_dtype("float16"), "cuda", batch, "highest"
-    of = chosen(names, 9 * (512 // size) ** 2 // 10, *how, *call)
-    assert of is rung(best)
-
-
-@needs_cuda
-@pytest.mark.parametrize(
-    ("size", "batch", "side", "features", "taps", "density", "best"),
-    [
-        (16, 32, 16, (64, 512), 3, 0.041, "k4_wgmma"),
-        (16, 64, 64, (64, 512), 3, 0.188, "k6_strips"),
-        (8, 16, 56, (256, 512), 5, 0.131, "k6_strips"),
-        (32, 64, 28, (256, 512), 3, 0.089, "k4_wgmma"),
-        (32, 32, 32, (256, 64), 3, 0.123, "k4_wgmma"),
-    ],
-)
-def test_the_best_rung_of_drawn_input_gradients_of_stride_2(
-    size, batch, side, features, taps, density, best
-):
-    """As an H200 timed them."""
-    skip_unless_served("k4_wgmma", "input_grad", ConvCase(1, (8, 8), 16, 16, 16, (3, 3)), "float16")
-    case = ConvCase(batch, (side, side), *features, size, (taps, taps), 2, taps // 2)
-    names = [name for name, place in RUNGS.items() if place == "cuda"]
-    how = "input_grad", size, as_dtype("float16"), "cuda", batch, "highest"
+# As an H200 timed them: block size, dtype, batch, side, features, taps, density, stride.
+BEST = [
+    ("forward", 64, "float16", 1, 8, (512, 512), 3, 0.1, 1, "k2_unfolded"),
+    ("forward", 8, "float16", 64, 8, (512, 512), 3, 0.1, 1, "k6_strips"),
+    ("input_grad", 64, "float16", 256, 8, (512, 512), 3, 0.1, 1, "k4_wgmma"),
+    ("weight_grad", 8, "float16", 64, 8, (512, 512), 3, 0.1, 1, "k6_strips"),
+    ("weight_grad", 32, "float16", 1, 8, (512, 512), 3, 0.1, 1, "k2_unfolded"),
+    ("input_grad", 16, "float16", 32, 16, (64, 512), 3, 0.041, 2, "k4_wgmma"),
+    ("input_grad", 8, "float16", 16, 56, (256, 512), 5, 0.131, 2, "k6_strips"),
+    ("input_grad", 32, "float16", 64, 28, (256, 512), 3, 0.089, 2, "k4_wgmma"),
+    ("input_grad", 32, "float16", 32, 32, (256, 64), 3, 0.123, 2, "k4_wgmma"),
+    *((of, 8, "float32", 16, 28, (256, 256), 3, 0.1, 1, "k6_strips") for of in PRODUCTS),
+    *((of, 8, "float32", 1, 9, (736, 224), 3, 0.042, 1, "k2_unfolded") for of in PRODUCTS),
+]
+ON_A_CARD = """
+import json, sys
+import numpy as np
+from numbsparse.device import stand_in
+stand_in.install()
+from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.conv import RUNGS, chosen
+from numbsparse.ops import conv_window
+names, found = [name for name, place in RUNGS.items() if place == "cuda"], []
+for product, size, *call, _ in json.loads(sys.argv[1]):
+    dtype, batch, side, features, taps, density, stride = call
     n_blocks = int(density * taps**2 * np.prod(features) / size**2)
-    assert chosen(names, n_blocks, *how, case.window, *features) is rung(best)
+    precision = "high" if dtype == "float32" else "highest"
+    case = product, size, as_dtype(dtype), "cuda", batch, precision
+    window = conv_window((side, side), taps, stride, taps // 2, 1)
+    found.append(chosen(names, n_blocks, *case, window, *features).__name__.split(".")[-1])
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def chosen_on_a_card(compilers):
+    """What is chosen of BEST where rungs are asked for the plans of a card."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ON_A_CARD, json.dumps(BEST)],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(BEST)))
+def test_the_best_rung_is_chosen(number, chosen_on_a_card):
+    assert chosen_on_a_card[number] == BEST[number][-1]
+
+
+WINDOW = conv_window((16, 16), 3, 1, 1, 1)
+SIZES = 4, WINDOW, 64, 128, 60  # batch, features, blocks
+
+
+def counted(name, product="forward", size=16, dtype="float16", sizes=SIZES):
+    return np.array(costs.counts(name, product, size, as_dtype(dtype), "highest", *sizes), float)
 
 
 @needs_cuda
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize(
-    ("batch", "side", "features", "density", "best"),
-    [(16, 28, (256, 256), 0.1, "k6_strips"), (1, 9, (736, 224), 0.042, "k2_unfolded")],
+    "name",
+    ["k3_tensor_core", "k4_wgmma", "k6_strips", *(f"k2_unfolded/{by}" for by in costs.MULTIPLIERS)],
 )
-def test_the_best_rung_of_float32_in_blocks_of_8(batch, side, features, density, best, product):
-    """As an H200 timed them."""
-    case = ConvCase(batch, (side, side), *features, 8, (3, 3), padding=1)
-    skip_unless_served("k6_strips", product, case, "float32")
-    names = [name for name, place in RUNGS.items() if place == "cuda"]
-    how = product, 8, as_dtype("float32"), "cuda", batch, "high"
-    n_blocks = int(density * 9 * np.prod(features) / 64)
-    assert chosen(names, n_blocks, *how, case.window, *features) is rung(best)
+def test_a_time_is_a_sum_of_what_counts(monkeypatch, name, product):
+    size = 32 if name.endswith("hopper") else 16
+    found = counted(name, product, size)
+    assert found[0] == 1
+    assert (found >= 0).all()
+    assert np.isfinite(found).all()
+    case = costs.case_of(name, product, size, "float16", "highest")
+    factors = np.arange(1.0, found.size + 1)
+    monkeypatch.setattr(costs, "measured", lambda: {case: factors.tolist()})
+    how = product, size, as_dtype("bfloat16"), "highest"
+    assert costs.microseconds(name, *how, *SIZES) == pytest.approx(found @ factors)
+    assert costs.microseconds("k1_naive", *how, *SIZES) == np.inf  # not measured: taken last
+    many = counted(name, product, size, sizes=(64, *SIZES[1:]))
+    assert (many >= found).sum() > found.size / 2
+    assert many.sum() > found.sum()
 
 
-def test_a_time_is_a_sum_of_what_counts(monkeypatch):
-    of = "input_grad", 16, as_dtype("bfloat16"), "highest", 1000, 32, 64, 10
-    longest = 2 * 16 / 1e3  # both blocks that are seen, by which all lines could be filled
-    counts = [1, 1000 * 2560 / 1e9, 2560 / 64e3, 2 * 32_000 / 1e6, 2 * (64_000 + 2560) / 1e6]
-    counts.append(longest)
-    with_gaps = [*counts[:4], 2 * (128_000 + 2560) / 1e6, longest]  # zeros between pixels
-    copied = 2 * (64_000 + 64_000 + 2560) / 1e6  # into the places of residues
-    copied = [1.5, *counts[1:3], counts[3] * (1 - exp(-5)), copied, longest]  # where blocks are
-    for name, square, of_rung in (
-        ("k4_wgmma", 0, counts),
-        ("k4_wgmma", 64, counts),
-        ("k4_wgmma", 128, with_gaps),
-        ("k6_strips", 0, counts),
-        ("k6_strips", 64, counts),
-        ("k2_unfolded/k7_small_blocks", 64, copied),
-        ("k2_unfolded/k6_hopper", 64, copied),
-    ):
-        for place, count in enumerate(of_rung):
-            one = {f"{name} lines float16 16": np.eye(6)[place]}
-            monkeypatch.setattr(costs, "measured", lambda one=one: one)
-            assert costs.microseconds(name, *of, square) == pytest.approx(count)
-    assert costs.microseconds("k3_tensor_core", *of, 64) == np.inf  # not measured: taken last
-    many = *of[:4], 10_000, *of[5:], 0, 20  # tiles, whose taps share boxes of so many features
-    for features, seen in ((64, 20), (256, 20), (257, 32)):
-        one = {"k6_strips lines float16 16": np.eye(6)[3]}
-        monkeypatch.setattr(costs, "measured", lambda one=one: one)
-        sizes = *many[:6], features, *many[7:]
-        assert costs.microseconds("k6_strips", *sizes) == pytest.approx(2 * 10_000 * seen / 1e6)
-    of = "forward", 16, as_dtype("float16"), 20 * 64, 800, 16 * 64, 160, 0  # 320 tiles: 3 rounds
-    assert costs.counts("k4_wgmma", *of)[5] == pytest.approx(
-        3 * 16 * (2.5 + sqrt(5 * log(64))) / 1e3
-    )
-    of = "weight_grad", 16, as_dtype("float16"), 8192, 64, 64  # of few blocks the sums are cut
-    for n_blocks, part in ((1, 1 / 8), (66, 1 / 2), (132, 1), (133, 2)):
-        assert costs.counts("k4_wgmma", *of, n_blocks, 0)[5] == pytest.approx(8.192 * part)
-    monkeypatch.undo()
-    of = "weight_grad", 128, as_dtype("float32"), "high"  # which are taken as several of 64
-    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, 1000, 128, 128, 1, 0) < np.inf
+@needs_cuda
+def test_what_is_unfolded_is_a_product_of_the_ladder():
+    """Of the features that a block multiplies; in parts that stay in the cache; and is written,
+    unless each output sees the pixel where it is."""
+    by, of = "k8_small_batch", ("forward", as_dtype("float16"), "highest")
+    read = 9 * 64 * (1 - np.exp(-60 / 36))
+    product = times.in_random("forward", 16, of[1], 1024, read, 128, 60)
+    found = counted(f"k2_unfolded/{by}")
+    written = 2 * 1024 * read / 1e6
+    np.testing.assert_allclose(found, [1, times.of_rungs(*of, product)[by], 1, written, 0, 0])
+    many = counted(f"k2_unfolded/{by}", sizes=(1024, *SIZES[1:]))
+    part = (1 << 25) // int(2 * read * 64) * 64
+    rows = [*[part] * (1024 * 256 // part), 1024 * 256 % part]
+    each = (times.in_random("forward", 16, of[1], n, read, 128, 60) for n in rows)
+    assert many[1] == pytest.approx(sum(times.of_rungs(*of, n)[by] for n in each))
+    alone = conv_window((16, 16), 1, 2, 0, 1)  # of whose input-gradient squares are copied
+    found = counted(f"k2_unfolded/{by}", "input_grad", sizes=(4, alone, 64, 128, 60))
+    copied = 2 * (4 * 256 * 64 + 4 * 64 * 64) / 1e6
+    np.testing.assert_allclose(found[2:], [0, 0, 1, copied])
+    assert counted(f"k2_unfolded/{by}", "weight_grad", sizes=(4, alone, 64, 128, 60))[3] > 0
+
+
+@needs_cuda
+def test_taps_that_share_boxes_load_less(monkeypatch):
+    k6 = rung("k6_strips")
+    caches = k6.tile_and_boxes, k6.boxes_of_weight_grad
+    for product in PRODUCTS:
+        shared = counted("k6_strips", product)
+        monkeypatch.setattr(k6, "WORTH", -1.0)
+        [cached.cache_clear() for cached in caches]
+        apart = counted("k6_strips", product)
+        monkeypatch.undo()
+        [cached.cache_clear() for cached in caches]
+        assert shared.sum() < apart.sum()
+
+
+@needs_cuda
+def test_boxes_at_a_stride_are_counted_apart():
+    """Every second pixel is loaded, and takes as long as all of them."""
+    strided = 4, conv_window((32, 32), 3, 2, 1, 1), 64, 128, 60
+    for product in ("forward", "weight_grad"):
+        assert (counted("k4_wgmma", product, sizes=strided) > 0).sum() > (
+            counted("k4_wgmma", product) > 0
+        ).sum()
+
+
+@needs_cuda
+def test_larger_blocks_are_taken_as_several():
+    of = "weight_grad", 128, as_dtype("float32"), "high"
+    assert 0 < costs.microseconds("k2_unfolded/k6_hopper", *of, *SIZES[:4], 1) < np.inf
+
+
+@needs_cuda
+def test_any_convolution_has_counts():
+    """Of no image, or no block; of one axis or three; whatever taps see, if anything."""
+    rng = np.random.default_rng(0)
+    names = ["k3_tensor_core", "k4_wgmma", "k6_strips", "k2_unfolded/k8_small_batch"]
+    for _ in range(60):
+        axes = int(rng.integers(1, 4))
+        draw = lambda low, high, axes=axes: tuple(rng.integers(low, high, axes).tolist())  # noqa: E731
+        try:
+            window = conv_window(draw(1, 20), draw(1, 4), draw(1, 4), draw(0, 4), draw(1, 4))
+        except ValueError:  # taps that are farther apart than the image is wide
+            continue
+        features = rng.integers(16, 200, 2).tolist()
+        sizes = int(rng.integers(0, 5)), window, *features, int(rng.integers(0, 40))
+        for name, product in every(names, PRODUCTS):
+            found = counted(name, product, sizes=sizes)
+            assert np.isfinite(found).all()
+            assert (found >= 0).all()

@@ -9,10 +9,11 @@ import pytest
 from numbsparse import BlockSparse, device
 from numbsparse.device import to_device
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import times
 from numbsparse.kernels.matmul import PRODUCTS, rung
 from numbsparse.kernels.matmul.k9_dense_tiles import plan, tiles
 from numbsparse.layout import Layout
-from numbsparse.ops import choice, times, tuned
+from numbsparse.ops import choice, tuned
 from numbsparse.ops.index import index_beside
 from numbsparse.testing import Case, check_rung, races
 

@@ -13,9 +13,10 @@ from numbsparse import device
 from numbsparse.bench import held_out
 from numbsparse.bench.problem import APART, BLOCK_SIZES
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels import times
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.layout import Layout
-from numbsparse.ops import choice, times, tuned
+from numbsparse.ops import choice, tuned
 
 on_device = pytest.mark.skipif(not device.is_available(), reason="takes a GPU or the simulator")
 FLOAT16 = as_dtype("float16")
@@ -121,6 +122,17 @@ def test_a_line_longer_than_others_takes_longer(name, size):
         )
         assert (long >= short - 1e-9).all()
         assert (long > short + 1e-9).any() == (product != "weight_grad")
+
+
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_a_random_layout_has_places_for_all_of_its_blocks(size):
+    """However many features were left out, as no block multiplies them."""
+    of = times.in_random("forward", size, FLOAT16, 100, 6.3 * size, size, 10)
+    assert of.reads >= 10 * size
+    assert of.density <= 1
+    assert 1 <= of.longest <= 10
+    every_line = times.in_random("weight_grad", size, FLOAT16, 1, 3.0, size - 1, 1)
+    assert every_line.reads == every_line.makes == size
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ from numbsparse.bench.contestants import CUBLAS, CUDNN, FEATURE_MAJOR, OURS, TRI
 from numbsparse.bench.measure import Case, in_time
 from numbsparse.bench.problem import APART, BLOCK_SIZES, NUMBERS, Problem, matrices, random
 from numbsparse.bench.results import Row
-from numbsparse.kernels import conv
+from numbsparse.kernels import conv, times
 from numbsparse.kernels.conv import costs
 from numbsparse.kernels.conv.costs import UNFOLDED
 from numbsparse.kernels.matmul import PRODUCTS, RUNGS
 from numbsparse.layout import Layout
-from numbsparse.ops import times
 
 ENDS = (16, 32, 64, 96, 128, 192, 256, 512, 1024)  # rows, the last of a tile somewhere
 HOPELESS = 2.0  # times as long as the fastest is expected to take: not measured
@@ -131,7 +130,9 @@ class Drawn(NamedTuple):
         if of.side:
             how = sizes_of(of, self.product)
             for name in filter(OURS.__ne__, names):
-                yield name, costs.case_of(name, *how[:4]), costs.counts(name, *how[:3], *how[4:])
+                found = costs.counts(name, *how)
+                if np.isfinite(found).all():  # the ladder's rung that multiplies was timed
+                    yield name, costs.case_of(name, *how[:4]), found
             return
         numbers = self.product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, self.feature_major)
@@ -141,8 +142,7 @@ class Drawn(NamedTuple):
 
 def sizes_of(of: Problem, product: str) -> tuple[Any, ...]:
     """What `costs` takes of a convolution, from the product on."""
-    features = of.in_features, of.out_features, of.layout.n_blocks
-    sizes = costs.sizes_of(product, of.batch, of.window, *features)
+    sizes = of.batch, of.window, of.in_features, of.out_features, of.layout.n_blocks
     return product, of.block_size, of.x.dtype, of.precision, *sizes
 
 
@@ -154,8 +154,8 @@ def rungs_of_images(of: Problem, product: str) -> list[str]:
     names = [name for name in rungs if conv.rung(name).unsupported(*case, *call) is None]
     if UNFOLDED in names:
         names.remove(UNFOLDED)
-        by = costs.multipliers(*sizes_of(of, product))
-        names += sorted(f"{UNFOLDED}/{name}" for _, name in by)
+        by = costs.unfolded_by(*sizes_of(of, product))
+        names += sorted(f"{UNFOLDED}/{name}" for name in by)
     return names
 
 

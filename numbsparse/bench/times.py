@@ -1,4 +1,4 @@
-"""What `auto` goes by: the factors of `ops.times` and `conv.costs`, fitted to what was drawn.
+"""What `auto` goes by: the factors of `kernels.times` and `conv.costs`, fitted to what was drawn.
 
 What the choice costs at other points is drawn and measured by `held_out`. A factor of a case is
 that of its rung, times one for the numbers and one for the block size, which are held near 1: so
@@ -15,26 +15,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import least_squares, minimize
+from scipy.optimize import minimize
 
 from numbsparse.bench import held_out
 from numbsparse.bench.held_out import Found
 from numbsparse.bench.timing import require_times
 from numbsparse.files import write_json
+from numbsparse.kernels import times
 from numbsparse.kernels.conv import costs
 from numbsparse.kernels.matmul import PRODUCTS
 from numbsparse.machine import describe
-from numbsparse.ops import choice, times
+from numbsparse.ops import choice
 
 COUNT = 3000  # of products that are drawn
 FITTED = 16  # convolutions of each block size and numbers
-LAUNCH = 2.0  # microseconds that one takes at least
-USUAL = 4.0, 8.0, 1.0, 0.3, 0.5, 1.0  # factors of convolutions: most are within some times of these
-HOLD, ALIKE = 0.03, 1.0  # how much those of a rung are held there, and its cases' to each other
-# Of products: what is usual of a launch; how much factors are held, of a rung, and of launches and
-# cases. Differences of logarithms that times are off by, and among which a choice is by chance; the
-# most that is lost by a choice, and how much that weighs beside the times.
-FIRST, HELD, HELD_ALIKE = 1.5, 0.5, 25.0
+# What is usual of a launch; how much factors are held, of a rung, and of launches and cases.
+# Differences of logarithms that times are off by, and among which a choice is by chance; the most
+# that is lost by a choice, and how much that weighs beside the times.
+FIRST, HELD, HELD_ALIKE, ALIKE_OF_IMAGES = 1.5, 0.5, 25.0, 3.0
 NEAR, BY_CHANCE, MOST_LOST, LOST = 0.1, 0.05, 0.5, 15.0
 STEPS, FARTHEST = {"maxiter": 1000, "maxcor": 30}, (-6.0, 6.0)  # logarithms
 
@@ -78,7 +76,7 @@ def run(
 
 
 def fit(jobs: int, only: str | None, of_images: bool, minutes: float = inf) -> dict[str, Any]:
-    """What `ops.times` or `costs` reads: of drawn ones, that no seed of the command draws."""
+    """What `kernels.times` or `costs` reads: of drawn ones, that no seed of the command draws."""
     count = FITTED * len(held_out.KINDS) * len(PRODUCTS) if of_images else COUNT
     rng = np.random.default_rng([0, 1 if of_images else 2])
     all_drawn = held_out.convolutions(rng) if of_images else held_out.drawn(rng, only, True)
@@ -102,12 +100,13 @@ def content_of(all_found: Iterable[Found], of_images: bool = False) -> dict[str,
         for point, each in enumerate(all_found)
         for name, case, counts in each.of.counted(each.seconds)
     ]
-    factors = fitted(timed) if of_images else fitted_to_choose(timed) if timed else {}
+    alike = ALIKE_OF_IMAGES if of_images else HELD_ALIKE
+    factors = fitted_to_choose(timed, alike) if timed else {}
     of_case = {
         case: [float(f"{factor:.4g}") for factor in factors[case]] for case in sorted(factors)
     }
     file = "--conv --json numbsparse/kernels/conv/costs.json"
-    file = file if of_images else "--json numbsparse/ops/times.json"
+    file = file if of_images else "--json numbsparse/kernels/times.json"
     command = f"python -m numbsparse times {file} --points 0"
     return {"machine": describe("cuda"), "command": command, "factors": of_case}
 
@@ -121,7 +120,7 @@ class Timed(NamedTuple):
     point: int
 
 
-def fitted_to_choose(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
+def fitted_to_choose(timed: Sequence[Timed], alike: float = HELD_ALIKE) -> dict[str, np.ndarray]:
     """Factors by case, with which the rung that is expected to be the fastest loses least.
 
     Times are fitted first, those near the fastest of a point more than others. Then what a choice
@@ -145,7 +144,7 @@ def fitted_to_choose(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
             made[case] = np.array(
                 [[places.setdefault(key, len(places)) for key in of] for of in keys]
             )
-    held = np.array([HELD if i and not word else HELD_ALIKE for _, word, i in places])
+    held = np.array([HELD if i and not word else alike for _, word, i in places])
     own = np.concatenate([made[of.case] for of in timed])
     counts = np.concatenate([np.multiply(of.counts, usual[of.case]) for of in timed])
     rows = np.repeat(np.arange(len(timed)), [len(of.counts) for of in timed])
@@ -184,40 +183,6 @@ def usual_of(rung: Sequence[Timed]) -> np.ndarray:
     most, took = counts.max(0), np.median([of.took for of in rung])
     found: np.ndarray = np.maximum(np.median(counts, 0), np.where(most, most / 20, 1))
     return np.append(FIRST, (took / most.size / found)[1:])
-
-
-def fitted(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
-    """Factors by case, whose sums of counts are nearest to the times of each rung.
-
-    All factors are positive, and that of launches, the first, is LAUNCH or more. What no point
-    tells stays near what is USUAL. Distances are in logarithms.
-    """
-    found: dict[str, np.ndarray] = {}
-    for rung in by_rung(timed, 2).values():
-        found |= _fitted_of_rung(rung)
-    return found
-
-
-def _fitted_of_rung(timed: Sequence[Timed]) -> dict[str, np.ndarray]:
-    each, took = all_cases([of.case for of in timed]), np.array([of.took for of in timed])
-    counts = np.array([of.counts for of in timed])
-    numbers, sizes = zip(*map(parts_of, each), strict=True)
-    words = sorted(set(numbers)) + sorted(set(sizes))
-    shared = np.array([[1] + [word in parts_of(case) for word in words] for case in each])
-    own = np.array([each.index(of.case) for of in timed])
-    n_counts, n_words = counts.shape[1], 1 + len(words)
-    least = np.where(np.arange(n_counts) == 0, LAUNCH, 0.0)
-    hold = np.where(np.arange(n_words) == 0, HOLD, ALIKE)[:, None]
-
-    def factors(logs: np.ndarray) -> np.ndarray:
-        return np.maximum(np.exp(shared @ logs.reshape(n_words, -1)) * USUAL[:n_counts], least)
-
-    def off(logs: np.ndarray) -> np.ndarray:
-        ratios = (counts * factors(logs)[own]).sum(1) / took
-        return np.concatenate([np.log(ratios), (hold * logs.reshape(n_words, -1)).ravel()])
-
-    found = least_squares(off, np.zeros(n_words * n_counts)).x
-    return dict(zip(each, factors(found), strict=True))
 
 
 def all_cases(cases: Collection[str]) -> list[str]:

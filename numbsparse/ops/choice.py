@@ -4,9 +4,10 @@ from math import inf
 from typing import Any
 
 from numbsparse.device import DeviceArray, runtime
+from numbsparse.kernels import times
 from numbsparse.kernels.matmul import MADE_SIZES, OWN, PRECISIONS, RUNGS, n_tiles, rung
 from numbsparse.layout import Layout
-from numbsparse.ops import times, tuned
+from numbsparse.ops import tuned
 from numbsparse.ops.made import MadeLayout
 from numbsparse.patterns.checks import word
 

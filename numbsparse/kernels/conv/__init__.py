@@ -33,11 +33,10 @@ relative error, in units of 2^-23.
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from importlib import import_module
-from math import inf
 from types import ModuleType
 from typing import Any
 
-from numbsparse.kernels.conv.costs import UNFOLDED, microseconds, multipliers, sizes_of
+from numbsparse.kernels.conv.costs import UNFOLDED, microseconds, unfolded_by
 from numbsparse.kernels.conv.window import Window
 
 PRODUCTS = ("forward", "input_grad", "weight_grad")
@@ -88,10 +87,10 @@ def chosen(names: Sequence[str], n_blocks: int, *case: Any) -> ModuleType:
 def ranked(names: tuple[str, ...], n_blocks: int, *case: Any) -> list[str]:
     """The fastest one last: see `costs`."""
     product, block_size, dtype, _, batch, precision, window, n_in, n_out = case
-    of = product, block_size, dtype, precision
-    sizes = sizes_of(product, batch, window, n_in, n_out, n_blocks)
-    times = {name: microseconds(name, *of, *sizes) for name in names}
-    times[UNFOLDED] = min([time for time, _ in multipliers(*of, *sizes)], default=inf)
+    of = product, block_size, dtype, precision, batch, window, n_in, n_out, n_blocks
+    times = {name: microseconds(name, *of) for name in names}
+    for by in unfolded_by(*of)[:1]:
+        times[UNFOLDED] = microseconds(f"{UNFOLDED}/{by}", *of)
     return sorted(names, key=lambda name: -times[name])
 
 

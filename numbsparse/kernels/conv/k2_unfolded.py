@@ -33,7 +33,7 @@ from numbsparse.device import DeviceArray, empty
 from numbsparse.device.launch import launch
 from numbsparse.kernels import matmul
 from numbsparse.kernels.card import copy_engine, multiprocessors
-from numbsparse.kernels.conv.costs import multipliers
+from numbsparse.kernels.conv.costs import IN_CACHE, multipliers
 from numbsparse.kernels.conv.window import Boxes, Pass, seen_in_boxes
 from numbsparse.kernels.edge import inside
 from numbsparse.kernels.elementwise import fill
@@ -52,7 +52,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 DTYPES = ("float16", "bfloat16", "float32")
 PRODUCT_ERROR = 6  # that of the rungs that multiply
 ROWS = 64  # of a part, a multiple
-IN_CACHE, IN_MEMORY = 1 << 25, 1 << 28  # bytes of a part: of all taps, and of some
+IN_MEMORY = 1 << 28  # bytes of a part of some taps, as IN_CACHE of all
 THREADS, RUN = 256, 4  # pieces of 16 bytes of a thread; of one, 1.08 to 1.12 times as long (H200)
 NONE = -1
 BLOCK_BITS, BLOCK = 16, 0xFFFF
@@ -117,8 +117,7 @@ def multiplier(
     if by:
         return matmul.rung(by)
     of = product, values.shape[1], values.dtype, precision
-    by_time = multipliers(*of, *rows, values.shape[0], 0)
-    name = next((name for _, name in by_time), "k3_registers")
+    name = next(iter(multipliers(*of, *rows, values.shape[0])), "k3_registers")
     if name == "k7_small_blocks" and matmul.rung(DENSE).suits(*of[:3], rows[0], index):
         name = DENSE
     return matmul.rung(name)

@@ -95,8 +95,9 @@ COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
     16: Costs(0.0007, 0.0185, 6.5, 0.0, 0.2, (1.0, 0.0, 0.85)),
 }
 # Taps share boxes where this part of the pixels is loaded, at most, and so many at once; of
-# weight-gradients up to how many features it was timed. Of 28 drawn products, of few outputs or of
-# many features, they take 0.41 to 1.17 of the time, 0.85 at the mean, three more than 1.05 (H200).
+# weight-gradients up to how many features it was timed. Of 48 drawn products that had no part in
+# these limits they take 0.45 to 1.38 of the time, 0.90 at the mean, 11 more than 1.05; of 26 whose
+# taps are two apart, and boxes up to three times as large as tiles, 0.95 (H200).
 WORTH, LARGEST, MOST_FEATURES = 0.75, 200, 1024
 STAGE_ROWS, A_TILE = 32, 32  # of a region; pixels that are loaded while one is multiplied
 # Rows that lanes read at once: in one line of a box no two share banks. Tiles of 4 x 8 took 0.66 to
@@ -334,16 +335,23 @@ def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:
     features; none where taps share no boxes."""
     if x.shared is None:
         return ()
-    shared, of_group, found = x.shared, LINE // 2 * x.shared.shifts, list[Way]()
-    box = max(shared.room, STAGE_ROWS)
+    of_group = LINE // 2 * x.shared.shifts
     slots, most = planned(index, slots_in_groups, B, of_group // B)
-    x_groups, dy_groups = x.shape[1] // of_group, -(-columns // (LINE // 2))
+    groups = x.shape[1] // of_group, -(-columns // (LINE // 2))
+    return ways_in_boxes(B, x.shared.room, x.shared.shifts, groups, slots, most)
+
+
+def ways_in_boxes(
+    B: int, room: int, shifts: int, groups: tuple[int, int], slots: int, most: int
+) -> tuple[Way, ...]:
+    """Where x and dy have so many groups, and these so many slots, of a column at most."""
+    found, box = list[Way](), max(room, STAGE_ROWS)
     meeting = region_plan.MEETING_OF_IMAGES if B == 16 else 1.0  # boxes are of 16 bits alone
     for (warps, each), *how in REGIONS[B]:
         if warps * each >= most:
-            high = -(-x_groups // max(-(-slots // (warps * each)), 1))
-            groups = max(high + dy_groups, -(-4 * high // 3))  # x has three quarters at most
-            region = Region(warps, each, groups, STAGE_ROWS, 2, 4, BOX=box, SHIFTS=shared.shifts)
+            high = -(-groups[0] // max(-(-slots // (warps * each)), 1))
+            many = max(high + groups[1], -(-4 * high // 3))  # x has three quarters at most
+            region = Region(warps, each, many, STAGE_ROWS, 2, 4, BOX=box, SHIFTS=shifts)
             region = in_stages(region, B)
             found = found or [Way(region, A_ROW[B])]
             found.append(small_way(found[0], region, *how, A_LINE, SECOND_PASS, SPARE, meeting))

@@ -21,7 +21,7 @@ counts is the order of the rungs, not their times: `numbsparse.tune` measures it
 import json
 from collections.abc import Callable
 from functools import cache, partial
-from math import ceil, log2
+from math import ceil, log, log2, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,16 +115,7 @@ def expected(
     if not layout.n_blocks or not batch:
         return {}
     of = sizes_of(product, block_size, dtype, batch, layout, feature_major)
-    found, factors = {}, measured()
-    for name in OF_RUNG:
-        own = factors.get(case_of(name, product, block_size, dtype, precision))
-        if own is not None:
-            found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
-    if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
-        found["k8_small_batch"] *= BY_LANES[of.itemsize]
-    if of.size < LARGER and of.itemsize == 2 and not of.lines and "k8_small_batch" in found:
-        few = _k8_units(of, of.reads)[0] * ceil(of.rows / 32) < K8_FEW * K8_WARPS * PLACES
-        found["k8_small_batch"] *= K8_OF_FEW if few else 1.0
+    found = of_rungs(product, dtype, precision, of)
     if not any(layout.longest):
         there = UNKNOWN[batch > SHARED_ROWS] if of.lines else PLANNED_THERE[batch > ROWS_THERE]
         of_k5 = K5_THERE if of.size >= LARGER and not of.lines else 1.0
@@ -132,6 +123,39 @@ def expected(
             if name in found:
                 found[name] *= more
     return found
+
+
+def of_rungs(product: str, dtype: Any, precision: str, of: Sizes) -> dict[str, float]:
+    """The same of sizes."""
+    found, factors = {}, measured()
+    for name in OF_RUNG:
+        own = factors.get(case_of(name, product, of.size, dtype, precision))
+        if own is not None:
+            found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
+    if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
+        found["k8_small_batch"] *= BY_LANES[of.itemsize]
+    if of.size < LARGER and of.itemsize == 2 and not of.lines and "k8_small_batch" in found:
+        few = _k8_units(of, of.reads)[0] * ceil(of.rows / 32) < K8_FEW * K8_WARPS * PLACES
+        found["k8_small_batch"] *= K8_OF_FEW if few else 1.0
+    return found
+
+
+def in_random(
+    product: str, size: int, dtype: Any, rows: int, reads: float, makes: int, n_blocks: int
+) -> Sizes:
+    """Sizes of a product of a random layout, of which the numbers are all that is known."""
+    numbers = product != "weight_grad", size, 4 if str(dtype) == "float32" else 2, rows
+    makes = max(makes, size)
+    lines, room = makes / size, ceil(n_blocks * size**2 / makes)  # for so many blocks
+    reads = max(round(reads), room, size)
+    longest = min(ceil(longest_line(n_blocks / lines, lines)), ceil(reads / size))
+    of = Sizes(*numbers, reads, makes, n_blocks, longest, False, 1.0)
+    return of if size >= LARGER else of._replace(tiles=of.met(A_TILE / size**2))
+
+
+def longest_line(mean: float, lines: float) -> float:
+    """Blocks of the longest one of so many lines, in a random layout."""
+    return mean + sqrt(2 * mean * log(lines))
 
 
 def sizes_of(
@@ -294,7 +318,7 @@ def _k7_blocks(of: Sizes) -> Counts:
     choice = rung("k7_small_blocks").region_plan
     arithmetic = "highest" if of.itemsize == 4 else "float16"
     ways = choice.ways_for(of.density, of.size, arithmetic, of.across)
-    sizes = partial(_k7_regions, of)
+    sizes = partial(regions_of, of)
     region, pieces = choice.fastest(lambda each: sizes(each)[0], of.size, of.rows, ways, PLACES)
     (n, *_), slots = sizes(region)
     whole, left = divmod(n * region.SPLIT, PLACES) if pieces == 1 else divmod(n, PLACES)
@@ -306,13 +330,16 @@ def _k7_blocks(of: Sizes) -> Counts:
     return *(thousands * part for part in each), turns, log2(region.SPLIT), *adding, values
 
 
-def _k7_regions(of: Sizes, region: Any) -> tuple[tuple[int, int, int], float]:
-    """What `region_plan.size_of` finds, of blocks that are random where there are any; slots."""
+def regions_of(of: Sizes, region: Any, taps: float = 1) -> tuple[tuple[int, int, int], float]:
+    """What `region_plan.size_of` finds, of blocks that are random where there are any; slots.
+
+    `taps` may see a group of x at once.
+    """
     in_group, kept = region.FEATURES // of.size, min(of.density / of.tiles, 1)
-    down, across = of.reads / region.FEATURES, of.makes / region.FEATURES * of.tiles
+    down, across = of.reads / (region.FEATURES * taps), of.makes / region.FEATURES * of.tiles
     found = []
     for height in range(1, min(region.GROUPS * 3 // 4, ceil(down)) + 1):
-        side = min(height * in_group, of.reads / of.size)  # blocks of a column
+        side = min(height * in_group * taps, of.reads / of.size)  # blocks of a column
         odd = 0.25 * (1 - (1 - 2 * kept) ** side) if of.size == 8 and kept < 0.5 else 0.0
         slots = down / height * across * in_group * (side * kept * of.size / 16 + odd)
         wide = down / height * across / (region.GROUPS - height)
