@@ -55,6 +55,20 @@ def test_softmax_far_out(home):
     np.testing.assert_allclose(got[0], home.rounded([-2e4, 0, -1e4]))
 
 
+@in_all_homes
+@pytest.mark.filterwarnings("ignore:invalid value")  # of the simulator
+def test_rows_without_a_largest_finite_value_are_nan(home):
+    """As of torch: infinity less infinity is. Others beside them are not."""
+    inf = np.inf
+    x = [[inf, 0, 1], [0, inf, inf], [inf, -inf, 0], [-inf] * 3, [0, np.nan, inf], [-inf, 0, 0]]
+    expected = np.repeat([True, False], [5, 1])
+    sent, targets = home.send(np.array(x)), home.send(np.array([1, 0, 1, 2, 0, 2]), dtype="int64")
+    losses, probabilities = ops.cross_entropy(sent, targets)
+    np.testing.assert_array_equal(np.isnan(home.fetch(losses, home.compute_dtype)), expected)
+    for y in (ops.softmax(sent), ops.log_softmax(sent), probabilities):
+        np.testing.assert_array_equal(np.isnan(home.fetch(y)), np.tile(expected[:, None], 3))
+
+
 @on_both_places
 @pytest.mark.parametrize("length", [2, 13, 16])
 def test_the_largest_value_is_found_wherever_it_is(home, length):

@@ -24,7 +24,8 @@ from numbsparse.ops.shape import reshape
 
 
 def softmax(x: Any) -> Any:
-    """y = e^x / sum(e^x), along the last axis.
+    """y = e^x / sum(e^x), along the last axis; NaN in a row that holds infinity or NaN, or whose
+    values are all -infinity.
 
     >>> softmax(np.float32([[0, 0, 0, 0]]))
     array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
@@ -33,7 +34,12 @@ def softmax(x: Any) -> Any:
 
 
 def log_softmax(x: Any) -> Any:
-    """y = x - log(sum(e^x)), along the last axis."""
+    """y = x - log(sum(e^x)), along the last axis; NaN in the same rows as softmax.
+
+    >>> log_softmax(np.float32([[0, -np.inf], [0, np.inf]]))
+    array([[  0., -inf],
+           [ nan,  nan]], dtype=float32)
+    """
     return _along_rows("log_softmax", x)
 
 
@@ -123,16 +129,18 @@ def _check_targets(logits: Any, argument: str, targets: Any, gpu: bool) -> None:
 
 
 def _along_rows(name: str, x: Any) -> Any:
-    """A function of each row, by SciPy, or by the kernel of the same name."""
+    """A function of each row, by NumPy, or by the kernel of the same name."""
     gpu = on_gpu(x, "x")
     length_of(x, "x")
     if x.size == 0:
         return zeros_like(x)
     if gpu:
         return _on_gpu(name, x)
-    from scipy import special
-
-    return contiguous(getattr(special, name)(x, axis=-1))
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        y = np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), order="C")
+    exponentials = np.exp(y, out=y if name == "softmax" else None)
+    total = np.add.reduce(exponentials, axis=-1, keepdims=True)
+    return np.divide(y, total, out=y) if name == "softmax" else np.subtract(y, np.log(total), out=y)
 
 
 def _alike_on_gpu(y: Any, dy: Any) -> bool:
