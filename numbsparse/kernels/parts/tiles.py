@@ -117,11 +117,17 @@ def take_float32(operand: Operand) -> Any:
         for u in range(TILES):
             for e in range(2):
                 row = 2 * q + e
-                even = (8 * s + row) * pitch + 32 * u + 4 * g
-                at = even if EVEN else 1024 * u + 256 * s + 32 * row + 4 * (g ^ row)
-                v = load_4xu32(tile, start + at)
+                v = load_4xu32(tile, start + 1024 * u + 256 * s + 32 * row + 4 * (g ^ row))
                 for j in range(4):
                     raw[4 * u + j, e] = v[j]
+
+    @cuda.jit(device=True)
+    def two_at_once(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for e in range(2):
+            v = load_2xu32(tile, start + (8 * s + 2 * q + e) * pitch + 2 * g)
+            raw[0, e], raw[1, e] = v[0], v[1]
 
     @cuda.jit(device=True)
     def in_order(tile, start, s, pitch, raw):
@@ -147,6 +153,8 @@ def take_float32(operand: Operand) -> Any:
 
     if not operand.across:
         return along
+    if EVEN:
+        return two_at_once
     return four_at_once if operand.together == 4 else in_order
 
 

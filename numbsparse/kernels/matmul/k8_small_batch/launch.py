@@ -51,8 +51,8 @@ NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 800  # lines of 128 bytes that a multiprocessor reads while x is copied
 # Bytes of an aligned feature up to which it is part of a slab, by those of a value, and whether
-# rows are terms of a sum, as in weight-gradients.
-MOST_EVEN = {(2, False): 48, (2, True): 48, (4, False): 16, (4, True): 32}
+# rows are terms of a sum, as in weight-gradients; float32 lines have 16 rows at most then.
+MOST_EVEN = {(2, False): 48, (2, True): 48, (4, False): 64, (4, True): 48}
 
 
 def has_engine() -> bool:
@@ -252,10 +252,11 @@ def _lines(
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     slab, skew = slab_of(x, size), skewed(x, size)
     even = is_even(x, slab)
-    by_value, few = 0 if even else slab, even and form.is_16_bit and batch <= 16
+    by_value, few = 0 if even else slab, even and batch <= 16
     groups = 2 if few else tile_rows(batch, *n, size, form, x_across, longest) // 8
     second = 8 * groups == SECOND_ROWS
     together = 4 if by_value or skew else 1 if second else together_of(form, x_across)
+    together = min(together, groups)
     apart = slab, even, begins_of(x, size), skew
     x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
