@@ -56,6 +56,18 @@ def test_parts_of_rows_make_a_matrix(shape, dtype, rng):
         np.testing.assert_array_equal(aligned.aligned(x).numpy(), a[:, 1 : width + 1])
 
 
+@pytest.mark.parametrize("width", [1, 5, 9, 17, 24, 33, 50, 65, 129, 200])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_short_rows_of_copies_lie_within_a_line(dtype, width, rng):
+    """Those of 48 bytes, one after another, would not; longer ones begin at a line."""
+    a = rng.standard_normal((6, width + 1)).astype(dtype)
+    lines = aligned.aligned(to_device(a)[:, 1:])
+    np.testing.assert_array_equal(lines.numpy(), a[:, 1:])
+    first = lines.address % aligned.LINE + lines.strides[0] * np.arange(6)
+    last = first + min(width * lines.itemsize, aligned.LINE) - 1
+    np.testing.assert_array_equal(first // aligned.LINE, last // aligned.LINE)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_begin_anywhere(dtype, rng):
     """Drawn: those of a wider matrix that begins anywhere, two at once; nothing else is written."""

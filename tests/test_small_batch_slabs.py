@@ -189,18 +189,43 @@ def test_features_are_loaded_from_16_bytes_on(
     assert copies == ([x.T.shape] if copied else [])
 
 
+def check_slab(x, B, along=False):
+    """Short aligned features of large blocks are read as one piece of memory."""
+    there = placed(x, "feature-major")[0]
+    short = len(x) * x.itemsize <= launch.MOST_EVEN[x.itemsize, along]
+    assert launch.is_even(there, launch.slab_of(there, B, along)) == (short and by_the_engine(B))
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+@pytest.mark.parametrize("y_memory", MEMORIES)
+@pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
+@pytest.mark.parametrize("B", [8, 32, 64])
+@pytest.mark.parametrize("name", ["forward", "input_grad"])
+def test_aligned_features_without_gaps(name, B, numbers, y_memory, pieces, rng, copies):
+    """Of so many pieces of 16 bytes."""
+    dtype, precision = numbers
+    layout, values, *_ = drawn_case(rng, name, B, dtype)
+    n_in, n_out = (B * n for n in layout.shape[:: 1 if name == "forward" else -1])
+    x = rng.standard_normal((pieces * aligned.BYTES // values.itemsize, n_in)).astype(values.dtype)
+    check_slab(x, B)
+    check(rung, name, x, values, layout, n_out, "feature-major", y_memory, precision)
+    assert not copies
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
 @pytest.mark.parametrize("memories", MEMORY_PAIRS, ids=", ".join)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
 @pytest.mark.parametrize("B", [8, 32, 64])
-def test_features_of_16_bytes_each(B, numbers, memories, rng, copies):
-    """Of large blocks they are slabs of weight-gradients, though aligned."""
+def test_aligned_factors_without_gaps(B, numbers, memories, pieces, rng, copies):
+    """What is behind a feature's rows is of the next one, and no term of its sum."""
     dtype, precision = numbers
     layout, values, *_ = drawn_case(rng, "forward", B, dtype)
+    batch = pieces * aligned.BYTES // values.itemsize
     widths = [B * n for n in layout.shape]
-    batch = aligned.BYTES // values.itemsize
     x, dy = (rng.standard_normal((batch, n)).astype(values.dtype) for n in widths)
-    there = [placed(a, "feature-major")[0] for a in (x, dy)]
-    assert [launch.slab_of(a, B, of_sixteen=True) for a in there] == [2 * (B > 8)] * 2
+    check_slab(x, B, along=True)
     check_weight_grad(x, dy, layout, values, memories, precision)
     assert not copies
 

@@ -24,7 +24,8 @@ from numbsparse.ops.shape import reshape
 
 
 def softmax(x: Any) -> Any:
-    """y = e^x / sum(e^x), along the last axis.
+    """y = e^x / sum(e^x), along the last axis; NaN in a row that holds infinity or NaN, or whose
+    values are all -infinity.
 
     >>> softmax(np.float32([[0, 0, 0, 0]]))
     array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
@@ -33,7 +34,12 @@ def softmax(x: Any) -> Any:
 
 
 def log_softmax(x: Any) -> Any:
-    """y = x - log(sum(e^x)), along the last axis."""
+    """y = x - log(sum(e^x)), along the last axis; NaN in the same rows as softmax.
+
+    >>> log_softmax(np.float32([[0, -np.inf], [0, np.inf]]))
+    array([[  0., -inf],
+           [ nan,  nan]], dtype=float32)
+    """
     return _along_rows("log_softmax", x)
 
 
@@ -130,13 +136,11 @@ def _along_rows(name: str, x: Any) -> Any:
         return zeros_like(x)
     if gpu:
         return _on_gpu(name, x)
-    with np.errstate(invalid="ignore"):  # infinity less infinity is NaN, as on a GPU
-        shifted = np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), order="C")
-    exponentials = np.exp(shifted)
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        y = np.subtract(x, np.maximum.reduce(x, axis=-1, keepdims=True), order="C")
+    exponentials = np.exp(y, out=y if name == "softmax" else None)
     total = np.add.reduce(exponentials, axis=-1, keepdims=True)
-    if name == "softmax":
-        return np.divide(exponentials, total, out=exponentials)
-    return np.subtract(shifted, np.log(total), out=shifted)
+    return np.divide(y, total, out=y) if name == "softmax" else np.subtract(y, np.log(total), out=y)
 
 
 def _alike_on_gpu(y: Any, dy: Any) -> bool:

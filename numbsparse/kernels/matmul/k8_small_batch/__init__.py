@@ -9,11 +9,12 @@ elsewhere, for blocks under 32 and where features end inside a block, the lanes 
 read x faster where it is feature-major, so where there is much of it in 16 bits it is transposed
 first. Features of an odd batch begin anywhere, but those of a block, one after another, are a piece
 of memory that begins at a multiple of 16 bytes, a slab. Where that pays (`slab_of`) it is loaded as
-it is, and lanes read their values from there one by one. Of more rows the engine loads features
-of large blocks from the multiple before on (`skewed`), as lanes do of few small ones (`is_kept`),
-of which they else copy words; elsewhere, and in weight-gradients, x is copied first. Batches beyond
-64 rows are cut into tiles of as many, which share the multiprocessors and read w once each; in
-`weight_grad` they are sums of more steps, which several warps share where blocks are few.
+it is, and lanes read their values from there one by one; of short aligned features, as tiles. Of
+more rows the engine loads features of large blocks from the multiple before on (`skewed`), as lanes
+do of few small ones (`is_kept`), of which they else copy words; elsewhere, and in weight-gradients,
+x is copied first. Batches beyond 64 rows are cut into tiles of as many, which share the
+multiprocessors and read w once each; in `weight_grad` they are sums of more steps, which several
+warps share where blocks are few.
 
 A product is one launch: the last warp adds up the parts of a line that was cut, in their order
 (`lines`; `blocks` for `weight_grad`). It starts while the kernel before it ends, and the host works

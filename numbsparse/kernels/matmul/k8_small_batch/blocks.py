@@ -111,13 +111,14 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     """dvalues = x.T @ dy at the kept blocks; gates as in `launch.along_lines`."""
     size, x_across, dy_across = dvalues.shape[1], is_aligned(x), is_aligned(dy)
     depth, shares = min(size, WIDTH), launch.n_shares()
-    slabs = [launch.slab_of(a, size, of_sixteen=True) for a in (x, dy)]
+    slabs = [launch.slab_of(a, size, along=True) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
     begins = [launch.begins_of(a, size) for a in (x, dy)]
     engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
     together = launch.together_of(form, True)
-    x_side = Operand(x_across, depth // 8, slab=slabs[0], begins=begins[0])
-    dy_side = Operand(dy_across, 4, together, slab=slabs[1], begins=begins[1])
+    even = [launch.is_even(a, slab) for a, slab in zip((x, dy), slabs, strict=True)]
+    x_side = Operand(x_across, depth // 8, slab=slabs[0], even=even[0], begins=begins[0])
+    dy_side = Operand(dy_across, 4, together, slab=slabs[1], even=even[1], begins=begins[1])
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count

@@ -50,6 +50,9 @@ MOST_LISTED = 48 * 1024  # bytes of a list: of more units none is made
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 800  # lines of 128 bytes that a multiprocessor reads while x is copied
+# Bytes of an aligned feature up to which it is part of a slab, by those of a value, and whether
+# rows are terms of a sum, as in weight-gradients; float32 lines have 16 rows at most then.
+MOST_EVEN = {(2, False): 48, (2, True): 48, (4, False): 64, (4, True): 48}
 
 
 def has_engine() -> bool:
@@ -133,23 +136,28 @@ def skewed(x: DeviceArray, size: int) -> str:
     return PIECES if inside and x.shape[0] >= WIDTH else ""
 
 
-def slab_of(x: DeviceArray, size: int, of_sixteen: bool = False) -> int:
+def slab_of(x: DeviceArray, size: int, along: bool = False) -> int:
     """Rows, in eights, that there is room for where the features of a block are read as one piece
     of memory, a slab; 0 where they are not.
 
     On an H200 5 and 9 rows took 0.3 to 1.04 of the time with slabs, and 31 to 63 rows by the copy
-    engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long.
+    engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long. Aligned features of few
+    bytes are slabs, too, where the engine loads them: as boxes, whose lines begin inside the
+    sectors that memory is read by, they took longer than more rows.
 
-    of_sixteen : whether aligned features of 16 bytes are, too, where the engine loads them: they
-        are its slowest boxes. Weight-gradients so took 0.34 to 1.08 of the time, 0.70 at the mean
-        of 10, other products mostly longer.
+    along : whether rows are terms of a sum, as in weight-gradients
     """
     rows, whole = x.shape[0], size >= WIDTH and x.shape[1] % size == 0 and has_engine()
     if rows == 1 or rows > (2 * WIDTH if whole else 16) or not is_gapless(x):
         return 0
-    if is_aligned(x.T) and not (of_sixteen and whole and rows * x.itemsize == BYTES):
+    if is_aligned(x.T) and not (whole and rows * x.itemsize <= MOST_EVEN[x.itemsize, along]):
         return 0
     return 2 if rows <= 16 else 4 if rows <= WIDTH else 8
+
+
+def is_even(x: DeviceArray, slab: int) -> bool:
+    """Whether it is a slab of aligned features, which lanes read as fast as a tile."""
+    return slab > 0 and is_aligned(x.T)
 
 
 def by_feature(x: DeviceArray, n_blocks: int, size: int, alone: bool = True) -> DeviceArray:
@@ -242,16 +250,20 @@ def _lines(
     size, x_across = values.shape[1], not is_aligned(x)
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
-    groups = tile_rows(batch, *n, size, form, x_across, longest) // 8
-    second, slab, skew = 8 * groups == SECOND_ROWS, slab_of(x, size), skewed(x, size)
-    together = 4 if slab or skew else 1 if second else together_of(form, x_across)
-    apart = slab, begins_of(x, size), skew
+    slab, skew = slab_of(x, size), skewed(x, size)
+    even = is_even(x, slab)
+    by_value, few = 0 if even else slab, even and batch <= 16
+    groups = 2 if few else tile_rows(batch, *n, size, form, x_across, longest) // 8
+    second = 8 * groups == SECOND_ROWS
+    together = 4 if by_value or skew else 1 if second else together_of(form, x_across)
+    together = min(together, groups)
+    apart = slab, even, begins_of(x, size), skew
     x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
     order = order_of_lines(y, form, depth)
-    narrow = form.is_16_bit and 0 < slab < 8
-    if second or (slab and order == FEATURES):  # nothing of a lane is stored together
+    narrow = form.is_16_bit and 0 < by_value < 8
+    if second or (by_value and order == FEATURES):  # nothing of a lane is stored together
         order = ANY
     elif y.batch_is_contiguous and not narrow and (skew or (order == ANY and source.engine)):
         order = LINES
