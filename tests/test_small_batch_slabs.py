@@ -8,7 +8,7 @@ from conftest import HALVES
 from memories_helpers import MEMORIES, check, error_of, placed
 from ptx_helpers import needs_ampere
 
-from numbsparse import Layout, ops
+from numbsparse import BlockSparse, Layout, ops
 from numbsparse.device import SIMULATED, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
@@ -251,3 +251,14 @@ def test_infinity_and_nan_are_of_their_row_and_their_blocks_alone(dtype, B, rows
     x = rng.standard_normal((rows, n_in)).astype(dtype)
     x[3, n_in - 1], x[7, 0], x[min(rows, 32) - 1, 1] = np.inf, np.nan, np.nan
     check(rung, "forward", x, values, layout, n_out, "feature-major", "feature-major")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_short_features_of_a_weight_without_blocks_are_no_slabs(dtype):
+    """No copy engine loads these, and a tile of 16 rows is none that lanes copy."""
+    layout, rows = Layout(np.zeros((2, 1), bool)), 16 // as_dtype(dtype).itemsize
+    w = BlockSparse(to_device(np.zeros((0, WIDTH, WIDTH), as_dtype(dtype))), layout)
+    x = to_device(np.ones((2 * WIDTH, rows), as_dtype(dtype)))
+    y = to_device(np.full((WIDTH, rows), np.nan, as_dtype(dtype)))
+    ops.matmul(w.T, x, out=y, kernel="k8_small_batch")
+    np.testing.assert_array_equal(y.numpy().astype(np.float64), 0)

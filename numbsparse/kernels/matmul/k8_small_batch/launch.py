@@ -50,9 +50,6 @@ MOST_LISTED = 48 * 1024  # bytes of a list: of more units none is made
 NEAR = 2**31  # items whose places fit 32 bits
 LONG_LINES = 8  # units of a line of y: else to store rows that are second takes what they gain
 READ = 800  # lines of 128 bytes that a multiprocessor reads while x is copied
-# Bytes of an aligned feature up to which it is part of a slab, by those of a value, and whether
-# rows are terms of a sum, as in weight-gradients; float32 lines have 16 rows at most then.
-MOST_EVEN = {(2, False): 48, (2, True): 48, (4, False): 64, (4, True): 48}
 
 
 def has_engine() -> bool:
@@ -150,7 +147,8 @@ def slab_of(x: DeviceArray, size: int, along: bool = False) -> int:
     rows, whole = x.shape[0], size >= WIDTH and x.shape[1] % size == 0 and has_engine()
     if rows == 1 or rows > (2 * WIDTH if whole else 16) or not is_gapless(x):
         return 0
-    if is_aligned(x.T) and not (whole and rows * x.itemsize <= MOST_EVEN[x.itemsize, along]):
+    most = 64 if x.itemsize == 4 and not along else 48  # bytes; float32 has tiles of 16 rows
+    if is_aligned(x.T) and not (whole and rows * x.itemsize <= most):
         return 0
     return 2 if rows <= 16 else 4 if rows <= WIDTH else 8
 
@@ -251,7 +249,7 @@ def _lines(
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     slab, skew = slab_of(x, size), skewed(x, size)
-    even = is_even(x, slab)
+    even = source.engine and is_even(x, slab)  # of no blocks the engine loads none
     by_value, few = 0 if even else slab, even and batch <= 16
     groups = 2 if few else tile_rows(batch, *n, size, form, x_across, longest) // 8
     second = 8 * groups == SECOND_ROWS
