@@ -1,5 +1,6 @@
 """k6_strips: rows that are found in images, and boxes of pixels that taps share."""
 
+import inspect
 import re
 from itertools import product as every
 
@@ -7,8 +8,11 @@ import numpy as np
 import pytest
 from conv_helpers import ConvCase, ConvProblem, needs_cuda, run, skip_unless_served, why_not
 
+from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels.conv import PRODUCTS, rung
+from numbsparse.kernels.parts import swizzle
+from numbsparse.testing import races
 
 PIXELS = [
     ConvCase(2, (5, 13), 16, 24, 8, (2, 3), padding=1),  # a tile of 64 ends within an image
@@ -65,6 +69,25 @@ def test_taps_that_share_boxes(dtype, product, case, monkeypatch):
     assert (abs(got - problem.exact(product)) <= problem.bound(product, dtype)).all()
     assert room[0] == ((dtype, product, case) not in NO_ROOM)
     rung("k6_strips").tile_and_boxes.cache_clear()
+
+
+@pytest.mark.simulator
+def test_only_what_float32_reads_ahead_of_boxes_races():
+    """Behind the last step of a stage a place may be anything: then it is read, and not used."""
+    if not device.SIMULATED:
+        pytest.skip("takes the simulator")
+    problem, got = ConvProblem(SHARED[0], "float32"), list[np.ndarray]()
+    rung("k6_strips").tile_and_boxes.cache_clear()
+    found = races(lambda: got.append(run("k6_strips", "forward", problem, "cuda")))
+    lines, first = inspect.getsourcelines(swizzle._in_boxes)
+    assert found
+    for race in found:
+        file, _, line = race.others_at.partition(":")
+        assert (file, race.space, race.others_write) == ("swizzle.py", "shared", False)
+        assert first <= int(line) < first + len(lines)
+        assert race.units[0]  # a copy into the stage behind
+    error = abs(got[0].astype(np.float64) - problem.exact("forward"))
+    assert (error <= problem.bound("forward", "float32")).all()
 
 
 @needs_cuda

@@ -24,7 +24,7 @@ class Strip(NamedTuple):
     A stage begins with how many steps each warp has and where they are; gates may follow, then the
     values of w, then the groups, ROWS lines of WIDTH features each, their pieces swizzled; of x
     that is feature-major boxes of WIDTH lines of 128 bytes along the batch. So what a warp reads
-    ahead of the last step stays as long as the stage does.
+    ahead of the last step stays as long as the stage does; x in boxes may be the next stage's.
     """
 
     B: int
