@@ -192,7 +192,7 @@ def test_features_are_loaded_from_16_bytes_on(
 def check_slab(x, B, along=False):
     """Short aligned features of large blocks are read as one piece of memory."""
     there = placed(x, "feature-major")[0]
-    short = len(x) * x.itemsize <= launch.MOST_EVEN[x.itemsize, along]
+    short = len(x) * x.itemsize <= (64 if x.itemsize == 4 and not along else 48)
     assert launch.is_even(there, launch.slab_of(there, B, along)) == (short and by_the_engine(B))
 
 

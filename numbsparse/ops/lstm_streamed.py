@@ -114,9 +114,9 @@ class Streamed:
         """Blocks of the kernels' size."""
         if self._size == home("deal").B:
             return values
-        blocks, how = home("blocks"), (self._size, transposed, values.itemsize)
-        joined: DeviceArray = blocks.as_blocks(
-            gapless(values), *planned(self._index, blocks.parts_of, *how)
+        weights, how = home("weights"), (self._size, transposed, values.itemsize)
+        joined: DeviceArray = weights.as_blocks(
+            gapless(values), *planned(self._index, weights.parts_of, *how)
         )
         return joined
 

@@ -21,8 +21,8 @@ On the CPU, `cpu_steps` runs many steps with their products at once.
 
 On Hopper, `forward_steps` and `backward_steps` compute many steps with their products in one kernel
 each: `deal` shares out the work, `producers` load the weights and rows, `steps` multiplies and adds
-what several blocks of threads have of a line, `units` says which sums a thread has. `blocks` makes
-blocks of 32 x 32 of others, `exact` multiplies float32 with all its bits.
+what several blocks of threads have of a line, `units` says which sums a thread has. `weights` makes
+blocks of 32 x 32 of others, and splits float32 for products with all its bits.
 """
 
 GATES = 4

@@ -14,7 +14,6 @@ from numba import cuda, float32, int64, uint32
 from numbsparse.device import DeviceArray
 from numbsparse.kernels.lstm import GATES, WARPS
 from numbsparse.kernels.lstm.deal import KINDS, LINE, B
-from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import cell_grad, tanh
 from numbsparse.kernels.lstm.producers import Ring, ring_for
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
@@ -28,6 +27,7 @@ from numbsparse.kernels.lstm.units import (
     row_of,
     unit_of_eight,
 )
+from numbsparse.kernels.lstm.weights import images_of_blocks, multiplying_read
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, shfl_xor, wgmma
 from numbsparse.kernels.smooth import ONE
@@ -62,7 +62,7 @@ def backward(gates, kept, c, dy, dgates, dc, dbias, values, index, arrived, bloc
     if panels > 1:  # of each copy; of one at a time, the last may have fewer columns
         shape, strides = (width // panel, steps * batch, panel), (LINE, width * item, item)
         dz = DeviceArray(dgates.address, shape, dgates.dtype, strides, dgates.owner)
-    weight = weights(values, ring) if exact else (values, (ring.FEW, B, B))
+    weight = images_of_blocks(values, ring) if exact else (values, (ring.FEW, B, B))
     operands = weight, (dz, (panels, ring.tile, panel))
     kernel = steps_kernel(KINDS[dgates.dtype.name], kept is not None, ring)
     arrays = gates, dy if kept is None else kept, c, dy, dc, dgates, dbias

@@ -19,7 +19,6 @@ from numbsparse.device.launch import launch
 from numbsparse.kernels.elementwise import THREADS, blocks
 from numbsparse.kernels.lstm import GATES
 from numbsparse.kernels.lstm.deal import KINDS, B
-from numbsparse.kernels.lstm.exact import multiplying_read, weights
 from numbsparse.kernels.lstm.on_gpu import far_tanh, sigmoid, tanh
 from numbsparse.kernels.lstm.producers import Ring, ring_for
 from numbsparse.kernels.lstm.steps import multiplying, run_steps, streaming
@@ -34,6 +33,7 @@ from numbsparse.kernels.lstm.units import (
     storing_twos,
     unit_of,
 )
+from numbsparse.kernels.lstm.weights import images_of_blocks, multiplying_read
 from numbsparse.kernels.parts.one_by_one import one_by_one
 from numbsparse.kernels.ptx import Operand, as_float32, cvt_rna_tf32, wgmma
 
@@ -62,7 +62,7 @@ def forward(gates, bias, kept, hs, c, values, index, arrived, inputs=None, block
     ring = ring_for(False, hs.itemsize, exact, batch, units, block)
     ring = ring._replace(inputs=inputs is not None)
     of_read, rows = (ring.FEW, B, B), (1, ring.tile, ring.WIDTH // ring.ITEM)
-    weight = weights(values, ring) if exact else (values, of_read)
+    weight = images_of_blocks(values, ring) if exact else (values, of_read)
     operands = [weight, (hs.reshape(1, -1, units), rows)]
     if inputs is not None:
         x, more = inputs

@@ -45,7 +45,7 @@ class Ring(NamedTuple):
     tile: int  # rows of the batch
     tiled: bool  # whether it takes several tiles
     block: int  # units whose input gates are neighbours in memory
-    exact: bool  # float32 weights in two parts, see `exact`
+    exact: bool  # float32 weights in two parts, see `weights`
     alone: bool  # on its multiprocessor
     inputs: bool = False  # rows and weights of the inputs too, by maps 2 and 3
 
