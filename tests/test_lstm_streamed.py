@@ -9,7 +9,7 @@ from conftest import HALVES
 import numbsparse as ns
 from numbsparse import ops
 from numbsparse.dtypes import as_dtype, finfo
-from numbsparse.kernels.lstm import blocks, deal, producers
+from numbsparse.kernels.lstm import deal, producers, weights
 from numbsparse.kernels.lstm import steps as steps_kernels
 from numbsparse.kernels.matmul.k0_cpu import lines
 from numbsparse.nn import functional as F
@@ -325,7 +325,7 @@ def test_reads_of_other_blocks_are_the_weight(rng, size, itemsize, transposed):
     w = ns.BlockSparse(rng.standard_normal((layout.n_blocks, size, size)), layout)
     few = deal.few_of(transposed, itemsize)
     _, pieces, _, reads, *_ = deal.deal(layout.index, 3, transposed, itemsize, 9, size=size)
-    (parts,) = blocks.parts_of(layout.index, size, transposed, itemsize)
+    (parts,) = weights.parts_of(layout.index, size, transposed, itemsize)
     side = min(size, B)
     places = np.add.outer(size * np.arange(side), np.arange(side))
     values = np.where(
