@@ -317,6 +317,16 @@ def test_a_matrix_has_two_axes():
         (lambda: nsj.sddmm(X.T, X, LAYOUT, block_size=2), ValueError, r"a @ b, in blocks of 2, t"),
         (lambda: nsj.sddmm(X.T, X, W, block_size=8), ValueError, "block_size takes that of layout"),
         (
+            lambda: nsj.sddmm(jnp.ones((15, 2)), jnp.ones((2, 20)), LAYOUT),
+            ValueError,
+            "block_size takes one of .*, got 5",
+        ),
+        (
+            lambda: jnp.ones((2, 15)) @ nsj.BlockSparse(jnp.ones((5, 5, 5)), LAYOUT),
+            ValueError,
+            "block_size takes one of .*, got 5",
+        ),
+        (
             lambda: nsj.BlockSparse.from_dense(X, LAYOUT, block_size=4),
             ValueError,
             "array.shape tak",

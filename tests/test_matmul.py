@@ -413,7 +413,9 @@ def test_refuses(call, error, says):
 
 
 def test_unusual_block_sizes_are_refused_but_for_the_reference():
-    w = ns.BlockSparse(np.ones((1, 5, 5), np.float32), [[1]])
-    with pytest.raises(ValueError, match="5"):
+    w, says = ns.BlockSparse(np.ones((1, 5, 5), np.float32), [[1]]), "block_size takes one.*got 5"
+    with pytest.raises(ValueError, match=says):
         X[:, :5] @ w
+    with pytest.raises(ValueError, match=says):
+        ns.to_device(X[:, :5].copy()) @ w.to("cuda")
     assert (ns.matmul(X[:, :5], w, kernel="k0_reference") == 5).all()

@@ -14,7 +14,7 @@ from numbsparse.jax import products
 from numbsparse.jax.shards import ASKS
 from numbsparse.layout import Layout, as_layout
 from numbsparse.ops.operands import check_pair
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import check_block_size, integer
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 Dense: TypeAlias = jax.Array | np.ndarray
@@ -252,7 +252,7 @@ def sddmm(
 
 
 def _static(layout: Layout, shape: tuple[int, int], size: int, precision: str | None) -> Any:
-    precision = ops.checked_precision(precision)
+    size, precision = check_block_size(size), ops.checked_precision(precision)
     how = {"layout": layout, "shape": shape, "block_size": size, "precision": precision}
     return how | {"asks": ASKS}
 

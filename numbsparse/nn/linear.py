@@ -11,7 +11,7 @@ from numbsparse.dtypes import float_dtype
 from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
-from numbsparse.patterns.checks import BLOCK_SIZES, any_generator, flag, integer
+from numbsparse.patterns.checks import any_generator, check_block_size, flag, integer
 
 
 class Linear(Module):
@@ -114,13 +114,6 @@ def layout_for(
             f"features in blocks of {block_size}, got {layout.shape[0]} x {layout.shape[1]}"
         )
     return layout
-
-
-def check_block_size(block_size: Any) -> int:
-    """Refuse blocks that no kernel serves when a layer is made, not when it is used."""
-    if (size := integer("block_size", block_size)) not in BLOCK_SIZES:
-        raise ValueError(f"block_size takes one of {BLOCK_SIZES}, got {block_size}")
-    return size
 
 
 def is_list_of_layouts(layout: Any) -> bool:

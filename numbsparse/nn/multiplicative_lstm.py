@@ -13,10 +13,10 @@ from numbsparse.layout import Layout, as_layout
 from numbsparse.nn import functional as F
 from numbsparse.nn import init, recurrent
 from numbsparse.nn.dropout import Dropout
-from numbsparse.nn.linear import check_block_size, layout_for
+from numbsparse.nn.linear import layout_for
 from numbsparse.nn.module import MatrixParameter, Module, Parameter
 from numbsparse.nn.recurrent import State, checked_state, checked_steps, layout_of_each, zeros
-from numbsparse.patterns.checks import any_generator, integer, number
+from numbsparse.patterns.checks import any_generator, check_block_size, integer, number
 
 
 class MultiplicativeLSTM(Module):

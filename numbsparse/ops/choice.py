@@ -9,7 +9,7 @@ from numbsparse.kernels.matmul import MADE_SIZES, OWN, PRECISIONS, RUNGS, n_tile
 from numbsparse.layout import Layout
 from numbsparse.ops import tuned
 from numbsparse.ops.made import MadeLayout
-from numbsparse.patterns.checks import word
+from numbsparse.patterns.checks import check_block_size, word
 
 MOST = 1024  # cases that are remembered, before all are forgotten
 # With gates `times.DENSE`, of w times them, is for so many rows, and as if a part were kept. All of
@@ -61,6 +61,8 @@ def choose(
         case = (*case, runtime.current_id())
     name = _chosen.get(case)
     if name is None:
+        if kernel == "auto":
+            check_block_size(block_size)
         names = _checked(kernel, precision, "cuda" if on_gpu else "cpu")
         if auto:
             names = [name for name in names if name != times.DENSE or dense or not gated]

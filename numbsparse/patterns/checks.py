@@ -92,6 +92,13 @@ def integer(argument: str, value: Any, least: int = 1, most: float | None = None
     return int(value)
 
 
+def check_block_size(block_size: Any) -> int:
+    """Refuse blocks that no kernel serves: of a layer when it is made, not when it is used."""
+    if (size := integer("block_size", block_size)) not in BLOCK_SIZES:
+        raise ValueError(f"block_size takes one of {BLOCK_SIZES}, got {block_size}")
+    return size
+
+
 def number(
     argument: str,
     value: Any,

@@ -9,8 +9,8 @@ import torch
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.dtypes import as_array, check_kind
 from numbsparse.nn.kept import check_state
-from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import dense
+from numbsparse.patterns.checks import check_block_size
 from numbsparse.torch.layer import SUFFIX, SparseModule, check_module
 from numbsparse.torch.lstm import LSTM
 from numbsparse.torch.operators import given_back

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from numbsparse.dtypes import type_name
-from numbsparse.nn.linear import check_block_size
+from numbsparse.patterns.checks import check_block_size
 from numbsparse.torch.layer import check_module
 from numbsparse.torch.linear import Linear
 

@@ -12,9 +12,8 @@ from numbsparse.compat.blocksparse.arrays import check_shape, is_torch, run
 from numbsparse.layout import Layout
 from numbsparse.nn import functional, init
 from numbsparse.nn.functional.columns import blocks_of, with_blocks
-from numbsparse.nn.linear import check_block_size
 from numbsparse.patterns import as_pattern
-from numbsparse.patterns.checks import flag, integer
+from numbsparse.patterns.checks import check_block_size, flag, integer
 
 Initializer = Callable[..., np.ndarray]  # of a shape and a dtype
 

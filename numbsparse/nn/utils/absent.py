@@ -7,8 +7,7 @@ import numpy as np
 from numbsparse import ops
 from numbsparse.device import moved
 from numbsparse.layout import Layout, as_layout
-from numbsparse.nn.linear import check_block_size
-from numbsparse.patterns.checks import integer
+from numbsparse.patterns.checks import check_block_size, integer
 
 
 def absent_norms(
