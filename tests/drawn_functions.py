@@ -117,7 +117,7 @@ OF_TENSORS = [
             in_all, lambda x, targets: 1 + abs(means.losses(x, targets)).mean(),
             wide=(-1,)),
     Meaning("mse_loss", given.alike(1), lambda a, b: ((a - b) ** 2).mean(), in_all,
-            lambda a, b: (a * a + b * b).mean(), roundings=4),
+            roundings=4),
     Meaning("dropout", given.each(-3, 3, **DROPS), kept_or_not),
 ]  # fmt: skip
 

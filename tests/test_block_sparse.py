@@ -123,7 +123,7 @@ def test_transposed_data_on_device(w, put):
 
 def test_a_matrix_keeps_its_shape(w):
     """Of another one a product would read beyond x."""
-    with pytest.raises(AttributeError, match="property 'shape' of 'BlockSparse' object has no set"):
+    with pytest.raises(AttributeError, match="shape"):  # in Python's words, which vary
         w.shape = (4, 4)
 
 
