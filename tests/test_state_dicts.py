@@ -189,9 +189,11 @@ def test_load_refuses_what_is_no_checkpoint(tmp_path, content):
     [
         {"a": object()}, {"a/b": 1}, {"": 1}, {1: 2}, {"a": [1, {2}]}, {"a\0": 1}, {"file": 1},
         {"allow_pickle": 1}, {"a": np.zeros(1, [("b", object)])}, {"a": np.ma.zeros(2)},
+        {"a\udc80": 1}, {"a" * 65_001: 1}, {"a": {"é" * 32_500: 1}},
     ],
     ids=["an object", "a slash", "no name", "a number", "a set in a list", "a zero",
-         "a name of savez's", "another", "objects within", "a mask"],
+         "a name of savez's", "another", "objects within", "a mask",
+         "no UTF-8", "a long key", "long ones"],
 )  # fmt: skip
 def test_save_refuses(tmp_path, state):
     with pytest.raises(TypeError, match="state"):

@@ -14,6 +14,7 @@ _PART = "@"  # a BlockSparse named w is stored as w@data, w@indices, ...
 _LISTS = {"list": list, "tuple": tuple}  # h@list is how many items h/0, h/1, ... there are
 _LEAVES = ("", "none", "int", "str")  # a value as NumPy has it, and what NumPy has no form for
 _TAKEN = ("file", "allow_pickle")  # numpy.savez has them for itself
+_LONGEST = 65_000  # bytes of a joined name; .npz has two for their number, and adds some of its own
 
 
 def save(path: Any, state: Any) -> None:
@@ -31,8 +32,9 @@ def save(path: Any, state: Any) -> None:
     ------
     TypeError
         If `state` is not a dict, list or tuple, a value is of another kind, or a key is not a
-        string, empty, "file" or "allow_pickle", or holds "/", "@" or a zero. In a ".safetensors"
-        file also if an array is neither of booleans, integers, nor of floats of 16 to 64 bits.
+        string, empty, "file" or "allow_pickle", or holds "/", "@", a zero or what UTF-8 lacks, or
+        joined keys have more than 65,000 bytes. In a ".safetensors" file also if an array is
+        neither of booleans, integers, nor of floats of 16 to 64 bits.
     ImportError
         If the package safetensors is needed and missing.
 
@@ -119,13 +121,21 @@ def _flatten(value: Any, name: str, members: dict[str, Any]) -> None:
 
 
 def _joined(name: str, key: Any) -> str:
-    if not isinstance(key, str) or not key or set(key) & {"/", _PART, "\0"}:
-        raise TypeError(
-            f'state takes strings without "/", "@" and zeros, not empty, as keys, got {key!r}'
-        )
+    if not isinstance(key, str) or not key or set(key) & {"/", _PART, "\0"} or not _is_text(key):
+        takes = 'strings of UTF-8 without "/", "@" and zeros, not empty'
+        raise TypeError(f"state takes {takes}, as keys, got {key!r}")
     if not name and key in _TAKEN:
         raise TypeError(f"state takes other keys than {_TAKEN}, got {key!r}")
-    return f"{name}/{key}" if name else key
+    joined = f"{name}/{key}" if name else key
+    if len(joined) * 4 > _LONGEST < (length := len(joined.encode())):
+        takes = f"keys of {_LONGEST} bytes at most, joined"
+        raise TypeError(f"state takes {takes}, got {length}, {joined[:40]!r}...")
+    return joined
+
+
+def _is_text(word: str) -> bool:
+    """Whether UTF-8 has it all: of half a surrogate pair, as of a file's odd name, it has none."""
+    return word.isascii() or word.encode(errors="ignore").decode() == word
 
 
 def _is_plain(value: Any) -> bool:
