@@ -11,6 +11,7 @@ from numbsparse import device, ops
 from numbsparse.block_sparse import BlockSparse
 from numbsparse.device import Capture, to_device
 from numbsparse.device.waits import shown
+from numbsparse.dtypes import type_name
 from numbsparse.ops import choice, tuned
 from numbsparse.patterns.checks import flag, integer
 
@@ -63,7 +64,8 @@ def tune(
     """
     if not isinstance(w, BlockSparse) or w.place != "cuda":
         why = device.why_unavailable() or "see BlockSparse.to"
-        raise ValueError(f"w takes a BlockSparse on the GPU: {why}")
+        got = "one on the CPU" if isinstance(w, BlockSparse) else type_name(w)
+        raise ValueError(f"w takes a BlockSparse on the GPU, got {got}: {why}")
     integer("batch", batch)
     across = flag("feature_major", feature_major)
     if w.values.device_id != device.runtime.current_id():

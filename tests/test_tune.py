@@ -132,10 +132,10 @@ def test_refuses_what_no_rung_serves():
 
 def test_refuses_weights_of_the_cpu(monkeypatch):
     w = ns.BlockSparse(np.ones((1, 4, 4), np.float32), [[1]])
-    with pytest.raises(ValueError, match="on the GPU: see BlockSparse"):
+    with pytest.raises(ValueError, match="on the GPU, got one on the CPU: see BlockSparse"):
         ns.tune(w, 3)
     monkeypatch.setattr(device, "why_unavailable", lambda: "no driver was found")
-    with pytest.raises(ValueError, match="on the GPU: no driver was found"):
+    with pytest.raises(ValueError, match="on the GPU, got one on the CPU: no driver was found"):
         ns.tune(w, 3)
 
 

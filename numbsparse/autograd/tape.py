@@ -166,7 +166,8 @@ def seed_of(output: Tensor, gradient: Any, argument: str = "grad") -> Tensor:
         raise ValueError(f"{argument} takes the device {output.device}, got {gradient.device}")
     sparse = isinstance(output.data, BlockSparse)
     if isinstance(gradient.data, BlockSparse) != sparse:
-        raise ValueError(f"{argument} takes {'a BlockSparse' if sparse else 'an array'} here")
+        words = ("a BlockSparse", "an array")[:: 1 if sparse else -1]
+        raise ValueError(f"{argument} takes {words[0]} here, got {words[1]}")
     if sparse and gradient.data.stored_as(output.data, argument) is not gradient.data:
         raise ValueError(
             f"{argument} takes blocks stored as this tensor's, got a transposed view's"

@@ -99,7 +99,7 @@ class _Conv(Module):
                 f"x takes {self.axes + 2} axes, (batch, *space, channels), {self.axes} of space "
                 f"and {self.in_channels} channels, got {x.shape}"
             )
-        check_features((self.out_channels,), x.dtype, bias=self.bias)
+        check_features((self.out_channels,), self.weight.dtype, bias=self.bias)
         y = self._convolved(
             x,
             kernel_size=self.kernel_size,
