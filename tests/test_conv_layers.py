@@ -240,7 +240,11 @@ def test_batch_norm_gradients(rng):
             "taps",
         ),
         (lambda: nn.Conv2d(8, 8, 3)(np.ones((1, 8, 8), "f4")), ValueError, r"4 axes.*\(1, 8, 8\)"),
-        (lambda: nn.Conv2d(8, 8, 1)(np.ones((1, 2, 2, 8))), TypeError, "x and w take one dtype, got"),
+        (
+            lambda: nn.Conv2d(8, 8, 1)(np.ones((1, 2, 2, 8))),
+            TypeError,
+            "x and w take one dtype, got",
+        ),
         (
             lambda: nn.Conv1d(5, 8, 3, block_size=4)(np.ones((1, 8, 6), "f4")),
             ValueError,

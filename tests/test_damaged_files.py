@@ -147,7 +147,7 @@ STATES = {
     "none and a value": state("a@none", "a"),
     "no name": state(""),
     "no name within": state("a//b"),
-    "deep": state("a/" * 3000 + "a"),
+    "deep": state("a/" * 1500 + "a"),
     "pickles": pickle.dumps(Trap()),
     "an array alone": npy(np.zeros(3)),
     "text": b"PK is no zip",

@@ -34,7 +34,8 @@ def take_rows(table: Any, indices: Any) -> Any:
         kernels.embedding.take_rows(table, flat, taken.reshape(indices.size, width))
         return taken
     check_range(indices, table.shape[0], "indices")
-    return np.take(table, indices, axis=0)
+    # NumPy 2.0 takes no uint64, which all fit now.
+    return np.take(table, indices.astype(np.intp, copy=False), axis=0)
 
 
 def sum_rows(dy: Any, indices: Any, rows: int) -> Any:
