@@ -345,6 +345,10 @@ STEPS = torch.ones(2, 3, 8)
         (lambda: nst.LSTM(8, 8)(STEPS, (STEPS, 3)), TypeError, "c takes .* got int"),
         (lambda: nst.LSTM(0, 8), ValueError, "input_size takes .* got 0"),
         (lambda: nst.LSTM(8, True), TypeError, "hidden_size takes .* got True"),
+        *(
+            (partial(new, 8, 8, *more, dtype=torch.complex64), TypeError, "^dtype takes .*64")
+            for new, *more in ((nst.Linear,), (nst.Conv1d, 3), (nst.LSTM,))
+        ),
     ],
 )
 def test_refusals(call, error, says):

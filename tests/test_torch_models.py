@@ -114,6 +114,15 @@ def test_a_state_dict_without_a_layout():
         nst.adopt_layouts_(layer, {"weight_pattern": torch.ones(2, 2, dtype=torch.bool)})
 
 
+def test_a_state_dict_that_was_made_bfloat16_as_a_whole():
+    layer, other = linear(), linear(seed=1)
+    state = {name: of.bfloat16() for name, of in layer.state_dict().items()}
+    nst.adopt_layouts_(other, state)
+    other.load_state_dict(state)
+    assert other.layout == layer.layout
+    torch.testing.assert_close(other.weight, layer.weight.bfloat16().double(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(
     "compute",
     [lambda layer: prune.identity(layer, "weight"), torch.nn.utils.parametrizations.weight_norm],
@@ -234,6 +243,14 @@ def test_a_weight_that_is_used_elsewhere_is_not_replaced(other):
     assert dict(model.named_modules()) == before
 
 
+def of_complex():
+    return nn.Sequential(nn.Linear(8, 8, dtype=torch.complex64))
+
+
+def with_pattern(pattern):
+    nst.adopt_layouts_(linear(), {"weight_pattern": pattern})
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
@@ -254,6 +271,18 @@ def test_a_weight_that_is_used_elsewhere_is_not_replaced(other):
         (lambda: nst.sparsify_({}, density=0.5), TypeError, "model takes .* got dict"),
         (lambda: nst.adopt_layouts_(None, {}), TypeError, "model takes .* got NoneType"),
         (lambda: nst.adopt_layouts_(linear(), []), TypeError, "state_dict takes .* got list"),
+        (
+            lambda: nst.sparsify_(of_complex(), density=1.0),
+            TypeError,
+            "^0: linear takes",
+        ),
+        (lambda: with_pattern("x"), TypeError, "^weight_pattern takes a pattern, got str"),
+        (lambda: with_pattern(torch.ones(3)), ValueError, "^weight_pattern takes a 2-D array"),
+        (
+            lambda: linear().load_state_dict({"weight_pattern": 3}),
+            TypeError,
+            "^weight_pat",
+        ),
     ],
 )
 def test_refusals(call, error, says):

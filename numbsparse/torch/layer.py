@@ -11,12 +11,13 @@ from torch.fx import Proxy
 
 from numbsparse import ops
 from numbsparse.dtypes import check_kind
-from numbsparse.layout import Layout
+from numbsparse.layout import Layout, as_layout
 from numbsparse.nn.init import column_fan_in
 from numbsparse.nn.kept import check_state
 from numbsparse.patterns.checks import flag
 from numbsparse.torch.handles import Handle
 from numbsparse.torch.matrix import BlockSparse
+from numbsparse.torch.operators import check_dtype
 
 if TYPE_CHECKING:
     from numbsparse.nn.module import AsForward
@@ -46,6 +47,7 @@ class SparseModule(torch.nn.Module):
         """Make the parameter of this name, of the layout, its values whatever was in memory."""
         shape = (layout.n_blocks, self.block_size, self.block_size)
         values = torch.empty(shape, device=device, dtype=dtype)
+        check_dtype("dtype", values.dtype)
         setattr(self, name, torch.nn.Parameter(values))
         self.handles[name] = Handle(layout)
 
@@ -90,7 +92,7 @@ class SparseModule(torch.nn.Module):
             if pattern is None and strict and not is_sharded(getattr(self, name)):
                 missing_keys.append(key)  # rank 0 alone may have it, and looks at it
             if pattern is not None and not torch.equal(
-                torch.as_tensor(pattern).cpu(), self._pattern(name)
+                pattern_in(key, pattern), self._pattern(name)
             ):
                 error_msgs.append(
                     f"{key} is of another layout than {prefix}{name} has: to take it, call "
@@ -153,7 +155,7 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
             key = f"{prefix}.{name}{SUFFIX}".removeprefix(".")
             if key not in state_dict:
                 continue
-            layout = Layout(np.asarray(torch.as_tensor(state_dict[key]).cpu()))
+            layout = as_layout(pattern_in(key, state_dict[key]).numpy(), key)
             own = module.handles[name].layout
             if layout.shape != own.shape:
                 raise ValueError(f"{key} takes {own.shape} blocks, got {layout.shape}")
@@ -169,6 +171,13 @@ def adopt_layouts_(model: torch.nn.Module, state_dict: Mapping[str, Any]) -> Non
         weight.data = weight.data.new_zeros((layout.n_blocks, *weight.shape[1:]))
         weight.grad = None
         module.handles[name] = Handle(layout)
+
+
+def pattern_in(key: str, pattern: Any) -> torch.Tensor:
+    """A pattern of a state dict, on the CPU; what is no array is refused by its key."""
+    check_kind(key, pattern, torch.Tensor | np.ndarray | list | tuple, "a pattern")
+    found = torch.as_tensor(pattern).cpu()
+    return found if found.dtype == torch.bool else found.float()  # as where all was made bfloat16
 
 
 def check_module(model: Any) -> None:

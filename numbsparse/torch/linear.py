@@ -110,6 +110,7 @@ class Linear(OneWeight):
             got = "neither" if density is None else "both"
             raise ValueError(f"exactly one of pattern and density must be given, got {got}")
         weight = linear.weight.detach()
+        operators.check_dtype("linear", weight.dtype)
         if pattern is None:
             if weight.is_meta:
                 raise ValueError(

@@ -38,8 +38,7 @@ def lent(x: torch.Tensor, argument: str) -> Any:
     """
     if x.is_cuda:
         return x
-    if x.dtype not in CODES:
-        raise TypeError(f"{argument} takes one of {', '.join(map(str, CODES))}, got {x.dtype}")
+    check_dtype(argument, x.dtype)
     size, strides, items = x.element_size(), None, x.numel()
     if not x.is_contiguous():
         strides = tuple(size * stride for stride in x.stride())
@@ -48,6 +47,11 @@ def lent(x: torch.Tensor, argument: str) -> Any:
     memory.tensor = x  # lives as long as the array
     array: Any = np.ndarray(tuple(x.shape), CODES[x.dtype], memory, 0, strides)
     return array.view(bfloat16()) if x.dtype == torch.bfloat16 else array
+
+
+def check_dtype(argument: str, dtype: torch.dtype) -> None:
+    if dtype not in CODES:
+        raise TypeError(f"{argument} takes one of {', '.join(map(str, CODES))}, got {dtype}")
 
 
 def array_of(x: torch.Tensor, argument: str) -> Any:

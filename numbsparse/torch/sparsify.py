@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from numbsparse.dtypes import type_name
+from numbsparse.nn.kept import naming
 from numbsparse.patterns.checks import check_block_size
 from numbsparse.torch.layer import check_module
 from numbsparse.torch.linear import Linear
@@ -73,12 +74,13 @@ def sparsify_(
         raise ValueError("model takes a module that holds layers: see Linear.from_linear for one")
     _check_own(model, chosen)
     made: dict[torch.nn.Module, Linear] = {}  # a layer that stands in two places stays one
-    for linear in chosen.values():
+    how: Any = {"density": density, "block_size": block_size, "precision": precision}
+    for name, linear in chosen.items():
         if linear not in made:
             sides = (-(-n // block_size) for n in (linear.in_features, linear.out_features))
             kept = None if pattern is None else pattern(*sides)
-            how: Any = {"density": density, "block_size": block_size, "precision": precision}
-            made[linear] = Linear.from_linear(linear, kept, **how)
+            with naming(name):
+                made[linear] = Linear.from_linear(linear, kept, **how)
             hooks = {name: of for name, of in vars(linear).items() if name.startswith(HOOKS)}
             made[linear].__dict__.update(hooks)
     for name, linear in chosen.items():
