@@ -27,7 +27,7 @@ LINES = {  # of all Python files there; those of a room within it count for that
     "numbsparse/pages": 1_951,
     "numbsparse/patterns": 996,
     "numbsparse/puzzles": 425,
-    "numbsparse/simulator": 2_501,
+    "numbsparse/simulator": 2_518,
     "numbsparse/torch": 2_052,
 }
 SLACK = 0.05  # of a budget: more than that is to be given back

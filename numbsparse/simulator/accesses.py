@@ -268,7 +268,7 @@ def waited_for(those: Iterable[Moment | None]) -> None:
 
 def _site() -> tuple[Site, bool]:
     """Where in a kernel's text, or that of a device function, the running access is; atomic?"""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)  # who notes it is one of those inside
     atomic = False
     while _inside[name := frame.f_globals["__name__"]]:
         atomic = atomic or name in _ATOMIC

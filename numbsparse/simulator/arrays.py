@@ -127,12 +127,13 @@ class Watched(Memory):
 
     def __getitem__(self, place: Any) -> Any:
         found = _item(self, place)
-        if not isinstance(found, np.ndarray):
-            _note(self, False, place)
+        if accesses.watcher is not None and not isinstance(found, np.ndarray):
+            accesses.note(self.space, False, _address(self, place), self.itemsize)
         return found
 
     def __setitem__(self, place: Any, value: Any) -> None:
-        _note(self, True, place)
+        if accesses.watcher is not None:
+            _note_written(self, place)
         _set_item(self, place, value)
 
 
@@ -152,17 +153,26 @@ def note_piece(
         accesses.note(array.space, writes, address, nbytes, moment)
 
 
-def _note(array: Memory, writes: bool, place: Any) -> None:
-    """An access to one value, or to those of a slice, one after the other."""
-    if accesses.watcher is None:
-        return
+def _note_written(array: Memory, place: Any) -> None:
+    """One value, or those of a slice, one after the other."""
     places = place if type(place) is tuple else (place,)
-    if len(places) != len(array.steps) or not _SEVERAL.isdisjoint(map(type, places)):
-        array = np.asarray(array)[place].view(type(array))
-        for one in np.ndindex(array.shape):
-            _note(array, writes, one)
+    if len(places) == len(array.steps) and _SEVERAL.isdisjoint(map(type, places)):
+        accesses.note(array.space, True, _address(array, place), array.itemsize)
         return
+    array = np.asarray(array)[place].view(type(array))
+    for one in np.ndindex(array.shape):
+        accesses.note(array.space, True, _address(array, one), array.itemsize)
+
+
+def _address(array: Memory, place: Any) -> int:
+    """Where the item is; -1 is the last."""
     address = array.address
-    for i, (length, stride) in zip(places, array.steps, strict=True):
-        address += index(i) % length * stride  # -1 is the last
-    accesses.note(array.space, writes, address, array.itemsize)
+    if type(place) is not tuple:
+        ((length, stride),) = array.steps
+        return address + index(place) % length * stride
+    if len(place) == 2:  # most are; a loop takes half as long again
+        (rows, row), (columns, column) = array.steps
+        return address + index(place[0]) % rows * row + index(place[1]) % columns * column
+    for i, (length, stride) in zip(place, array.steps, strict=True):
+        address += index(i) % length * stride
+    return address
