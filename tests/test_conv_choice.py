@@ -16,7 +16,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import times
-from numbsparse.kernels.conv import PRODUCTS, costs, rung
+from numbsparse.kernels.conv import PRODUCTS, costs, ranked, rung
 from numbsparse.ops import conv_window
 
 
@@ -181,6 +181,17 @@ def test_what_is_unfolded_is_a_product_of_the_ladder():
     copied = 2 * (4 * 256 * 64 + 4 * 64 * 64) / 1e6
     np.testing.assert_allclose(found[2:], [0, 0, 1, copied])
     assert counted(f"k2_unfolded/{by}", "weight_grad", sizes=(4, alone, 64, 128, 60))[3] > 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_ladder_is_asked_once(product):
+    """Who multiplies what is unfolded, and how long that takes, follow from the same times."""
+    before = costs.of_rungs.cache_info().misses
+    window = conv_window((11, 13), 3, 1, 1, 1)  # which no other test asks about
+    how = product, 16, as_dtype("float16"), "cuda", 3, "highest", window, 112, 144
+    assert len(ranked(("k2_unfolded", "k3_tensor_core", "k6_strips"), 17, *how)) == 3
+    assert costs.of_rungs.cache_info().misses == before + 1
 
 
 @needs_cuda
