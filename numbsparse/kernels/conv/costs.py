@@ -286,8 +286,7 @@ def _k6_blocks(of: Sizes) -> Counts:
     """What the plan of regions expects; slots of all and groups that they load; whether pieces are
     added."""
     k6, seen = _rung("k6_strips"), len(of.seeing.seen[0])
-    plan, widest = k6.region_plan, max(of.in_features, of.out_features)
-    tile, boxes = k6.boxes_of_weight_grad(of.seeing, of.batch, of.itemsize, widest)
+    plan, (tile, boxes) = k6.region_plan, k6.boxes_of_weight_grad(of)
     numbers = "float16" if of.itemsize == 2 else "float32"
     unfolded = of.outputs, of.reads * seen, of.makes, of.n_blocks
     product = times.in_random(of.product, of.size, numbers, *unfolded)
