@@ -16,7 +16,7 @@ import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import times
-from numbsparse.kernels.conv import PRODUCTS, costs, rung
+from numbsparse.kernels.conv import PRODUCTS, costs, ranked, rung, window
 from numbsparse.ops import conv_window
 
 
@@ -181,6 +181,34 @@ def test_what_is_unfolded_is_a_product_of_the_ladder():
     copied = 2 * (4 * 256 * 64 + 4 * 64 * 64) / 1e6
     np.testing.assert_allclose(found[2:], [0, 0, 1, copied])
     assert counted(f"k2_unfolded/{by}", "weight_grad", sizes=(4, alone, 64, 128, 60))[3] > 0
+
+
+@needs_cuda
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_the_ladder_is_asked_once(product):
+    """Who multiplies what is unfolded, and how long that takes, follow from the same times."""
+    before = costs.of_rungs.cache_info().misses
+    window = conv_window((11, 13), 3, 1, 1, 1)  # which no other test asks about
+    how = product, 16, as_dtype("float16"), "cuda", 3, "highest", window, 112, 144
+    assert len(ranked(("k2_unfolded", "k3_tensor_core", "k6_strips"), 17, *how)) == 3
+    assert costs.of_rungs.cache_info().misses == before + 1
+
+
+def test_tiles_of_even_shapes_divide_images():
+    """So 25 x 25 pixels are five times 5 x 25, and not two tiles across; and are never more."""
+    for side, batch, dilation, most in ((25, 17, 1, 256), (18, 9, 1, 256), (8, 13, 2, 256)):
+        of = conv_window((side, side), 3, 1, dilation, dilation).seeing("forward")
+        rows = 128
+        (powers, _), (even, chunks) = (
+            window.cut(of, batch, rows, 9, most, shapes)
+            for shapes in (window.any_shapes, window.even_shapes)
+        )
+        assert np.prod(even.tiles) <= np.prod(powers.tiles)
+        assert even.images * np.prod(even.tile) <= rows
+        assert even.images * np.prod(even.box) <= most
+        assert sorted(tap for chunk in chunks for tap in chunk.taps) == list(range(9))
+    of = conv_window((25, 25), 3, 1, 1, 1).seeing("forward")
+    assert window.cut(of, 17, 128, 9, 256, window.even_shapes)[0].tile == (1, 5, 25)
 
 
 @needs_cuda

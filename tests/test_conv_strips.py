@@ -9,8 +9,8 @@ from conv_helpers import ConvCase, ConvProblem, needs_cuda, run, skip_unless_ser
 
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
-from numbsparse.kernels.conv import PRODUCTS, rung
-from numbsparse.kernels.parts import swizzle
+from numbsparse.kernels.conv import PRODUCTS, costs, rung
+from numbsparse.kernels.parts import pixels, swizzle
 from numbsparse.testing import races
 
 PIXELS = [
@@ -113,30 +113,77 @@ def test_only_what_float32_reads_ahead_of_boxes_races():
     ],
     ids=str,
 )
-def test_taps_share_boxes_in_weight_gradients(case, dtype):
+def test_taps_share_boxes_in_weight_gradients(case, dtype, boxes_always):
     skip_unless_served("k6_strips", "weight_grad", case, dtype)
-    of = case.window.whole("weight_grad")
-    tile, boxes = rung("k6_strips").boxes_of_weight_grad(of, case.batch, 2, 96)
+    problem = ConvProblem(case, dtype)
+    tile, boxes = boxes_always(weight_gradient(case, dtype, 96, problem.layout.n_blocks))
     assert boxes is not None
     assert np.prod(tile) == 32
-    problem = ConvProblem(case, dtype)
     got = run("k6_strips", "weight_grad", problem, "cuda").astype(np.float64)
     error = abs(got - problem.exact("weight_grad"))
     assert (error <= problem.bound("weight_grad", dtype)).all()
 
 
-def test_taps_share_no_boxes_where_rows_of_a_tile_would_share_banks():
+@pytest.fixture
+def boxes_always(monkeypatch):
+    """`boxes_of_weight_grad`, wherever there are any: small products load little for a slot."""
+    k6 = rung("k6_strips")
+    monkeypatch.setattr(k6, "LOADS_OF_A_SLOT", dict.fromkeys(k6.BLOCK_SIZES, 0.0))
+    k6.boxes_of_weight_grad.cache_clear()
+    yield k6.boxes_of_weight_grad
+    k6.boxes_of_weight_grad.cache_clear()
+
+
+def weight_gradient(case, dtype, features, n_blocks):
+    of = case.batch, case.window, features, features, n_blocks
+    return costs.sizes_of("weight_grad", case.block_size, as_dtype(dtype), *of)
+
+
+@needs_cuda
+def test_taps_share_no_boxes_where_rows_of_a_tile_would_share_banks(boxes_always):
     """Or at a stride, or of float32, or where a box is no smaller than what its taps see."""
-    found = rung("k6_strips").boxes_of_weight_grad
-    for image, taps, stride, item, shared in (
-        *(((56, 56), 3, 1, 2, True), ((28, 28), 3, 1, 2, False), ((14, 14), 3, 1, 2, False)),
-        *(((56, 56), 3, 2, 2, False), ((56, 56), 3, 1, 4, False), ((56, 56), 1, 1, 2, False)),
+    for image, taps, stride, dtype, shared in (
+        *(((56, 56), 3, 1, "float16", True), ((28, 28), 3, 1, "float16", False)),
+        *(((14, 14), 3, 1, "float16", False), ((56, 56), 3, 2, "float16", False)),
+        *(((56, 56), 3, 1, "float32", False), ((56, 56), 1, 1, "float16", False)),
     ):
-        case = ConvCase(1, image, 16, 16, 8, (taps, taps), stride, taps // 2)
-        assert (found(case.window.whole("weight_grad"), 8, item, 64)[1] is not None) == shared
-        assert found(case.window.whole("weight_grad"), 8, item, 1032) == (None, None)
-    apart = ConvCase(1, (64, 64), 16, 16, 8, (2, 2), 1, 8, dilation=16)
-    assert found(apart.window.whole("weight_grad"), 8, 2, 64) == (None, None)
+        case = ConvCase(8, image, 16, 16, 8, (taps, taps), stride, taps // 2)
+        assert (boxes_always(weight_gradient(case, dtype, 64, 9))[1] is not None) == shared
+        assert boxes_always(weight_gradient(case, dtype, 1032, 9)) == (None, None)
+    apart = ConvCase(8, (64, 64), 16, 16, 8, (2, 2), 1, 8, dilation=16)
+    assert boxes_always(weight_gradient(apart, "float16", 64, 9)) == (None, None)
+
+
+@needs_cuda
+def test_taps_share_no_boxes_where_a_slot_loads_little():
+    """Of many kept blocks: then regions, which are smaller in boxes, take longer."""
+    k6 = rung("k6_strips")
+    case = ConvCase(8, (56, 56), 16, 16, 16, (3, 3), 1, 1)
+    loads = []
+    for density in (0.02, 0.05, 0.2, 0.8):
+        sizes = weight_gradient(case, "float16", 512, round(density * 9 * 32**2))
+        loads.append(k6.loads_of_a_slot(sizes))
+        shared = k6.boxes_of_weight_grad(sizes)[1] is not None
+        assert shared == (loads[-1] >= k6.LOADS_OF_A_SLOT[16])
+    assert loads == sorted(loads, reverse=True)
+    assert loads[-1] < loads[0] / 3
+
+
+def test_rows_that_are_read_at_once_share_no_banks():
+    for tile, box, turns in (
+        ((1, 1, 7, 7), (1, 1, 9, 9), 1),
+        ((3, 1, 5, 4), (3, 1, 6, 5), 1),
+        ((1, 1, 8, 8), (1, 1, 10, 10), 1),
+        ((1, 1, 1, 5), (1, 1, 1, 7), 1),
+        ((2, 2, 3, 3), (2, 3, 5, 5), 1),
+        ((1, 1, 8, 1), (1, 1, 8, 8), 8),  # all in the same banks
+    ):
+        order, lines = pixels.spread_rows(tile, box), pixels.lines_in_box(tile, box)
+        assert sorted(order) == list(range(np.prod(tile)))
+        eights = [lines[order[at : at + 8]] % 8 for at in range(0, order.size, 8)]
+        assert max(np.bincount(each).max() for each in eights) == turns
+    natural = pixels.lines_in_box((1, 1, 7, 7), (1, 1, 9, 9))[:8] % 8
+    assert np.bincount(natural).max() == 2
 
 
 @needs_cuda

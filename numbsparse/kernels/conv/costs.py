@@ -35,6 +35,7 @@ LARGEST = 64  # block that was measured: larger ones are taken as several
 TILE, PLACES = 64, 132  # outputs, and features; multiprocessors
 LEAST = 1024  # outputs of a part of a sum
 IN_CACHE = 1 << 25  # bytes of what is unfolded at once
+of_rungs = lru_cache(1024)(times.of_rungs)  # who multiplies, and how long that takes, both ask
 MOST_OUTPUTS = {"k8_small_batch": 4096}  # for which it was measured: it takes them 64 at a time
 
 
@@ -169,7 +170,7 @@ def _unfolded(of: Sizes, by: str, dtype: Any, precision: str) -> Counts:
     for rows, parts in ((each, outputs // each), (outputs % each, 1)):
         product = _product(of.product, of.size, dtype, rows, seen, made, of.n_blocks)
         if rows and parts:
-            takes += parts * times.of_rungs(of.product, dtype, precision, product).get(by, inf)
+            takes += parts * of_rungs(of.product, dtype, precision, product).get(by, inf)
     as_it_is = of.lines and not any(map(any, offsets)) and view.counts == view.sizes
     written = 0.0 if as_it_is else of.megabytes(outputs * used(seen, of.size, of.n_blocks))
     squares = of.batch * prod(view.out_sizes) * of.makes + outputs * made
@@ -285,8 +286,7 @@ def _k6_blocks(of: Sizes) -> Counts:
     """What the plan of regions expects; slots of all and groups that they load; whether pieces are
     added."""
     k6, seen = _rung("k6_strips"), len(of.seeing.seen[0])
-    plan, widest = k6.region_plan, max(of.in_features, of.out_features)
-    tile, boxes = k6.boxes_of_weight_grad(of.seeing, of.batch, of.itemsize, widest)
+    plan, (tile, boxes) = k6.region_plan, k6.boxes_of_weight_grad(of)
     numbers = "float16" if of.itemsize == 2 else "float32"
     unfolded = of.outputs, of.reads * seen, of.makes, of.n_blocks
     product = times.in_random(of.product, of.size, numbers, *unfolded)
@@ -346,7 +346,7 @@ def multipliers(
     """The same of so many outputs, features that are seen and made, and blocks."""
     case = product, block_size, dtype, "cuda", outputs, precision  # on this card
     of = _product(product, block_size, dtype, max(outputs, 1), *sizes)
-    takes = times.of_rungs(product, dtype, precision, of)
+    takes = of_rungs(product, dtype, precision, of)
     names = [
         name
         for name in MULTIPLIERS

@@ -21,7 +21,10 @@ import numpy as np
 
 from numbsparse.device import SIMULATED, DeviceArray
 from numbsparse.device.tensor_map import tensor_map
+from numbsparse.kernels import times
 from numbsparse.kernels.card import multiprocessors
+from numbsparse.kernels.conv.costs import Sizes as Convolution
+from numbsparse.kernels.conv.costs import sizes_of
 from numbsparse.kernels.conv.k1_naive import repair_blocks, repair_lines
 from numbsparse.kernels.conv.k2_unfolded import taps_in_lines
 from numbsparse.kernels.conv.window import (
@@ -57,6 +60,7 @@ from numbsparse.kernels.parts.aligned import aligned, aligned_values, of_bits
 from numbsparse.kernels.parts.deal import schedule
 from numbsparse.kernels.parts.groups import counted, steps_in_strips
 from numbsparse.kernels.parts.pixels import (
+    AT_ONCE,
     IMAGES,
     UNEVEN,
     Four,
@@ -67,6 +71,7 @@ from numbsparse.kernels.parts.pixels import (
     fits,
     has_room,
     places_in_squares,
+    spread_rows,
     tile_that_fits,
     tops_of,
 )
@@ -99,11 +104,15 @@ COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
 # these limits they take 0.45 to 1.38 of the time, 0.90 at the mean, 11 more than 1.05; of 26 whose
 # taps are two apart, and boxes up to three times as large as tiles, 0.95 (H200).
 WORTH, LARGEST, MOST_FEATURES = 0.75, 200, 1024
-STAGE_ROWS, A_TILE = 32, 32  # of a region; pixels that are loaded while one is multiplied
 # Rows that lanes read at once: in one line of a box no two share banks. Tiles of 4 x 8 took 0.66 to
 # 0.83 of the time of tap by tap, once 1.09; of 4 x 7 and 2 x 14 1.09 to 1.25, once 0.78; at a
 # stride of 2, where boxes are of pixels of one parity, 1.0 to 1.2 (H200).
-ROWS_AT_ONCE = 8
+STAGE_ROWS, A_TILE = 32, 32  # of a region; pixels that are loaded while one is multiplied
+# By block size groups that a large region loads for each slot, tap by tap, from which on boxes pay:
+# where there are fewer, multiplying takes longer, and regions in boxes are smaller. In boxes 21 of
+# 68 products, which load fewer, take 0.79 to 1.64 of the time tap by tap, 1.11 at the mean, the
+# others 0.41 to 1.30, 0.86 (H200).
+LOADS_OF_A_SLOT = {8: 0.1, 16: 0.16}
 A_LINE, SECOND_PASS = 0.003, (2.0, 0.03, 2.0)  # microseconds of a line; see `region_plan`
 # By block size microseconds of a row in the first region; warps and their slots, microseconds, how
 # many times as long a row takes in proportion, and blocks of a cluster at most.
@@ -158,7 +167,8 @@ def _lines(product, x, values, index, window, y, precision="highest", shared=Tru
     if images.shared and not has_steps(lines, B, x.itemsize, transposed, columns, images.shared):
         _lines(product, x, values, index, window, y, precision, False)
         return
-    places, offsets = planned(index, places_of, of, x.shape[0], tile)
+    box = images.seen(tile) if images.shared else None
+    places, offsets = planned(index, places_of, of, x.shape[0], tile, box)
     out = PixelRows(y.reshape(-1, y.shape[2]), tile, places, offsets)
     along_strips(images, values, lines, out, transposed, precision)
     if precision == "highest" and y.itemsize == 4:
@@ -172,8 +182,8 @@ def weight_grad(x, dy, index, window, dvalues, precision="highest"):
     """dvalues[b] = the block b of the sum over pixels of (what its tap sees in x).T @ dy."""
     of, B = window.whole("weight_grad"), dvalues.shape[1]
     features = LINE // x.itemsize
-    widest = max(x.shape[2], dy.shape[2])
-    tile, boxes = boxes_of_weight_grad(of, max(x.shape[0], 1), x.itemsize, widest)
+    call = x.shape[0], window, x.shape[2], dy.shape[2], dvalues.shape[0]
+    tile, boxes = boxes_of_weight_grad(sizes_of("weight_grad", B, x.dtype, *call))
     how = taps_in_lines, window.taps, "weight_grad", of, features // B, False, boxes
     lines, *_ = planned(index, *how)
     seen = [chunk.origin for chunk in boxes.chunks] if boxes else of.seen[0]
@@ -201,7 +211,7 @@ def along_strips(
     lengths, *steps = planned(index, plan_images, *of)
     units = multiprocessors() * strip.BESIDE
     tiles = planned(index, schedule, lengths, tops.shape[0], units, strip.SPLIT)
-    rows, loaded, within = prod(y.tile), prod(x.seen(y.tile)), x.within(index, y.tile, ROWS)
+    rows, loaded, within = prod(y.tile), prod(x.seen(y.tile)), x.within(index, y.tile, ROWS, True)
     plan = Plan._make((*steps, *tiles, rows, tops, (), loaded, within))
     arithmetic = precision if y.itemsize == 4 else y.dtype.name
     kernel = strip_kernel(strip, arithmetic, IMAGES, PIXELS, transposed)
@@ -253,11 +263,14 @@ def plan_images(
     return *plan, groups, np.where(lines < 0, -1, places).astype(np.int32)
 
 
-def places_of(index: Index, of: Pass, batch: int, tile: Four) -> tuple[Any, ...]:
-    """(`PixelRows.places`, its offsets): of all pixels of an output, reached by taps or zeros."""
-    view = of.view
-    tops, within = tops_of(index, batch, view.counts, tile)[0][:, ::-1], np.indices(tile)
-    at = (tops[:, None] + within.reshape(4, -1).T).reshape(-1, 4) * (1, *view.step)
+def places_of(index: Index, of: Pass, batch: int, tile: Four, box: Four | None) -> tuple[Any, ...]:
+    """(`PixelRows.places`, its offsets): of all pixels of an output, reached by taps or zeros; of
+    tiles that are read in a box in `spread_rows`."""
+    view, within = of.view, np.indices(tile).reshape(4, -1).T
+    if box is not None:
+        within = within[spread_rows(tile, box)]
+    tops = tops_of(index, batch, view.counts, tile)[0][:, ::-1]
+    at = (tops[:, None] + within).reshape(-1, 4) * (1, *view.step)
     residues = np.indices(view.residues).reshape(3, -1).T
     strides = [prod(view.out_sizes[axis:]) for axis in range(4)]
     inside = (at[:, None, 1:] + residues < view.out_sizes).all(2) & (at[:, :1] < batch)
@@ -312,22 +325,31 @@ def images_of(
 
 
 @lru_cache(1024)
-def boxes_of_weight_grad(
-    of: Pass, batch: int, item: int, features: int
-) -> tuple[Any, Boxes | None]:
+def boxes_of_weight_grad(sizes: Convolution) -> tuple[Any, Boxes | None]:
     """How outputs are cut into tiles, and the boxes that taps share, if it pays."""
-    counts, seen = of.view.counts, len(of.seen[0])
-    if item > 2 or seen == 1 or max(of.view.scale) > 1 or features > MOST_FEATURES:
+    of, batch, seen = sizes.whole, sizes.batch, len(sizes.whole.seen[0])
+    few = max(sizes.in_features, sizes.out_features) <= MOST_FEATURES
+    if sizes.itemsize > 2 or seen == 1 or max(of.view.scale) > 1 or not few:
         return None, None
     chunks = even_chunks(of)
     spread, part = spread_of(chunks), len(chunks) / seen
-    tile = tile_that_fits(batch, counts, STAGE_ROWS, A_TILE, UNEVEN, spread)
+    tile = tile_that_fits(batch, of.view.counts, STAGE_ROWS, A_TILE, UNEVEN, spread)
     box: Any = tuple(t + s for t, s in zip(tile[1:], spread, strict=True))
     rows, pixels = int(np.prod(tile)), tile[0] * int(np.prod(box))
-    full = rows == STAGE_ROWS and tile[3] % ROWS_AT_ONCE == 0
-    if full and part * pixels <= WORTH * rows and pixels <= LARGEST:
+    full = rows == STAGE_ROWS and tile[3] % AT_ONCE == 0
+    fewer = part * pixels <= WORTH * rows and pixels <= LARGEST
+    if full and fewer and loads_of_a_slot(sizes) >= LOADS_OF_A_SLOT[sizes.size]:
         return tile, boxes_of_chunks(chunks, box)
     return None, None
+
+
+def loads_of_a_slot(sizes: Convolution) -> float:
+    """Groups that the large regions of a weight-gradient load, tap by tap, for each slot."""
+    region = region_plan.ways_for(sizes.density, sizes.size, "float16", False, True)[0].region
+    unfolded = sizes.outputs, sizes.reads * len(sizes.whole.seen[0]), sizes.makes, sizes.n_blocks
+    product = times.in_random("weight_grad", sizes.size, "float16", *unfolded)
+    (n, height, of_dy), slots = times.regions_of(product, region)
+    return (n * height + of_dy) / max(slots, 1e-9)
 
 
 def ways_of(index: Any, B: int, x: Images, columns: int) -> tuple[Way, ...]:

@@ -206,6 +206,14 @@ def any_shapes(of: Pass, batch: int, rows: int) -> Shapes:
     return _shapes(batch, rows, *(_powers(rows, n) for n in of.view.counts))
 
 
+def even_shapes(of: Pass, batch: int, rows: int) -> Shapes:
+    """The same, of sides that divide images evenly too; a quarter filled, where there are so many
+    outputs."""
+    least = min(rows, batch * prod(of.view.counts)) // 4
+    shapes = _shapes(batch, rows, *(_even(rows, n) for n in of.view.counts))
+    return ((images, tile) for images, tile in shapes if images * prod(tile) >= least)
+
+
 def square_shapes(of: Pass, batch: int, rows: int) -> Shapes:
     """(images, tile): columns of 8 x 8 pixels; of images of one line, lines of 64."""
     depth, height, _ = of.view.counts
@@ -225,6 +233,10 @@ def _powers(rows: int, most: int) -> list[int]:
     return sorted({min(most, 1 << k) for k in range(rows.bit_length())})
 
 
+def _even(rows: int, most: int) -> list[int]:
+    return sorted({*_powers(rows, most), *(-(-most // parts) for parts in range(1, most + 1))})
+
+
 @lru_cache(maxsize=1024)
 def cut(
     of: Pass,
@@ -237,25 +249,27 @@ def cut(
 ) -> tuple[Cut, tuple[Chunk, ...]]:
     """The cheapest cut: tiles of up to `rows` outputs, boxes of up to `most_rows` pixels.
 
-    And the chunks of its taps. A stage ends where the pattern of swizzled lines of `line` bytes
+    And the chunks of its taps: as many taps together as there is room for, or half of them where
+    `even_shapes` then load less. A stage ends where the pattern of swizzled lines of `line` bytes
     repeats.
     """
-    together = max(1024 // line, ALIGNED)
-    while True:
+    together, found = max(1024 // line, ALIGNED), list[Any]()
+    tries = 2 if shapes is even_shapes else 1
+    while tries:
         chunks = chunks_of(of, most_taps)
-        spread = spread_of(chunks)
-        best = min(
-            (_cost(of, batch, shape, spread, rows, most_rows) for shape in shapes(of, batch, rows)),
-            default=None,
-        )
-        if best is not None and best[0] < np.inf:
-            _, images, tile = best
-            box: Any = tuple(t + s for t, s in zip(tile, spread, strict=True))
-            along = tuple(-(-n // t) for n, t in zip(of.view.counts, tile, strict=True))
-            stage = -(-images * prod(box) // together) * together
-            tiles: Any = -(-batch // images), *along
-            return Cut(images, tile, box, stage, tiles, of.view.scale), chunks
-        most_taps = (most_taps + 1) // 2
+        spread, boxes = spread_of(chunks), len(chunks) if shapes is even_shapes else 1
+        how = spread, rows, most_rows, boxes
+        each = (_cost(of, batch, shape, *how) for shape in shapes(of, batch, rows))
+        best = min(each, default=(np.inf,))
+        if best[0] < np.inf:
+            found.append((best[0], len(found), best[1:], spread, chunks))
+        tries, most_taps = tries - len(found[:1]), (most_taps + 1) // 2
+    _, _, (images, tile), spread, chunks = min(found)
+    box: Any = tuple(t + s for t, s in zip(tile, spread, strict=True))
+    along = tuple(-(-n // t) for n, t in zip(of.view.counts, tile, strict=True))
+    stage = -(-images * prod(box) // together) * together
+    tiles: Any = -(-batch // images), *along
+    return Cut(images, tile, box, stage, tiles, of.view.scale), chunks
 
 
 def chunks_of(of: Pass, most: int) -> tuple[Chunk, ...]:
@@ -310,8 +324,10 @@ def spread_of(chunks: tuple[Chunk, ...]) -> Three:
     return spread
 
 
-def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int) -> Any:
-    """Of all tiles, in rows: those multiplied, counted for every tap, and those loaded, once."""
+def _cost(
+    of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: int, boxes: int
+) -> Any:
+    """Of all tiles, in rows: those multiplied, counted for every tap, and those of `boxes`."""
     images, tile = shape
     tiles = -(-batch // images) * prod(
         -(-n // t) for n, t in zip(of.view.counts, tile, strict=True)
@@ -321,4 +337,4 @@ def _cost(of: Pass, batch: int, shape: Any, spread: Any, rows: int, most_rows: i
     if box > most_rows or longest > LONGEST:
         return np.inf, images, tile
     uneven = 1 if tile[2] % ALIGNED == 0 else 1.25  # rows read together use fewer banks
-    return tiles * (rows * max(len(of.taps), 1) * uneven + 2 * box), images, tile
+    return tiles * (rows * max(len(of.taps), 1) * uneven + 2 * box * boxes), images, tile

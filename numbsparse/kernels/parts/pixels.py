@@ -29,6 +29,7 @@ MIDDLE, MOST = 1 << BITS - 1, (1 << BITS) - 1
 # How many pixels take as long to load as a line of a box begins (H200: of 256 features and 56 x 56
 # images, in blocks of 16, tiles of 8 x 8 took 65 us, of 1 x 56, an eighth more of them, 57).
 A_LINE = 1.2
+AT_ONCE = 8  # rows that lanes read
 UNEVEN = 1.1  # what is saved, at least, where sums may have to be repaired: see `k6_strips`
 
 Three = tuple[int, int, int]
@@ -64,11 +65,11 @@ class Images(NamedTuple):
         """The pixels of a box, of a tile of outputs."""
         return (tile[0], *self.shared.box) if self.shared else tile
 
-    def within(self, index: Index, tile: Four, rows: int) -> Any:
-        """Where the rows of a tile begin in a box that is shared, in bytes."""
+    def within(self, index: Index, tile: Four, rows: int, spread: bool = False) -> Any:
+        """Where the rows of a tile begin in a box that is shared, in bytes; in `spread_rows`."""
         if not self.shared:
             return ()
-        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.shared.width
+        how = rows, tile, self.seen(tile), self.pixels.itemsize * self.shared.width, spread
         return planned(index, rows_in_boxes, *how)[0]
 
     @property
@@ -181,10 +182,32 @@ def tops_of(index: Index, batch: int, outputs: Three, tile: Four) -> tuple[np.nd
     return ((tops * tile)[:, ::-1].astype(np.int32),)
 
 
-def rows_in_boxes(index: Index, rows: int, tile: Four, box: Four, nbytes: int) -> tuple[np.ndarray]:
+def rows_in_boxes(
+    index: Index, rows: int, tile: Four, box: Four, nbytes: int, spread: bool
+) -> tuple[np.ndarray]:
     """(rows,): the byte where each row of a tile begins in a box, of lines of `nbytes`."""
-    places = np.ravel_multi_index(np.indices(tile).reshape(4, -1), box) * nbytes
-    return (np.resize(places, rows).astype(np.int32),)
+    order = spread_rows(tile, box) if spread else np.arange(prod(tile))
+    return (np.resize(lines_in_box(tile, box)[order] * nbytes, rows).astype(np.int32),)
+
+
+def lines_in_box(tile: Four, box: Four) -> np.ndarray:
+    """(rows of a tile,): the line of a box where each begins."""
+    return np.asarray(np.ravel_multi_index(np.indices(tile).reshape(4, -1), box))
+
+
+def spread_rows(tile: Four, box: Four) -> np.ndarray:
+    """The rows of a tile in an order in which those that lanes read at once share no banks, as far
+    as there are such; taps shift the lines of all of them alike.
+
+    Lines share banks whose numbers are the same modulo AT_ONCE. Of 7 x 7 rows in a box of 9 x 9
+    each eight would otherwise be read in two turns.
+    """
+    lines, order = lines_in_box(tile, box) % AT_ONCE, list[int]()
+    alike = [np.flatnonzero(lines == k).tolist() for k in range(AT_ONCE)]
+    while len(order) < lines.size:
+        alike.sort(key=len, reverse=True)
+        order += [rows.pop(0) for rows in alike[: AT_ONCE - len(order) % AT_ONCE] if rows]
+    return np.array(order)
 
 
 def boxes_of(groups: np.ndarray, taps: tuple[Four, ...], a_tap: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from numbsparse.kernels.conv.k4_wgmma.products import (
     weight_of,
 )
 from numbsparse.kernels.conv.walks import Schedule, Units, line_items
-from numbsparse.kernels.conv.window import PIXELS, Pass, any_shapes, cut, square_shapes
+from numbsparse.kernels.conv.window import PIXELS, Pass, cut, even_shapes, square_shapes
 from numbsparse.kernels.parts.plans import planned, unannounced
 from numbsparse.kernels.parts.ring import following
 from numbsparse.kernels.ptx import (
@@ -108,7 +108,7 @@ def shape_for(of: Pass, batch: int, itemsize: int, size: int, lines: int) -> Sha
 
 def cut_for(of: Pass, batch: int, shape: Any, size: int, itemsize: int, squares: bool) -> Any:
     """See `cut`; for boxes of `size` features, and tiles of 8 x 8 pixels if in `squares`."""
-    how = square_shapes if squares else any_shapes, itemsize * size
+    how = square_shapes if squares else even_shapes, itemsize * size
     return cut(of, batch, shape.ROWS, max(len(of.taps), 1), shape.MOST_ROWS, *how)
 
 
