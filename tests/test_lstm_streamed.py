@@ -282,6 +282,15 @@ def test_few_lines_have_a_multiprocessor_each(monkeypatch):
         assert (1 if alone else 2) == ring.BLOCKS
 
 
+def test_lines_of_tf32_one_after_another_are_stored_first(monkeypatch):
+    monkeypatch.setattr(deal, "places", lambda: 8)
+    ring_for = producers.ring_for
+    assert ring_for(False, 4, False, 3, 288, B).rest_first
+    assert not ring_for(False, 4, False, 3, 256, B).rest_first
+    for transposed, itemsize, exact in ((True, 4, False), (False, 2, False), (False, 4, True)):
+        assert not ring_for(transposed, itemsize, exact, 3, 288, B).rest_first
+
+
 @pytest.mark.parametrize(
     ("size", "soon", "streamed"), [(16, 9, True), (16, 8, False), (64, 0, True)]
 )

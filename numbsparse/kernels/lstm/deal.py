@@ -67,6 +67,11 @@ def all_at_once(batch: int, units: int, tile: int) -> bool:
     return -(-units // B) * -(-batch // tile) <= 1.25 * places() / BLOCKS
 
 
+def one_after_another(batch: int, units: int, tile: int) -> bool:
+    """Whether places take several lines in a step."""
+    return -(-units // B) * -(-batch // tile) > places()
+
+
 def places() -> int:
     """Blocks of threads that run at once."""
     return 2 if SIMULATED else BLOCKS * multiprocessors()

@@ -115,13 +115,14 @@ def multiplying(
 
     `of_line` is of functions: begin(sums, given, where), if any, is first in a line, load(loaded,
     given, where) next where `ahead`, else after the products, finish(sums, loaded, given, where)
-    stores what the next step multiplies, and `rest` what is left, when the others are told. `where`
-    is (line, first row of the step, row of the batch that the tile begins with, batch, units,
-    width).
+    stores what the next step multiplies, and `rest` what is left, when the others are told or just
+    before. `where` is (line, first row of the step, row of the batch that the tile begins with,
+    batch, units, width).
     """
     take = taking_reads(ring, multiply, GROUPS)
     (begin, load, finish, rest), TILED, TILE = of_line, ring.tiled, ring.tile
     BACK, TOLD = ring.transposed, 2 * ring.STAGES  # BACK: what is copied is of the step after
+    FIRST = ring.rest_first
 
     @cuda.jit(device=True)
     def run(sums, loaded, engine, work, cut, given, arrived, of_steps, size):
@@ -151,10 +152,12 @@ def multiplying(
                     if not loads:
                         load(loaded, given, where)
                     finish(sums, loaded, given, where)
+                    if FIRST:
+                        rest(sums, loaded, given, where)
                 if ends != 0:
                     tell(arrived, step * engine[4].size + top // TILE, engine[7], TOLD, told)
                     told ^= uint32(1)
-                if whole:
+                if whole and not FIRST:
                     rest(sums, loaded, given, where)
                 number += uint32(count)
             row += down
