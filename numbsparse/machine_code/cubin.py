@@ -39,15 +39,21 @@ def description(cubin: bytes) -> dict[str, Any]:
     }
 
 
+def shared_bytes(cubin: bytes) -> int:
+    """Of shared memory that its kernel has, beside what a launch asks for."""
+    own = ((name, data) for name, data in sections(cubin) if name.startswith(".nv.shared."))
+    return sum(len(data) for name, data in own if ".reserved" not in name)
+
+
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each."""
+    """(name, bytes) of each, zeros of those without any in the file."""
     table = struct.unpack_from("<Q", elf, 40)[0]
     size, count, of_names = struct.unpack_from("<3H", elf, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
     names = headers[of_names][4]
     for name, kind, _, _, offset, nbytes, *_ in headers:
         first = names + name
-        data = b"" if kind == EMPTY else elf[offset : offset + nbytes]
+        data = bytes(nbytes) if kind == EMPTY else elf[offset : offset + nbytes]
         yield elf[first : elf.index(b"\0", first)].decode(), data
 
 

@@ -19,7 +19,8 @@ THREADS = 2 if SIMULATED else 32
 def announce(maps: DeviceArray) -> None:
     """Each of these maps, (n, 16) or (16,), which stay where they are."""
     of = maps.reshape(-1, maps.shape[-1])
-    everywhere, large = (1, 0) if SIMULATED else (multiprocessors(), min(LARGE, shared_memory()))
+    everywhere = 1 if SIMULATED else multiprocessors()
+    large = min(LARGE, shared_memory() or 0)
     launch(announcing_kernel, everywhere, THREADS, of, shared_bytes=large, together=True)
 
 
