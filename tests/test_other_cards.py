@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import numbsparse as ns
 from numbsparse import device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import card, conv
 from numbsparse.kernels.matmul import RUNGS, reach, rung
 from numbsparse.kernels.matmul.k7_small_blocks import strip_plan
 from numbsparse.kernels.parts.strip import Strip
+from numbsparse.ops import index_beside
 
 PROGRAM = """
 import sys
@@ -38,11 +41,11 @@ def call(of, name, make):
     make().call()
 
 rng = np.random.default_rng(seed)
-for of in islice(held_out.drawn(rng), int(sys.argv[5])):
+for of in islice(held_out.drawn(rng), 25):
     p = of.problem
     for name in {*contestants.named(p, of.product, "all"), of.taken()}:
         call(of, name, lambda: contestants.of_rung(p, of.product, name, of.feature_major))
-for of in islice(held_out.convolutions(rng), int(sys.argv[5])):
+for of in islice(held_out.convolutions(rng), 60):
     names = held_out.rungs_of_images(of.problem, of.product)
     for name in {name.partition("/")[0] for name in names}:
         call(of, name, lambda: contestants.of_rung(of.problem, of.product, name))
@@ -59,11 +62,9 @@ LATER = {"k7_small_blocks", "k6_strips"}  # than 8.0
 )
 def test_no_call_asks_for_more_than_the_card_has(capability, units, seed, rungs):
     pytest.importorskip("cuda.core")
-    if not device.runtime.has_numba_cuda():
-        pytest.skip("takes numba-cuda")
     environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
-    draws = map(str, (*capability.split(), units, seed, 60))
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *draws]
+    words = map(str, (*capability.split(), units, seed))
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, *words]
     said = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     *misfits, used = said.stdout.splitlines()
@@ -134,3 +135,28 @@ def test_shared_memory_is_that_of_the_card(monkeypatch):
     for capability, kib in of.items():
         monkeypatch.setattr(card, "compute_capability", lambda capability=capability: capability)
         assert card.shared_memory() == 1024 * kib, capability
+
+
+@pytest.mark.skipif(not device.is_available(), reason=str(device.why_unavailable()))
+@pytest.mark.parametrize(
+    ("capability", "beside"), [((8, 0), 2), ((8, 6), 1), ((9, 0), 3), ((12, 0), 1)], ids=str
+)
+def test_sums_of_float32_are_cut_for_as_many_blocks_as_fit(capability, beside, monkeypatch):
+    of_blocks, cuts = rung("k5_tensor_core").of_blocks, []
+    monkeypatch.setattr(card, "SIMULATED", False)
+    monkeypatch.setattr(card, "compute_capability", lambda: capability)
+    monkeypatch.setattr(of_blocks, "multiprocessors", lambda: 40)
+
+    def launched(kernel, blocks, threads, factors, cut, *more, shared_bytes):
+        there = card.shared_memory() + 1024
+        assert min(there // (shared_bytes + 1024), 3) >= (beside if shared_bytes == 65536 else 3)
+        cuts.append(cut.many)
+
+    monkeypatch.setattr(of_blocks, "launch", launched)
+    monkeypatch.setattr(of_blocks, "block_kernel", lambda shape: None)
+    w = ns.BlockSparse(np.zeros((10, 64, 64), np.float32), np.eye(10, dtype=bool)).to("cuda")
+    for dtype in ("float32", "float16"):
+        x = device.empty((4096, 640), dtype)
+        out = device.empty(w.values.shape, dtype)
+        of_blocks.multiply_blocks(x, x, index_beside(w.layout, x), out, dtype)
+    assert cuts == [4 * beside, 12]

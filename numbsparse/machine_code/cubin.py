@@ -12,6 +12,7 @@ from typing import Any
 INSTRUCTION = 16  # bytes
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # attributes of a kernel
 TO_AND_FROM_THE_STACK = (0x387, 0x983)  # opcodes: store to local memory, load from it
+RESERVED = 1024  # bytes of shared memory, in whose place a section says that they are
 EMPTY = 8  # type of a section without bytes in the file
 
 
@@ -40,9 +41,11 @@ def description(cubin: bytes) -> dict[str, Any]:
 
 
 def shared_bytes(cubin: bytes) -> int:
-    """Of shared memory that its kernel has, beside what a launch asks for."""
-    own = ((name, data) for name, data in sections(cubin) if name.startswith(".nv.shared."))
-    return sum(len(data) for name, data in own if ".reserved" not in name)
+    """Of shared memory that its kernel has, beside what a launch asks for. From compute capability
+    9.0 on it begins behind what the system keeps, which is no part of what a block may have."""
+    own = {name: len(data) for name, data in sections(cubin) if name.startswith(".nv.shared.")}
+    kept = RESERVED if own.pop(".nv.shared.reserved.0", None) is not None else 0
+    return sum(max(nbytes - kept, 0) for nbytes in own.values())
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
