@@ -53,6 +53,13 @@ def _some_of(*known: str) -> Callable[[str], tuple[str, ...]]:
     return names
 
 
+def _capability(word: str) -> tuple[int, int]:
+    major, _, minor = word.partition(".")
+    if not (major.isdecimal() and minor.isdecimal()) or (int(major), int(minor)) < (7, 0):
+        raise argparse.ArgumentTypeError(f"takes one of 7.0 and up, such as 8.6, got {word!r}")
+    return int(major), int(minor)
+
+
 def _output(word: str) -> Path:
     """A file to be written, refused before the work where it cannot be."""
     try:
@@ -204,11 +211,12 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, default=Path(), help="default: the current")
     command = add(
         "machine-code",
-        lambda of: gate.run(of.words, json_file=of.json, jobs=of.jobs),
+        lambda of: gate.run(of.words, json_file=of.json, jobs=of.jobs, capability=of.capability),
         "check whether a change to the source changed the GPU's machine code",
         "For those who work on the kernels. Compiles them for compute capability 9.0, which needs\n"
         "no GPU but the compilers (pip install 'numbsparse[cu13]'), and compares instructions,\n"
-        "registers and stack with what was recorded. The exit status is 1 where they differ.",
+        "registers and stack with what was recorded. The exit status is 1 where they differ. For\n"
+        "another capability it is 1 where a kernel does not compile, or fit on such a card.",
         'machine-code k6_hopper "LSTM float16"',
     )
     command.add_argument(
@@ -217,6 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--json", **FILE, help="record what was found there")
     command.add_argument(
         "--jobs", type=WHOLE, default=0, help="processes at once; default: one for each core"
+    )
+    command.add_argument(
+        "--capability", type=_capability, help="of another card, such as 8.6; nothing is compared"
     )
     command = add(
         "times",

@@ -46,7 +46,8 @@ SLOW = {  # of these files most tests take a second or start processes
     "test_kernel_cache", "test_lessons", "test_light", "test_lstm_again", "test_lstm_streamed",
     "test_machine_code", "test_made_layouts", "test_made_products", "test_many_cards",
     "test_mixed_precision", "test_mixture_of_experts", "test_multiplicative_lstm", "test_mutants",
-    "test_notebooks", "test_other_systems", "test_own_rungs", "test_pixel_scaling", "test_pixelcnn",
+    "test_notebooks", "test_other_cards",
+    "test_other_systems", "test_own_rungs", "test_pixel_scaling", "test_pixelcnn",
     "test_pixelcnn_model", "test_plane", "test_plans_on_gpu", "test_ptx_emitted", "test_races",
     "test_recorded", "test_scaling_runs", "test_sentiment", "test_simulated_threads",
     "test_small_batch", "test_small_blocks", "test_small_float32", "test_small_regions",
@@ -60,7 +61,7 @@ KERNELS = re.compile(
     r"test_(ptx|parts|hopper|races|small|split|weight_grad|streams|steps|simulated|shared|float32|"
     r"ladder|lessons|trace|notebooks|puzzles|profile|counting|compiler|kernel_cache|tune|times|"
     r"graph|plans|dealt|device|conv_bench|bench_gpu|machine_code|own_rungs|lstm_streamed|large|site|"
-    r"lstm_weight_grad|learned_structure|aligned|contexts|recorded|conv$)"
+    r"other_cards|lstm_weight_grad|learned_structure|aligned|contexts|recorded|conv$)"
 )
 
 

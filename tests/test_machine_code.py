@@ -11,9 +11,9 @@ import pytest
 from numbsparse import __main__ as command_line
 from numbsparse import device
 from numbsparse.kernels import conv, ladder, matmul
-from numbsparse.machine_code import gate
+from numbsparse.machine_code import fits, gate
 from numbsparse.machine_code.calls import calls
-from numbsparse.machine_code.cubin import description
+from numbsparse.machine_code.cubin import description, shared_bytes
 
 
 def test_each_rung_for_gpus_is_in_some_call():
@@ -77,6 +77,12 @@ def test_a_kernel_is_described():
     assert found == {"instructions": 5, "registers": 168, "stack": 48, "stack_instructions": 3}
 
 
+def test_shared_memory_of_a_kernel_is_counted():
+    found = {".nv.shared._ZN3k": b"\0" * 1184, ".text": b""}
+    assert shared_bytes(elf(found)) == 1184
+    assert shared_bytes(elf({**found, ".nv.shared.reserved.0": b"\0" * 64})) == 160
+
+
 def test_hashes_are_of_instructions_and_constants_only():
     sections = {".text.a": bytes(32), ".nv.constant0.a": b"12", ".nv.info": info(1, 0), ".x": b"1"}
     hashes = [
@@ -136,6 +142,38 @@ def test_kernels_are_as_committed(compilers):
     assert "| call | kernel | instructions | registers | stack |" in ended.stdout
     if "not compared: those committed were compiled by" not in ended.stdout:
         assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, "all are as committed")
+
+
+def test_other_cards_compile_and_are_told_what_serves_there(compilers):
+    words = "k3_registers forward", "k9_dense_tiles", "s10_wgmma, B = 32"
+    for capability, served in (("7.5", 1), ("12.0", 1)):
+        ended = compiled(*words, "--capability", capability)
+        said = f"{served} of 4 calls serve compute capability {capability}\n"
+        assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
+
+
+@pytest.mark.parametrize("word", ["8", "8.x", "6.1", ".6", "8.6.1", ""])
+def test_a_capability_that_is_none_is_refused(word, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main(["machine-code", "--capability", word])
+    assert f"takes one of 7.0 and up, such as 8.6, got {word!r}" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_is_said(monkeypatch):
+    monkeypatch.setattr(fits, "shared_memory", lambda: 99 * 1024)
+    monkeypatch.setattr(fits, "copy_engine", lambda: False)
+    how = {"grid": (9, 9), "block": 256, "dynamic": 96 * 1024, "cluster": None, "overlap": False}
+    for change, static, registers, reason in (
+        ({}, 3 * 1024, 255, None),
+        ({}, 4 * 1024, 0, "takes 102400 bytes of shared memory of a block, which has up to 101376"),
+        ({"block": (32, 33)}, 0, 0, "takes a grid of (9, 9) and 1056 threads of a block"),
+        ({"grid": (9, 65536)}, 0, 0, "takes a grid of (9, 65536) and 256 threads of a block"),
+        ({"block": 300}, 0, 170, "takes 170 registers of 300 threads each"),
+        ({"cluster": (2,)}, 0, 0, "takes clusters, or overlaps the kernel before it"),
+        ({"overlap": True}, 0, 0, "takes clusters, or overlaps the kernel before it"),
+    ):
+        launch = *(how | change).values(), False
+        assert fits.misfit(launch, static, registers) == reason, change
 
 
 OLDER_CARD = """

@@ -187,6 +187,16 @@ def test_tiles_are_longer_where_there_are_many(size, dtype, monkeypatch):
                 assert rows == (16 if batch <= 16 and not across else 32)
 
 
+def test_tiles_of_float32_are_as_long_only_in_long_batches_on_cards_before_hopper(monkeypatch):
+    monkeypatch.setattr(launches, "shared_memory", lambda: 163 * 1024)
+    monkeypatch.setattr(launches, "n_shares", lambda: 10)
+    half, form = Form("float16", False), Form("float32", False)
+    for batch, rows in ((128, 32), (129, 32), (992, 32), (1024, 64), (1025, 32), (1088, 64)):
+        assert launches.tile_rows(batch, 900, 900, 8, form, False) == rows
+        assert launches.tile_rows(batch, 900, 900, 8, half, False) == 64
+        assert launches.tile_rows(batch, 900, 200, 8, form, False) == 64  # lines of no unit
+
+
 @pytest.mark.parametrize("size", [8, 16, 64])
 def test_16_bit_tiles_are_shorter_where_several_warps_leave_some_of_a_line(size, monkeypatch):
     """1,000 rows of 60 units: more of them in a line only shorten what was long."""

@@ -5,6 +5,7 @@ zeros. A process that has installed it is good for nothing else.
 """
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,10 +26,13 @@ def install(
     capability: tuple[int, int] = CAPABILITY,
     multiprocessors: int = MULTIPROCESSORS,
     compiled: Any = None,
+    start: Callable[[Any, tuple[Any, ...]], None] = lambda kernel, how: None,
 ) -> list[Compiled]:
     """Put the card in place; the list grows with each kernel that is compiled from then on.
 
     compiled : what to do in place of `kernel_cache.compiled`; then the list stays empty
+    start : what to do in place of a launch, of what was compiled and how it is launched: (grid,
+        block, bytes of shared memory, cluster, overlap, together)
     """
     import cuda.core
     from numba.cuda import dispatcher
@@ -56,7 +60,7 @@ def install(
         (memory, "_free", lambda block: None),
         (tensor_map, "_encoded", lambda key: np.zeros(tensor_map.WORDS, np.int64)),
         (launch, "Prepared", lambda kernel, nbytes, shared_bytes: kernel),
-        (launch, "_start", lambda prepared, values, how, capture: None),
+        (launch, "_start", lambda kernel, values, how, capture: start(kernel, how)),
     ]
     if compiled is None:
         instead.append((kernel_cache, "file_of", lambda kernel, signature: None))

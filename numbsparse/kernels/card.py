@@ -5,7 +5,10 @@ from typing import Any
 from numbsparse.device import SIMULATED, compute_capability, runtime
 
 REGISTERS = 65536  # of a multiprocessor
-_KILOBYTES = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}
+_KILOBYTES = {  # of shared memory that a block may have; else 99
+    **{(7, 0): 96, (7, 2): 96, (7, 5): 64, (8, 0): 163, (8, 7): 163},
+    **{(9, 0): 227, (10, 0): 227, (10, 3): 227, (11, 0): 227},
+}
 
 
 def shared_memory() -> int | None:

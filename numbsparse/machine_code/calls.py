@@ -12,11 +12,16 @@ from numbsparse.bench.contestants import by_ops, of_rung
 from numbsparse.bench.lstm import Sequence
 from numbsparse.bench.problem import matrices
 from numbsparse.bench.timing import Call
-from numbsparse.kernels import ladder
+from numbsparse.kernels import conv, ladder, matmul
 from numbsparse.kernels.matmul import PRODUCTS
 
 Make = Callable[[], Call]
-"""Makes the operands, and gives the call."""
+"""Makes the operands, and gives the call; raises NotServed where its rung does not serve."""
+
+
+class NotServed(ValueError):
+    """A card's compute capability is not one that a rung takes."""
+
 
 FEATURES, DENSITY = 4096, 0.1
 BATCH, FEATURE = "batch-major", "feature-major"
@@ -121,12 +126,21 @@ def _product(
     density: float = DENSITY,
 ) -> Call:
     problem = matrices(FEATURES, size, density, batch, *_in_words(numbers))
+    of = ladder.step(kernel) if kernel in ladder.NAMES else matmul.rung(kernel)
+    how = product, size, problem.x.dtype, "cuda", batch, problem.precision
+    _check(of.unsupported(*how))
     return of_rung(problem, product, kernel, feature_major).call
 
 
 def _convolution(kernel: str, product: str, numbers: str, size: int) -> Call:
     problem = matrices(512, size, DENSITY, 8, *_in_words(numbers), side=32, taps=3)
+    _check(conv.rung(kernel).unsupported(product, size, problem.x.dtype, "cuda", 8))
     return by_ops(problem, product, kernel).call
+
+
+def _check(reason: str | None) -> None:
+    if reason:
+        raise NotServed(reason)
 
 
 def _sequence(numbers: str, units: int, density: float, steps: int, norm: bool) -> Call:

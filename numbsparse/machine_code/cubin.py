@@ -12,6 +12,7 @@ from typing import Any
 INSTRUCTION = 16  # bytes
 FRAME_SIZE, REGISTERS = 0x11, 0x2F  # attributes of a kernel
 TO_AND_FROM_THE_STACK = (0x387, 0x983)  # opcodes: store to local memory, load from it
+RESERVED = 1024  # bytes of shared memory, in whose place a section says that they are
 EMPTY = 8  # type of a section without bytes in the file
 
 
@@ -39,15 +40,23 @@ def description(cubin: bytes) -> dict[str, Any]:
     }
 
 
+def shared_bytes(cubin: bytes) -> int:
+    """Of shared memory that its kernel has, beside what a launch asks for. From compute capability
+    9.0 on it begins behind what the system keeps, which is no part of what a block may have."""
+    own = {name: len(data) for name, data in sections(cubin) if name.startswith(".nv.shared.")}
+    kept = RESERVED if own.pop(".nv.shared.reserved.0", None) is not None else 0
+    return sum(max(nbytes - kept, 0) for nbytes in own.values())
+
+
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, bytes) of each."""
+    """(name, bytes) of each, zeros of those without any in the file."""
     table = struct.unpack_from("<Q", elf, 40)[0]
     size, count, of_names = struct.unpack_from("<3H", elf, 58)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, table + i * size) for i in range(count)]
     names = headers[of_names][4]
     for name, kind, _, _, offset, nbytes, *_ in headers:
         first = names + name
-        data = b"" if kind == EMPTY else elf[offset : offset + nbytes]
+        data = bytes(nbytes) if kind == EMPTY else elf[offset : offset + nbytes]
         yield elf[first : elf.index(b"\0", first)].decode(), data
 
 

@@ -15,6 +15,7 @@ from numbsparse.device import SIMULATED, runtime, stand_in
 from numbsparse.device.waits import shown
 from numbsparse.files import write_json
 from numbsparse.machine import in_a_list, versions_of
+from numbsparse.machine_code import fits
 from numbsparse.machine_code.calls import calls
 from numbsparse.machine_code.cubin import description
 
@@ -29,8 +30,15 @@ Kernels = dict[str, list[Kernel]]
 _found: list[stand_in.Compiled] = []
 
 
-def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int = 0) -> bool:
-    """Compile for compute capability 9.0, which takes no GPU; whether all is as committed.
+def run(
+    words: Sequence[str] = (),
+    *,
+    json_file: Path | None = None,
+    jobs: int = 0,
+    capability: fits.Capability | None = None,
+) -> bool:
+    """Compile for compute capability 9.0, which takes no GPU; whether all is as committed. Or for
+    another `capability`; whether all compiles, and fits on such a card.
 
     `words` choose calls: those whose names hold one of them. `json_file` keeps what it has of other
     calls. A line says what was compiled and with which compilers; then follows a line for each
@@ -43,7 +51,10 @@ def run(words: Sequence[str] = (), *, json_file: Path | None = None, jobs: int =
     names = [name for name in calls() if not words or any(word in name for word in words)]
     if not names:
         raise ValueError(f"no call has {' or '.join(words)} in its name")
-    now, used = dict(_compiled(names, jobs or os.cpu_count() or 1)), versions_of(*COMPILERS)
+    jobs = jobs or os.cpu_count() or 1
+    if capability is not None:
+        return fits.run(capability, names, jobs)
+    now, used = dict(_compiled(names, jobs)), versions_of(*COMPILERS)
     if json_file is not None:
         _write(json_file, now, used)
     print(

@@ -28,6 +28,7 @@ from numba import cuda, float32, int32, int64, uint16, uint32
 
 from numbsparse.device import SIMULATED
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.conv.boxes import fetch_rows, find_rows, in_box, place_of, spread, tile_of
 from numbsparse.kernels.conv.walks import Units, line_units
 from numbsparse.kernels.conv.window import cut
@@ -93,7 +94,8 @@ def _lines(product, x, values, index, window, y, precision="highest"):
     height = shape.height
     while height > 1 and -(-outputs // (16 * height * shape.WARPS)) * residues * lines < ENOUGH:
         height //= 2
-    how, chunks = cut(of, batch, 16 * height * shape.WARPS, shape.taps, shape.ROWS)
+    rows = 16 * height * shape.WARPS
+    how, chunks = cut(of, batch, rows, shape.taps, most_rows(shape, size, shared_memory()))
     units = Units(*planned(index, line_units, window.taps, product, of, how.box, chunks))
     tiles = prod(how.tiles)
     # Lines of a block of threads, of one residue.
@@ -109,6 +111,16 @@ def _lines(product, x, values, index, window, y, precision="highest"):
 
 
 forward, input_grad = partial(_lines, "forward"), partial(_lines, "input_grad")
+
+
+def most_rows(shape: Shape, size: int, shared: int | None) -> int:
+    """Of a box, whole lines of swizzled rows, on a card with so many bytes of shared memory: beside
+    the ring there is where rows and outputs are."""
+    if shared is None:
+        return shape.ROWS
+    beside = 12 * shape.ROWS + 64 * shape.height * shape.WARPS
+    rows = (shared - beside) // (2 * STAGES * size) - shape.taps * size
+    return min(rows // 8 * 8, shape.ROWS)
 
 
 @cache

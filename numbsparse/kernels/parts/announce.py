@@ -9,9 +9,10 @@ from numba import cuda
 
 from numbsparse.device import SIMULATED, DeviceArray, multiprocessors
 from numbsparse.device.launch import launch
+from numbsparse.kernels.card import shared_memory
 from numbsparse.kernels.ptx import fence_tensor_map
 
-LARGE = 0 if SIMULATED else 120 * 1024  # bytes: more than half of a multiprocessor's, who has one
+LARGE = 120 * 1024  # bytes, or all there are: more than half of a multiprocessor's, who has one
 THREADS = 2 if SIMULATED else 32
 
 
@@ -19,7 +20,8 @@ def announce(maps: DeviceArray) -> None:
     """Each of these maps, (n, 16) or (16,), which stay where they are."""
     of = maps.reshape(-1, maps.shape[-1])
     everywhere = 1 if SIMULATED else multiprocessors()
-    launch(announcing_kernel, everywhere, THREADS, of, shared_bytes=LARGE, together=True)
+    large = min(LARGE, shared_memory() or 0)
+    launch(announcing_kernel, everywhere, THREADS, of, shared_bytes=large, together=True)
 
 
 @cuda.jit

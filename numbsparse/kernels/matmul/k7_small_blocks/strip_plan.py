@@ -44,6 +44,7 @@ LOW = (32, *HEIGHTS)  # of few features
 # 0.95; of 40 of other seeds 24 take 1.07, the others 0.95. Of 64 others half are uneven: 0.91.
 PAIRED_FROM, PAIRED_STRIPS = (0, 2) if SIMULATED else (22 * 2**20, 6)
 PAIRED_KEPT, UNEVEN = (1.0, 99.0) if SIMULATED else (0.11, 1.25)
+BEHIND = 34 * 1024  # bytes for barriers, and for a group that is read behind a ring of boxes
 NARROW = 8  # warps of a strip that leave registers for more than ROWS
 # Of 16 bits, few rows and features: of a group for each warp and 64 rows, more for each block of a
 # warp, warps beside those, what a block takes of 32 rows; what sums of two, three and four blocks
@@ -220,10 +221,12 @@ def shared_out(
     most_rows = LOW if few else HEIGHTS
     if not few and (B, item) == (16, 2) and costs is None and blocks >= HIGH_FROM:
         most_rows = (*HEIGHTS, HIGH)
+    most = (shared_memory() or 2**20) - BEHIND
 
     def cost(rows: int, warps: int, split: int) -> float:
         tiles, high = -(-columns // (warps * WARP_COLUMNS)) * -(-batch // rows), rows / ROWS
-        if split > 1 and tiles * split > units * room[split - 2]:
+        parts = Strip(B, rows, warps, WIDTH, 0, 0, 0, ITEM=item, SPLIT=split)
+        if split > 1 and (tiles * split > units * room[split - 2] or most < parts.PART_BYTES):
             return float("inf")
         if few:
             return _cost_of_few(B, tiles, features / WIDTH, blocks, rows, warps, split, units)

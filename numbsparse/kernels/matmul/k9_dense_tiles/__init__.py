@@ -42,7 +42,10 @@ def _refused(product, block_size, dtype, batch, *call):
 
 
 unsupported = reach(
-    "k9_dense_tiles", "cuda", BLOCK_SIZES, DTYPES, capability=(9, 0), refused=_refused
+    *("k9_dense_tiles", "cuda", BLOCK_SIZES, DTYPES),
+    capability=(9, 0),
+    later=False,  # wgmma is Hopper's alone
+    refused=_refused,
 )
 
 
