@@ -13,9 +13,10 @@ from numbsparse.device import SIMULATED, to_device
 from numbsparse.dtypes import as_dtype, finfo
 from numbsparse.kernels.matmul import k0_reference
 from numbsparse.kernels.matmul import k8_small_batch as rung
-from numbsparse.kernels.matmul.k8_small_batch import launch
-from numbsparse.kernels.parts import aligned
-from numbsparse.kernels.parts.tiles import WIDTH
+from numbsparse.kernels.matmul.k8_small_batch import launch, lines
+from numbsparse.kernels.parts import aligned, store_lines
+from numbsparse.kernels.parts.store import SLABS
+from numbsparse.kernels.parts.tiles import WIDTH, Operand
 
 pytestmark = needs_ampere
 DTYPES = ["float32", *HALVES]
@@ -51,7 +52,9 @@ def read_in_place(a, B, operands=1):
     whole = by_the_engine(B) and a.shape[1] % B == 0
     if len(a) <= (2 * WIDTH if whole else 16):
         return True
-    if operands == 1 and (whole or a.itemsize == 2):
+    if a.itemsize == 2 and (operands == 1 or B < WIDTH):
+        return True
+    if operands == 1 and whole:
         return True
     return a.itemsize == 4 and not by_the_engine(B)
 
@@ -192,12 +195,15 @@ def test_features_are_loaded_from_16_bytes_on(
 def check_slab(x, B, along=False):
     """Short aligned features of large blocks are read as one piece of memory."""
     there = placed(x, "feature-major")[0]
-    short = len(x) * x.itemsize <= (64 if x.itemsize == 4 and not along else 48)
-    assert launch.is_even(there, launch.slab_of(there, B, along)) == (short and by_the_engine(B))
+    nbytes = len(x) * x.itemsize
+    short = nbytes <= 32 or (nbytes < aligned.LINE and nbytes % 32 > 0)
+    short = nbytes <= 64 if x.itemsize == 4 and not along else short
+    served = by_the_engine(B) or (len(x) <= (24 if x.itemsize == 2 else 16) and not along)
+    assert launch.is_even(there, launch.slab_of(there, B, along)) == (short and served)
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("y_memory", MEMORIES)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
 @pytest.mark.parametrize("B", [8, 32, 64])
@@ -214,7 +220,7 @@ def test_aligned_features_without_gaps(name, B, numbers, y_memory, pieces, rng, 
 
 
 @pytest.mark.pairs
-@pytest.mark.parametrize("pieces", [1, 2, 3, 4])
+@pytest.mark.parametrize("pieces", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("memories", MEMORY_PAIRS, ids=", ".join)
 @pytest.mark.parametrize("numbers", NUMBERS, ids=", ".join)
 @pytest.mark.parametrize("B", [8, 32, 64])
@@ -262,3 +268,49 @@ def test_short_features_of_a_weight_without_blocks_are_no_slabs(dtype):
     y = to_device(np.full((WIDTH, rows), np.nan, as_dtype(dtype)))
     ops.matmul(w.T, x, out=y, kernel="k8_small_batch")
     np.testing.assert_array_equal(y.numpy().astype(np.float64), 0)
+
+
+@pytest.mark.skipif(not SIMULATED, reason="counts what is computed again")
+@pytest.mark.parametrize("rows", [2, 7, 11, 21])
+@pytest.mark.parametrize("B", [8, 32])
+def test_what_is_behind_a_slab_is_not_computed_again(B, rows, rng, monkeypatch):
+    """Rows beyond the last one read what was in shared memory before, which may be NaN."""
+    repaired = []
+
+    def counting(sums):
+        return lambda *where: repaired.append(where)
+
+    for made in (lines.line_kernel, lines.finishing):
+        monkeypatch.setattr(lines, made.__name__, made.__wrapped__)
+    monkeypatch.setattr(launch, "line_kernel", lines.line_kernel)
+    monkeypatch.setattr(lines, "repairing", counting)
+    layout, values, *_ = drawn_case(rng, "forward", B, "float32")
+    n_in, n_out = (B * n for n in layout.shape)
+    x = rng.standard_normal((rows, n_in)).astype("float32")
+    check(rung, "forward", x, values, layout, n_out, "feature-major", "feature-major")
+    assert not repaired
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("many", [False, True], ids=["few steps", "many steps"])
+@pytest.mark.parametrize("batch", [17, 45, 70])
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("B", [8, 16])
+def test_factors_are_read_from_16_bytes_on(B, dtype, batch, many, rng, copies, monkeypatch):
+    """By lanes, in steps of 32 rows, where a warp has few; what is behind the last row is 0."""
+    monkeypatch.setattr(launch, "ALONG", 0 if many else 99)
+    layout, values, *_ = drawn_case(rng, "forward", B, dtype)
+    x, dy = (rng.standard_normal((batch, B * n)).astype(values.dtype) for n in layout.shape)
+    check_weight_grad(x, dy, layout, values, ("feature-major",) * 2, "highest")
+    assert len(copies) == (2 if many else 0)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [("float16", 7), ("bfloat16", 31), ("float32", 15)])
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_short_results_without_gaps_are_slabs(memory, dtype, rows):
+    y = placed(np.zeros((rows, 2 * WIDTH), as_dtype(dtype)), memory)[0]
+    form, x = rung._form(y, "highest"), Operand(True, 2 if rows <= 16 else 4, slab=4)
+    wide = placed(np.zeros((3 * WIDTH + 1, 2 * WIDTH), as_dtype(dtype)), memory)[0]
+    order = store_lines.order_of_sums(y, form, x, WIDTH, True)
+    assert (order == SLABS) == (memory == "feature-major")
+    assert store_lines.order_of_sums(wide, form, x, WIDTH, True) != SLABS

@@ -9,13 +9,13 @@ from functools import cache
 from math import prod
 from typing import Any
 
-from numba import cuda, int32, int64, uint32, uint64
+from numba import cuda, int32, int64, uint32
 
-from numbsparse.kernels.parts.aligned import BYTES, WORD
+from numbsparse.kernels.parts.aligned import BYTES
 from numbsparse.kernels.parts.requests import Reach, copying, counting, picking, x_words
 from numbsparse.kernels.parts.skewed import PIECES, places_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
-from numbsparse.kernels.ptx import cp_async_word, cp_async_zero_fill, sync_warp
+from numbsparse.kernels.ptx import cp_async_word, cp_async_zero_fill
 
 
 @cache
@@ -49,13 +49,9 @@ def copying_slabs(form: Form, shape: tuple[int, int], depth: int, reach: Reach) 
 
 
 @cache
-def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) -> Any:
-    """As `copying` of 32 others, which are contiguous: word by word, as features begin anywhere.
-
-    Of an `odd` stride every other feature of 16 bits begins inside a word. The tile has those from
-    the value before on, up to the 31st of the batch: see `straightening`.
-    """
-    RUN, ITEM, ROW, ODD = form.run // 4, 16 // form.run, form.row, int(odd)
+def copying_words(form: Form, features: int, depth: int, near: bool) -> Any:
+    """As `copying` of 32 others, which are contiguous: word by word, as features begin at any."""
+    RUN, ITEM, ROW = form.run // 4, 16 // form.run, form.row
     AT_ONCE, LINES, SHIFT = 32 // ROW, features // depth, uint32(ROW.bit_length() - 1)
     place_of, line_of = picking(0, LINES), picking(1, LINES)
     (number_type, plus, times), at_word = counting(near), word_of(form)
@@ -64,7 +60,7 @@ def copying_words(form: Form, features: int, depth: int, odd: bool, near: bool) 
     def copy(memory, record, in_all, stride, first, many, shared, start):
         lane = uint32(cuda.threadIdx.x) % 32
         word, other = lane % uint32(ROW), lane >> SHIFT  # of the rows that are copied at once
-        j = plus(plus(first, word * uint32(RUN)), -int32(other * ODD))
+        j = plus(first, word * uint32(RUN))
         left = plus(many, -j)
         inside = int32(min(left, number_type(RUN)) * ITEM) if left > 0 else int32(0)
         for k in range(LINES):
@@ -85,13 +81,14 @@ def copying_skewed(form: Form, features: int, depth: int, near: bool) -> Any:
     """As `copying` of 32 others, which are contiguous: from 16 bytes on, as `skewed` says."""
     RUN, ITEM, LINES = form.run, 16 // form.run, features // depth
     MANY, FEATURE = WIDTH // RUN + 1, places_of(RUN, WIDTH, PIECES).box  # pieces and words of one
+    FEATURES, EVEN = features, features * MANY % 32 == 0
     place_of, line_of = picking(0, LINES), picking(1, LINES)
     number_type, plus, times = counting(near)
 
     @cuda.jit(device=True)
     def copy(memory, record, in_all, stride, first, many, shared, start):
         lane = uint32(cuda.threadIdx.x) % 32
-        for n in range(features * MANY // 32):
+        for n in range(-(-features * MANY // 32)):
             number = uint32(lane + 32 * n)
             feature, piece = number // uint32(MANY), number % uint32(MANY)
             k = uint32(feature // depth)
@@ -103,7 +100,8 @@ def copying_skewed(form: Form, features: int, depth: int, near: bool) -> Any:
             left = min(plus(memory.size, -at), number_type(RUN))
             to, nbytes = uint32(start + feature * FEATURE + 4 * piece), int32(left * ITEM)
             at, nbytes = int64(at if there else 0), nbytes if there else int32(0)
-            cp_async_zero_fill(shared, to, memory, at, nbytes)
+            if EVEN or feature < FEATURES:
+                cp_async_zero_fill(shared, to, memory, at, nbytes)
 
     return copy
 
@@ -122,37 +120,6 @@ def word_of(form: Form) -> Any:
 
 
 @cache
-def straightening(form: Form, side: Operand) -> Any:
-    """straighten(shared, start): rows of odd features, which begin inside a word, move by a value.
-
-    Of one tile of 16 bits, across. Half of the warp has a row, half the next one of these.
-    """
-    STEPS, at_word = WIDTH // 4, word_of(form)
-
-    @cuda.jit(device=True)
-    def straighten(shared, start):
-        lane = uint32(cuda.threadIdx.x) % 32
-        own = cuda.local.array(STEPS, uint32)
-        word = lane % 16
-        then = uint32(min(word + 1, 15))  # behind the last is a row of the batch that is not there
-        for n in range(STEPS):
-            row = uint32(4 * n + lane // 16 * 2 + 1)
-            low, high = shared[start + at_word(row, word)], shared[start + at_word(row, then)]
-            own[n] = uint32((uint64(high) << uint64(32) | low) >> uint64(16))
-        sync_warp()
-        for n in range(STEPS):
-            row = uint32(4 * n + lane // 16 * 2 + 1)
-            shared[start + at_word(row, word)] = own[n]
-        sync_warp()
-
-    @cuda.jit(device=True)
-    def nothing(shared, start):
-        pass
-
-    return straighten if side.begins < WORD else nothing
-
-
-@cache
 def copying_side(
     form: Form,
     features: int,
@@ -163,13 +130,14 @@ def copying_side(
     reach: Reach,
 ) -> Any:
     """An operand's part of a stage: a tile, or one for each 32 of the others, or a slab."""
-    TILES, TILE, SLAB = 1 if by_feature else others // WIDTH, WIDTH * form.row, side.slab > 0
+    TILES = 1 if by_feature else max(others // WIDTH, 1)
+    TILE, SLAB = WIDTH * form.row, side.slab > 0
     BY_WORDS = side.begins < BYTES
     copy_tile = copying(form, (features, others // TILES), depth, by_feature, reach)
     copy_slabs = copying_slabs(form, (features, 8 * side.slab), depth, reach)
     SKEWED, SKEWED_TILE = side.skewed != "", places_of(form.run, WIDTH, PIECES).words
     copy_skewed = copying_skewed(form, features, depth, reach.near)
-    copy_words = copying_words(form, features, depth, side.begins < WORD, reach.near)
+    copy_words = copying_words(form, features, depth, reach.near)
 
     @cuda.jit(device=True)
     def copy(memory, record, view, first, shared, start):

@@ -104,6 +104,32 @@ def taking_16_bit(rows: int, by: str) -> Any:
 
 
 @cache
+def taking_along(groups: int, line_of: Any) -> Any:
+    """As `tiles.take_along_slab` of a slab, of 16 bits in pieces. `how` is 8 times the terms that
+    there are, and the pitch, less its eights: further terms are 0."""
+    FEATURE = places_of(8, WIDTH, PIECES).box
+
+    @cuda.jit(device=True)
+    def take(tile, start, s, how, raw):
+        lane = uint32(cuda.threadIdx.x) % 32
+        g, q = lane // 4, lane % 4
+        left = uint32(how // 8)
+        for j in range(groups):
+            line = uint32(line_of(j, g))
+            skew = uint32(line * how) % 8
+            at, shift = start + line * FEATURE + skew // 2, uint64(16 * (skew % 2))
+            for e in range(2):
+                term = uint32(16 * s + 8 * e + 2 * q)
+                word = at + term // 2
+                two = uint64(tile[word + 1]) << uint64(32) | uint64(tile[word])
+                pair = uint32(two >> shift)
+                pair = pair if term + 1 < left else pair & uint32(0xFFFF)
+                raw[j, e] = pair if term < left else uint32(0)
+
+    return take
+
+
+@cache
 def taking_float32(rows: int) -> Any:
     """The same of float32, from boxes."""
     _, BOX, FURTHER, _ = places_of(4, rows, BOXES)

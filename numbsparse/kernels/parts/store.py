@@ -22,6 +22,7 @@ from numbsparse.kernels.ptx import movmatrix_trans, shfl_xor, store_4xu32
 BYTES = 16  # of a piece
 ROWS, FEATURES, ANY = "rows", "features", "any"  # along which y takes whole pieces
 LINES = "lines"  # feature-major, but its lines begin anywhere
+SLABS = "slabs"  # feature-major, all of its values without gaps, its lines as long as a tile
 AT_ONCE = 8  # of such lines: a lane has a value of each while it writes them
 PIXELS = "pixels"  # of images: see `store_pixels`
 KINDS = {"float16": "f16", "bfloat16": "bf16"}  # of sums that are rounded to
@@ -41,7 +42,7 @@ def order_of(y: DeviceArray, piece: int = BYTES, lines: bool = False) -> str:
 
 def by_boxes(order: str) -> bool:
     """Whether y takes several values at once in this order, and the copy engine may write it."""
-    return order not in (ANY, LINES)
+    return order not in (ANY, LINES, SLABS)
 
 
 class Output(NamedTuple):

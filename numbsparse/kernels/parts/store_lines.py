@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from numba import cuda, float32, int64, uint16, uint32, uint64
 
 from numbsparse.device import DeviceArray
-from numbsparse.kernels.parts.aligned import of_bits
+from numbsparse.kernels.parts.aligned import is_gapless, of_bits
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.repair import repairing_lines
+from numbsparse.kernels.parts.repair import nan_in_sums, repairing_lines
 from numbsparse.kernels.parts.store import (
     ANY,
     AT_ONCE,
@@ -22,12 +22,13 @@ from numbsparse.kernels.parts.store import (
     FEATURES,
     LINES,
     ROWS,
+    SLABS,
     by_boxes,
     order_of,
 )
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.parts.words import PACK, conversions
-from numbsparse.kernels.ptx import store_4xf32, sync_warp
+from numbsparse.kernels.ptx import load_4xu32, store_4xf32, store_4xu32, sync_warp
 from numbsparse.kernels.views import view_of
 
 PITCH = 36  # words from a line of what waits to be written to the next one
@@ -66,11 +67,34 @@ class Sums(NamedTuple):
         first, second = self.operands
         return -(-first.groups // 2) * -(-second.groups // 4), min(second.groups, 4)
 
+    def room_words(self, depth: int) -> int:
+        """Of a warp, for a line of so many features that waits to be written."""
+        if self.y == SLABS:
+            return 8 * self.x.groups * depth * self.form.row // WIDTH
+        return PITCH * depth if self.y == LINES else 0
+
 
 def order_of_lines(y: DeviceArray, form: Form, depth: int) -> str:
     """Along what y takes four float32 or two 16-bit values at once, in lines of `depth`."""
     order = order_of(y, 4 if form.is_16_bit else BYTES)
     return ANY if order == ROWS and depth < WIDTH and not form.is_16_bit else order
+
+
+def order_of_sums(y: DeviceArray, form: Form, x: Operand, depth: int, engine: bool) -> str:
+    """The same of sums of such an x, or how its values are stored where they are apart.
+
+    Few rows of a gapless y are SLABS: stored value by value, 2 to 31 rows of 16 bits took an H200
+    1.0 to 1.4 times as long; by lanes more than 16 up to 0.9 times, and float32 as long.
+    """
+    order, second = order_of_lines(y, form, depth), 8 * x.groups == SECOND_ROWS
+    if second or (order == FEATURES and x.slab and not x.even):
+        order = ANY  # nothing of a lane is stored together
+    if second or not y.batch_is_contiguous or (order != ANY and not x.skewed):
+        return order
+    most = 8 * x.groups if form.is_16_bit and engine else 16 if form.is_16_bit or engine else 0
+    if 1 < y.shape[0] <= min(most, WIDTH) and is_gapless(y) and y.shape[1] % form.run == 0:
+        return SLABS
+    return LINES if engine or x.skewed else order
 
 
 def output_of(y: DeviceArray, sums: Sums) -> tuple[DeviceArray, tuple[int, ...]]:
@@ -109,6 +133,8 @@ def storing(sums: Sums) -> Any:
     """
     if sums.y == LINES:
         return storing_lines(sums)
+    if sums.y == SLABS:
+        return storing_slabs(sums)
     (M, N), ROWS, X_FIRST, place = sums.shape, sums.rows, sums.x_first, places(sums)
     store, ALONG, ACROSS, MANY = storing_some(sums)
     RUNS, PAIRS = 2 * N // MANY, MANY == 2  # of 16 bits, of which y counts words
@@ -186,6 +212,47 @@ def storing_lines(sums: Sums) -> Any:
 
 
 @cache
+def storing_slabs(sums: Sums) -> Any:
+    """put(...) as `storing` has it, of a tile that has all rows: what a line of y has follows in
+    memory, and is written 16 bytes at once by way of shared memory."""
+    (M, N), RUNS, place = sums.shape, sums.rows, places(sums)
+    pack: Any = PACK.get(sums.form.dtype)
+    IN_WORD, FEATURES_OF = 2 if pack else 1, 8 * sums.w.groups
+    VALUE, RUN = uint16 if pack else float32, sums.form.run
+
+    @cuda.jit(device=True)
+    def put(y, top, first, y_view, acc, room):
+        shared, words = cuda.shared.array(0, VALUE), cuda.shared.array(0, uint32)
+        batch, out_features, _, _ = y_view
+        rows, lane = uint32(batch), uint32(cuda.threadIdx.x) % 32
+        b, i = place(lane, 0, 0, 0, 0)
+        begin = uint32(room * IN_WORD + i * rows + b)
+        left = uint32(rows - min(b, rows))
+        for m in range(M):
+            for r in range(RUNS):
+                for n in range(N):
+                    for p in range(2):
+                        b, i = place(uint32(0), m, n, r, p)
+                        value = acc[m, n, 2 * r + p]
+                        if b < left:
+                            at = uint64(uint32(begin + i * rows + b))
+                            if IN_WORD == 2:
+                                shared[at] = uint16(pack(value, value) & uint32(0xFFFF))
+                            else:
+                                shared[at] = value
+        sync_warp()
+        pieces = uint32(min(out_features - first, int64(FEATURES_OF)) * batch) // uint32(RUN)
+        at = first * batch
+        while lane < pieces:
+            v = load_4xu32(words, room + 4 * lane)
+            store_4xu32(y, at + int64(lane * RUN), v[0], v[1], v[2], v[3])
+            lane += uint32(32)
+        sync_warp()
+
+    return put
+
+
+@cache
 def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
     """(store, groups from a run to the next, runs in a group, values of a run): four float32, of
     four groups, or of two, where neighbours are in twos; two 16-bit values; or one.
@@ -216,6 +283,32 @@ def storing_some(sums: Sums) -> tuple[Any, int, int, int]:
     if sums.form.is_16_bit:
         return pair, 1, 1, 2
     return (of_four, 4, 2, 4) if sums.operands[1].together == 4 else (of_two, 2, 1, 4)
+
+
+@cache
+def looking(sums: Sums) -> Any:
+    """nan_in(acc, rows): whether a sum of this lane is NaN, of the `rows` that there are: what is
+    behind those of a slab may be anything."""
+    (M, N), ROWS, place = sums.shape, sums.rows, places(sums)
+
+    @cuda.jit(device=True)
+    def nan_in_rows(acc, rows):
+        b, _ = place(uint32(cuda.threadIdx.x) % 32, 0, 0, 0, 0)
+        found, left = False, rows - b
+        for m in range(M):
+            for r in range(ROWS):
+                for n in range(N):
+                    for p in range(2):
+                        b, _ = place(uint32(0), m, n, r, p)
+                        value = acc[m, n, 2 * r + p]
+                        found |= b < left and value != value
+        return found
+
+    @cuda.jit(device=True)
+    def nan_in_all(acc, rows):
+        return nan_in_sums(acc)
+
+    return nan_in_rows if sums.x.slab else nan_in_all
 
 
 @cache

@@ -16,7 +16,7 @@ from numba import cuda, float32, uint32, uint64
 from numbsparse.kernels.parts import pieces, skewed
 from numbsparse.kernels.parts.fragments import adding, scaling
 from numbsparse.kernels.parts.fragments_tf32 import number_of
-from numbsparse.kernels.parts.skewed import take_four, taking_16_bit, taking_float32
+from numbsparse.kernels.parts.skewed import take_four, taking_16_bit, taking_along, taking_float32
 from numbsparse.kernels.parts.split import splitting
 from numbsparse.kernels.ptx import (
     as_float32,
@@ -66,7 +66,7 @@ class Operand(NamedTuple):
     gated: int = 0  # terms that are multiplied by a gate each, if any are
     slab: int = 0  # rows, in eights, that there is room for where features follow without gaps
     even: bool = False  # whether features of a slab begin at multiples of 16 bytes
-    begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, 4, or 2
+    begins: int = 16  # bytes of which multiples its lines in memory begin at: 16, or 4
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
     listed: bool = False  # whether terms whose gate is 0 are 0 there
 
@@ -192,11 +192,13 @@ def take_along_slab(form: Form, operand: Operand) -> Any:
 
 @cache
 def take_across_slab(form: Form, groups: int) -> Any:
-    """The same across a slab, whose terms are `pitch` values apart; a lane holds four neighbours.
+    """The same across a slab, whose terms are `pitch` values apart; a lane holds four neighbours,
+    or two where there are two groups.
 
     So few lanes read the same bank where the pitch is next to a multiple of 32.
     """
-    UNITS = groups // 4
+    UNITS, EACH = groups // 4, min(groups, 4)
+    TWO = groups == 2
 
     @cuda.jit(device=True)
     def of_16_bits(tile, start, s, pitch, raw):
@@ -204,8 +206,14 @@ def take_across_slab(form: Form, groups: int) -> Any:
         g, q = lane // 4, lane % 4
         shift = uint32(16 * (pitch % 2))  # the lines of an odd term begin inside a word
         for e in range(2):
-            even = start + (8 * s + 4 * e + q) * pitch + 2 * g
+            even = start + (8 * s + 4 * e + q) * pitch + EACH // 2 * g
             odd = even + pitch // 2
+            if TWO:
+                one = uint32(tile[even])
+                two = uint64(tile[odd + 1]) << uint64(32) | uint64(tile[odd])
+                other = uint32(two >> uint64(shift))
+                raw[0, e] = one & uint32(0xFFFF) | other << uint32(16)
+                raw[1, e] = one >> uint32(16) | other & uint32(0xFFFF0000)
             for u in range(UNITS):
                 take_four(tile, even + 16 * u, odd + 16 * u, shift, raw, 4 * u, e)
 
@@ -214,9 +222,9 @@ def take_across_slab(form: Form, groups: int) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         g, q = lane // 4, lane % 4
         for e in range(2):
-            at = start + (8 * s + 2 * q + e) * pitch + 4 * g
-            for u in range(UNITS):
-                for k in range(4):
+            at = start + (8 * s + 2 * q + e) * pitch + EACH * g
+            for u in range(1 if TWO else UNITS):
+                for k in range(EACH):
                     raw[4 * u + k, e] = tile[at + 32 * u + k]
 
     return of_16_bits if form.is_16_bit else of_float32
@@ -266,6 +274,8 @@ def fragment(form: Form, operand: Operand, apart: bool = True) -> Any:
     if operand.skewed:
         rows, by = 8 * operand.groups, operand.skewed
         take = taking_16_bit(rows, by) if sixteen else taking_float32(rows)
+        if not operand.across:
+            take = taking_along(operand.groups, number_of(operand.together))
     split, apply = splitting(form.split) if apart else whole, gating(form, operand)
 
     @cuda.jit(device=True)

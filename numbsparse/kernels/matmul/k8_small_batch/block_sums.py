@@ -41,7 +41,7 @@ def apart_of(form: Form, operand: Operand) -> tuple[int, int]:
 def holding(form: Form, x: Operand, TILES: int) -> Any:
     """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
     STEPS, (TILE, NEXT) = form.steps, apart_of(form, x)
-    take, SLAB = fragment(form, x, TILES == 1 or not form.split), x.slab > 0
+    take, SLAB = fragment(form, x, TILES == 1 or not form.split), x.slab > 0 or x.skewed != ""
 
     @cuda.jit(device=True)
     def hold(tile, start, pitch, hi, lo):
@@ -65,7 +65,8 @@ def consuming(form: Form, x: Operand, dy: Operand, TILES: int, LONG: bool) -> An
     hold float32 of dy for longer, so that the next tile is requested before, took 1.01 to 1.07
     times as long (H200)."""
     STEPS, FRAGMENT, (TILE, NEXT) = form.steps, (4, 2), apart_of(form, dy)
-    take, SLAB, step = fragment(form, dy), dy.slab > 0, multiplying(form, x, TILES, LONG)
+    take, step = fragment(form, dy), multiplying(form, x, TILES, LONG)
+    SLAB = dy.slab > 0 or dy.skewed != ""
 
     @cuda.jit(device=True)
     def multiply(tile, start, pitch, x_hi, x_lo, acc):

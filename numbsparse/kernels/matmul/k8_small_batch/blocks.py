@@ -24,12 +24,12 @@ from numbsparse.kernels.card import registers
 from numbsparse.kernels.matmul.k8_small_batch import launch
 from numbsparse.kernels.matmul.k8_small_batch.block_sums import consuming, holding, sums_of, writing
 from numbsparse.kernels.matmul.k8_small_batch.plan import READ_AHEAD, lines_of, name_blocks
-from numbsparse.kernels.parts import pieces
+from numbsparse.kernels.parts import pieces, skewed
 from numbsparse.kernels.parts.aligned import BYTES, is_aligned, of_any_rows
 from numbsparse.kernels.parts.gates import dealing, listed, listed_bytes, shift_of
 from numbsparse.kernels.parts.lanes import copying_side
 from numbsparse.kernels.parts.plans import again, planned, room_of_pieces
-from numbsparse.kernels.parts.requests import ALIGNED, reading
+from numbsparse.kernels.parts.requests import ALIGNED, reading, squares_of
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.ptx import (
@@ -76,8 +76,14 @@ class Blocks(NamedTuple):
         return pieces.floats_of(-(-self.x.groups // 2), 4)
 
     @property
+    def tile_words(self) -> int:
+        if self.x.skewed or self.dy.skewed:
+            return skewed.places_of(self.form.run, WIDTH, skewed.PIECES).words
+        return WIDTH * self.form.row
+
+    @property
     def stage_words(self) -> int:
-        return 2 * self.tiles * WIDTH * self.form.row
+        return 2 * self.tiles * self.tile_words
 
     @property
     def warp_words(self) -> int:
@@ -113,12 +119,17 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     depth, shares = min(size, WIDTH), launch.n_shares()
     slabs = [launch.slab_of(a, size, along=True) for a in (x, dy)]
     whole = all(a.shape[1] % WIDTH == 0 for a, slab in zip((x, dy), slabs, strict=True) if slab)
-    begins = [launch.begins_of(a, size) for a in (x, dy)]
+    skews = [launch.pieces_of(a, size) for a in (x, dy)]
+    begins = [
+        BYTES if skew else launch.begins_of(a, size) for a, skew in zip((x, dy), skews, strict=True)
+    ]
     engine = size >= WIDTH and whole and min(begins) == BYTES and launch.has_engine()
+    engine = engine and not any(skews)
     together = launch.together_of(form, True)
     even = [launch.is_even(a, slab) for a, slab in zip((x, dy), slabs, strict=True)]
-    x_side = Operand(x_across, depth // 8, slab=slabs[0], even=even[0], begins=begins[0])
-    dy_side = Operand(dy_across, 4, together, slab=slabs[1], even=even[1], begins=begins[1])
+    x_how, dy_how = zip(slabs, even, begins, skews, strict=True)
+    x_side = Operand(x_across, depth // 8, 1, 0, *x_how)
+    dy_side = Operand(dy_across, 4, together, 0, *dy_how)
     units, count = planned(index, plan_blocks, size)
     made = index.made is not None
     most = dvalues.size // WIDTH**2 if made else count
@@ -145,7 +156,7 @@ def along_blocks(index: Index, x, dy, dvalues, form: Form, gates: Any = (), *, f
     w_view = (size, shift_of(size)) if gated else (size,)
     maps = units
     if engine:
-        box, squares = (WIDTH, WIDTH), launch.squares_of(dvalues)
+        box, squares = (WIDTH, WIDTH), squares_of(dvalues)
         maps = tensor_maps(
             squares if slabs[0] else (x if x_across else x.T, box),
             squares if slabs[1] else (dy if dy_across else dy.T, box),
@@ -219,7 +230,8 @@ def block_kernel(blocks: Blocks) -> Any:
     STAGES, STAGE, MINE = source.stages, blocks.stage_words, blocks.warp_words
     ALL, BARRIERS = WARPS * shares // (SPLIT * CUTS), WARPS * source.stages
     ENGINE, OVERLAP = source.engine, source.overlap
-    X_START, ROWS, RECORD = TILES * WIDTH * form.row, TILES * WIDTH, 2 * (WIDTH // depth) + 2
+    X_SKEWED, DY_SKEWED = x_side.skewed != "", dy_side.skewed != ""
+    X_START, ROWS, RECORD = TILES * blocks.tile_words, TILES * WIDTH, 2 * (WIDTH // depth) + 2
     LINE, RECORDS = RECORD - 2, (source.stages, RECORD)
     RUN, PIECES, SUMS = form.run, WIDTH**2 // form.run, sums_of(form, x_side)
     HELD = TILES * form.steps, x_side.groups + x_side.groups % 2, 2
@@ -240,6 +252,7 @@ def block_kernel(blocks: Blocks) -> Any:
         records = cuda.local.array(RECORDS, int32)
         warp = uint32(cuda.threadIdx.x) // 32
         pitch = uint32(x_view[0]) if SLAB else uint32(0)
+        x_how = dy_how = pitch
         base = uint32(first_multiple(shared, ALIGNED) + warp * MINE)
         leaving, bar = uint32(base + STAGES * STAGE), uint32(warp * STAGES)
         number = int64(cuda.blockIdx.x) // CUTS * (WARPS // SPLIT) + warp // SPLIT
@@ -287,12 +300,16 @@ def block_kernel(blocks: Blocks) -> Any:
             coming = read(plan, unit + 1)
             start, own = uint32(base + stage * STAGE), uint32(bar + stage)
             wait(bars, own, phase)
+            if X_SKEWED or DY_SKEWED:  # as `skewed.taking_along` has it
+                left = uint32(x_view[0] - step * ROWS) * uint32(8)
+                x_how = left | uint32(x_view[3]) % uint32(8) if X_SKEWED else pitch
+                dy_how = left | uint32(dy_view[3]) % uint32(8) if DY_SKEWED else pitch
             if LONG or now[LINE] != held:
-                hold(shared, uint32(start + X_START), pitch, x_hi, x_lo)
+                hold(shared, uint32(start + X_START), x_how, x_hi, x_lo)
                 held = now[LINE]
             if step == first:
                 pieces.clear(acc)
-            multiply(shared, start, pitch, x_hi, x_lo, acc)
+            multiply(shared, start, dy_how, x_hi, x_lo, acc)
             sync_warp()
             if ahead < last:
                 other, top = LONG or record[LINE] != requested, step_ahead * ROWS
@@ -345,7 +362,7 @@ def requesting(blocks: Blocks) -> Any:
     Their rows of the batch are those from `top` on.
     """
     form, depth, x_side, dy_side, source, *_ = blocks
-    TILES, TILE, LINE = blocks.tiles, WIDTH * form.row, 2 * (WIDTH // depth)
+    TILES, TILE, LINE = blocks.tiles, blocks.tile_words, 2 * (WIDTH // depth)
     X_START = TILES * TILE
     if not source.engine:
         copy_x = copying_side(form, depth, WIDTH, depth, x_side, x_side.across, source.reach)

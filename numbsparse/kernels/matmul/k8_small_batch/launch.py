@@ -10,6 +10,7 @@ from numbsparse.kernels.matmul.k8_small_batch.lines import Lines, line_kernel
 from numbsparse.kernels.matmul.k8_small_batch.plan import plan_lines
 from numbsparse.kernels.parts.aligned import (
     BYTES,
+    LINE,
     WORD,
     aligned_in_place,
     is_aligned,
@@ -20,12 +21,12 @@ from numbsparse.kernels.parts.deal import even_rows
 from numbsparse.kernels.parts.gates import listed_bytes, shift_of
 from numbsparse.kernels.parts.plans import fresh_each_time, planned
 from numbsparse.kernels.parts.repair import dense_of
-from numbsparse.kernels.parts.requests import Reach
+from numbsparse.kernels.parts.requests import Reach, squares_of
 from numbsparse.kernels.parts.ring import Source
 from numbsparse.kernels.parts.shares import ends_sooner, longest_line
 from numbsparse.kernels.parts.skewed import BOXES, PIECES, boxes_of
-from numbsparse.kernels.parts.store import ANY, FEATURES, LINES
-from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_lines, output_of
+from numbsparse.kernels.parts.store import FEATURES
+from numbsparse.kernels.parts.store_lines import SECOND_ROWS, Sums, order_of_sums, output_of
 from numbsparse.kernels.parts.tiles import WIDTH, Form, Operand
 from numbsparse.kernels.views import view_of
 from numbsparse.layout import Index
@@ -53,6 +54,8 @@ LONG_LINES = 8  # units of a line of y: else to store rows that are second takes
 # rings are short, and lines long: 26 drawn products of 126 to 1,643 rows took 0.94 of the time of
 # pairs from MANY on, and one row more than 128 to 384 up to 1.3 times as long, not 1.4 (H200).
 LONG_BATCH = 32
+ALONG = 3  # steps of all units, for each warp, up to which weight-gradients copy by pieces
+SECTOR = 32  # bytes that memory is read by
 READ = 800  # lines of 128 bytes that a multiprocessor reads while x is copied
 
 
@@ -93,25 +96,26 @@ def is_kept(x: DeviceArray, size: int, n_blocks: int, operands: int, sparing: bo
     if slab_of(x, size):
         return True
     by, begins, tiles = skewed(x, size), begins_of(x, size), -(-x.shape[0] // WIDTH)
+    if operands > 1 and pieces_of(x, size):
+        return n_blocks * tiles * size <= ALONG * WIDTH * WARPS * n_shares()
     if by == BOXES:
         few = n_blocks // 2 * tiles <= BOXED * WARPS * n_shares()
         return operands == 1 and (few or not sparing)
-    inside = by == "" and begins < WORD and x.shape[0] >= WIDTH
-    if inside or (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
+    if (by == "" and begins == BYTES) or (x.itemsize == 2 and operands > 1):
         return False
     each = max(n_blocks * tiles / (WARPS * n_shares()), (operands - 1) * tiles)
     return each <= MOST_BY_WORDS[x.itemsize]
 
 
 def begins_of(x: DeviceArray, size: int) -> int:
-    """Bytes of which multiples the features of x begin at, 4 or 2, where lanes copy them by words;
-    else 16, as all other lines do.
+    """Bytes of which multiples the features of x begin at: 4, where lanes copy them by words; else
+    16, as all other lines do.
     """
-    if not is_apart(x, size) or x.address % WORD or skewed(x, size):
+    if not is_apart(x, size) or x.address % WORD or x.strides[1] % WORD or skewed(x, size):
         return BYTES
     if size >= WIDTH and x.itemsize == 4 and has_engine():
         return BYTES
-    return 2 if x.strides[1] % WORD else WORD
+    return WORD
 
 
 def is_apart(x: DeviceArray, size: int) -> bool:
@@ -126,15 +130,24 @@ def skewed(x: DeviceArray, size: int) -> str:
     By the copy engine it took 0.65 to 1.05 of the time that it takes with a copy (65 to 1,025 rows,
     H200), but 1.09 and 1.12 in input-gradients of float32 in two parts of 7 and 12 units of a warp,
     of 5 units 0.93. By lanes 0.62 to 0.80 in blocks of 8 and 16 where a warp has few, and up to 2.2
-    times as long where it has many; of float32 1.08 times as long as by words. Tiles of
-    weight-gradients, which lanes straightened, took 1.3 to 2.7 times as long.
+    times as long where it has many; 17 to 31 rows 0.73 to 1.13 of the time by words, which lanes
+    straightened; of float32 1.08 times as long as by words. Of weight-gradients: `pieces_of`.
     """
     if not is_apart(x, size) or x.address % BYTES:
         return ""
     if size >= WIDTH and has_engine() and x.shape[1] % size == 0:
         return BOXES
-    inside = x.itemsize == 2 and x.strides[1] % WORD > 0  # then words begin inside others
-    return PIECES if inside and x.shape[0] >= WIDTH else ""
+    return PIECES if x.strides[1] % WORD else ""  # then words begin inside others
+
+
+def pieces_of(x: DeviceArray, size: int) -> str:
+    """PIECES where lanes copy x of a weight-gradient so, if it is kept; "" elsewhere.
+
+    Of up to three steps of a warp it took 0.62 to 0.94 of the time with copies, of four 1.17, of 16
+    twice as long (17 to 329 rows, H200); in blocks of 32 and more, which are copied, 0.76 to 1.26.
+    """
+    small = x.itemsize == 2 and size < WIDTH
+    return PIECES if small and x.address % BYTES == 0 and is_apart(x, size) else ""
 
 
 def slab_of(x: DeviceArray, size: int, along: bool = False) -> int:
@@ -142,17 +155,22 @@ def slab_of(x: DeviceArray, size: int, along: bool = False) -> int:
     of memory, a slab; 0 where they are not.
 
     On an H200 5 and 9 rows took 0.3 to 1.04 of the time with slabs, and 31 to 63 rows by the copy
-    engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long. Aligned features of few
-    bytes are slabs, too, where the engine loads them: as boxes, whose lines begin inside the
-    sectors that memory is read by, they took longer than more rows.
+    engine 0.5 to 1.15, 0.8 at the median; by lanes up to twice as long. Short aligned features are
+    slabs, too: boxes of lines that begin inside the sectors that memory is read by took longer than
+    those of more rows, 1.0 to 2.1 times of 40 and 56 rows of 16 bits. Lanes take 0.66 to 0.93 of
+    the time so, but for tiles of weight-gradients.
 
     along : whether rows are terms of a sum, as in weight-gradients
     """
     rows, whole = x.shape[0], size >= WIDTH and x.shape[1] % size == 0 and has_engine()
-    if rows == 1 or rows > (2 * WIDTH if whole else 16) or not is_gapless(x):
+    nbytes, aligned = rows * x.itemsize, is_aligned(x.T)
+    most = 2 * WIDTH if whole else 24 if aligned and x.itemsize == 2 else 16
+    if rows == 1 or rows > most or not is_gapless(x):
         return 0
-    most = 64 if x.itemsize == 4 and not along else 48  # bytes; float32 has tiles of 16 rows
-    if is_aligned(x.T) and not (whole and rows * x.itemsize <= most):
+    short = nbytes <= SECTOR or (nbytes < LINE and nbytes % SECTOR > 0)
+    if x.itemsize == 4 and not along:  # which has tiles of 16 rows
+        short = nbytes <= 64
+    if aligned and (not short or (along and not whole)):
         return 0
     return 2 if rows <= 16 else 4 if rows <= WIDTH else 8
 
@@ -253,8 +271,8 @@ def _lines(
     depth, batch = min(size, WIDTH), x.shape[0]
     n = -(-y.shape[1] // depth), values.size // WIDTH**2
     slab, skew = slab_of(x, size), skewed(x, size)
-    even = source.engine and is_even(x, slab)  # of no blocks the engine loads none
-    by_value, few = 0 if even else slab, even and batch <= 16
+    even, few = is_even(x, slab), slab > 0 and batch <= 16
+    by_value = 0 if even else slab
     groups = 2 if few else tile_rows(batch, *n, size, form, x_across, longest) // 8
     second = 8 * groups == SECOND_ROWS
     together = 4 if by_value or skew else 1 if second else together_of(form, x_across)
@@ -263,12 +281,7 @@ def _lines(
     x_side = Operand(x_across, groups, together, 0, *apart)
     together = together_of(form, not transposed, depth)
     w_side = Operand(not transposed, depth // 8, together, depth if gated else 0)
-    order = order_of_lines(y, form, depth)
-    narrow = form.is_16_bit and 0 < by_value < 8
-    if second or (by_value and order == FEATURES):  # nothing of a lane is stored together
-        order = ANY
-    elif y.batch_is_contiguous and not narrow and (skew or (order == ANY and source.engine)):
-        order = LINES
+    order = order_of_sums(y, form, x_side, depth, source.engine)
     sums = Sums(form, x_side, w_side, order)
     tiles = -(-batch // (8 * groups))
     units = tiles * (values.size // (WIDTH * depth))
@@ -374,24 +387,6 @@ def with_stages(kernel: Any, most: int, more: int = 0) -> Any:
     if stages < 1:
         return with_stages(kernel._replace(warps=kernel.warps // 2), most, more)
     return kernel._replace(source=kernel.source._replace(stages=stages))
-
-
-def squares_of(values: DeviceArray) -> tuple[Any, tuple[int, ...]]:
-    """What `tensor_maps` takes of squares of 32: (row of a square, its place, column).
-
-    Places are 32 values apart, and what begins at one reaches beyond the next: as a column and a
-    row of w, worked out for each request, it took 1.02 to 1.04 times as long (12,288 features, 32
-    rows, float16, half and more of the blocks). Two rows of a 16-bit block of 32 make one of 128
-    bytes. The copy engine counts rows: with each its own, products of 12,288 features and 32 rows
-    of which half of the blocks are kept took 1.04 to 1.05 times as long, and weight-gradients at a
-    tenth 1.03 times (H200).
-    """
-    size, item = values.shape[-1], values.itemsize
-    rows = 2 if size * item == 2 * WIDTH else 1  # that make one
-    line, places = rows * WIDTH, values.size // WIDTH
-    shape, strides = (WIDTH // rows, places, line), (rows * size * item, WIDTH * item, item)
-    squares = DeviceArray(values.address, shape, values.dtype, strides, values.owner)
-    return squares, (WIDTH // rows, 1, line)
 
 
 def n_shares() -> int:

@@ -20,12 +20,10 @@ from numba import cuda, float32, int32, int64, uint32, uint64
 from numbsparse.kernels.card import registers
 from numbsparse.kernels.parts import pieces
 from numbsparse.kernels.parts.gates import dealing, filling_blocks, gates_of, listed
-from numbsparse.kernels.parts.lanes import lanes_ask, straightening
-from numbsparse.kernels.parts.repair import nan_in_sums
+from numbsparse.kernels.parts.lanes import lanes_ask
 from numbsparse.kernels.parts.requests import ALIGNED, engine_asks, passing_over, reading, x_words
 from numbsparse.kernels.parts.ring import Source, closing, following, opening, waiting
-from numbsparse.kernels.parts.store import LINES
-from numbsparse.kernels.parts.store_lines import PITCH, Sums, repairing, storing
+from numbsparse.kernels.parts.store_lines import Sums, looking, repairing, storing
 from numbsparse.kernels.parts.tiles import WIDTH, operands_of
 from numbsparse.kernels.parts.tiles import multiply as tile_products
 from numbsparse.kernels.ptx import (
@@ -76,7 +74,7 @@ class Lines(NamedTuple):
     @property
     def room_words(self) -> int:
         """Of a warp, for a line that waits to be written."""
-        return PITCH * self.depth if self.sums.y == LINES else 0
+        return self.sums.room_words(self.depth)
 
 
 @cache
@@ -95,7 +93,7 @@ def line_kernel(lines: Lines) -> Any:
     FIRST = 1 if PATIENT else STAGES  # units that a warp requests at once when it starts
     ROWS, ENGINE, RECORD = lines.rows, source.engine, 2 * (WIDTH // depth) + 2
     SLAB, SKEWED = sums.x.slab > 0, sums.x.skewed != ""
-    PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32, see `launch.squares_of`
+    PAIRS = source.engine and sums.form.is_16_bit  # rows of a block of 32: see `squares_of`
     part = at_once(sums)
     (A, B), UNIT = (operands_of(sums.form, o) for o in part.operands), (*part.shape, 4)
     NAME, END, RECORDS = RECORD - 2, RECORD - 1, (FIRST, RECORD)
@@ -109,7 +107,6 @@ def line_kernel(lines: Lines) -> Any:
     request = filling_blocks(fill) if PASSES else fill
     put, finish = storing(sums), finishing(lines)
     pass_over = passing_over(request, read, ENGINE, 0 if PATIENT else STAGES)
-    straighten = straightening(sums.form, sums.x)
     ROOM, ROOM_WORDS = SLOTS + WARPS * STAGES * STAGE, lines.room_words
     LEFT = ROOM + WARPS * ROOM_WORDS
 
@@ -195,7 +192,6 @@ def line_kernel(lines: Lines) -> Any:
             if there:
                 start, own = uint32(base + stage * STAGE), uint32(bar + stage)
                 wait(bars, own, phase)
-                straighten(shared, start)
                 if PATIENT and more:
                     other = uint32(1 - stage)
                     place, own = uint32(base + other * STAGE), uint32(bar + other)
@@ -290,7 +286,7 @@ def finishing(lines: Lines) -> Any:
     """
     sums, depth, *_ = lines
     put, repair, SPLIT = storing(sums), repairing(sums), sums.form.split
-    TILED = lines.tiled
+    nan_in, TILED = looking(sums), lines.tiled
 
     @cuda.jit(device=True)
     def finish(dense, size, top, parts_of, name, y, y_view, acc, room):
@@ -305,7 +301,7 @@ def finishing(lines: Lines) -> Any:
             complete = pieces.join(partials, tickets, part, first, many, tiles, acc)
         if complete:
             put(y, top, line * depth, y_view, acc, room)
-            if SPLIT and nan_in_sums(acc):
+            if SPLIT and nan_in(acc, y_view[0] - top):
                 repair(dense, size, top, line * depth, y, y_view)
 
     return finish
