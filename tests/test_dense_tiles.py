@@ -140,7 +140,7 @@ def test_a_layout_is_asked_for_itself(monkeypatch, expected):
     x = to_device(np.zeros((64, 512), np.float16))
 
     def by_tiles(product, size, dtype, batch, precision, layout, order):
-        tiles = times.tiles_met(product, size, layout)
+        tiles = times.spread_of(product, size, layout).tiles
         return {"k9_dense_tiles": tiles, "k7_small_blocks": 0.5}
 
     monkeypatch.setattr(times, "expected", by_tiles)

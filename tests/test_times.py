@@ -91,7 +91,7 @@ def test_more_work_has_more_counts(name, product, size, dtype, precision):
         assert (more >= 0).all()
         are_cut = name in ("k5_tensor_core", "k7_small_blocks")
         are_cut |= name == "k6_hopper" and not device.SIMULATED  # or of other tiles
-        assert (more[-6] if are_cut else more.sum()) > (least[-6] if are_cut else least.sum())
+        assert (more[-9] if are_cut else more.sum()) > (least[-9] if are_cut else least.sum())
 
 
 @pytest.mark.parametrize("name", ["k5_tensor_core", "k6_hopper", "k8_small_batch"])
@@ -153,9 +153,48 @@ def test_blocks_near_each_other_are_in_fewer_tiles():
     together = np.kron(np.eye(4), np.ones((16, 16))) > 0
     apart = np.roll(np.kron(np.ones((16, 16)), np.eye(4)) > 0, 1, axis=1)
     for product in PRODUCTS:
-        assert times.tiles_met(product, 8, Layout(together)) == 0.25
-        assert times.tiles_met(product, 8, Layout(apart)) == 1
-    assert times.tiles_met("forward", 32, Layout(together)) == 1
+        assert times.spread_of(product, 8, Layout(together)).tiles == 0.25
+        assert times.spread_of(product, 8, Layout(apart)).tiles == 1
+    assert times.spread_of("forward", 32, Layout(together)).tiles == 1
+
+
+def test_strips_with_more_blocks_than_others_are_uneven():
+    """The first eighth of the outputs has all blocks: of 1,024 features, strips of 128 to 512."""
+    heavy, even = np.zeros((128, 128), bool), np.eye(128, dtype=bool)
+    heavy[:, :16] = True
+    found = times.spread_of("forward", 8, Layout(heavy)).uneven
+    assert found == (8, 4, 3, 2)
+    assert max(times.spread_of("input_grad", 8, Layout(heavy)).uneven) < 1.2
+    longest, others = (
+        counts("k7_small_blocks", "forward", 8, "float16", 512, Layout(each))
+        for each in (heavy, np.roll(np.kron(np.ones((16, 16)), np.eye(8)) > 0, 1, axis=1))
+    )
+    assert longest[7] > others[7]
+    assert times.spread_of("weight_grad", 8, Layout(heavy)).units == 128 * 4  # of four blocks
+    assert times.spread_of("forward", 8, Layout(even)).squares == 1 / 16
+
+
+def test_a_narrow_dense_tile_meets_fewer_blocks_of_a_band():
+    """Tiles of 64 columns have steps where a square has a block, those of 128 where either has."""
+    i, j = np.indices((64, 64)) // 4
+    spread = times.spread_of("forward", 16, Layout(i == j))
+    assert (spread.tiles, spread.squares) == (1 / 8, 1 / 16)
+
+
+def test_feature_major_lines_that_begin_inside_sectors_or_are_short_count():
+    of = layout(32, 32, 0.1)
+    for rows, thin, short in ((8, True, True), (16, False, True), (72, True, False), (64, 0, 0)):
+        across = counts("k7_small_blocks", "forward", 8, "float16", rows, of, True)
+        batch_major = counts("k7_small_blocks", "forward", 8, "float16", rows, of)
+        assert (across[-6] > 0, across[4] > 0) == (thin, short)
+        assert batch_major[-6] == batch_major[4] == 0
+
+
+def test_copies_that_k8_reads_small_blocks_in_count():
+    """By features; of float32 in weight-gradients none is made."""
+    for dtype, rows, copied in (("float16", 512, True), ("float16", 1, False), ("float32", 512, 0)):
+        found = counts("k8_small_batch", "weight_grad", 8, dtype, rows, layout(64, 64, 0.5))
+        assert (found[8] > 0, found[9] > 0) == (copied, copied)
 
 
 @on_device
@@ -277,21 +316,25 @@ def test_the_committed_factors_are_whole():
 
 
 def made_up(count):
-    """Drawn products, and seconds that factors give."""
-    rng, found = np.random.default_rng(0), []
-    for of in islice(held_out.drawn(rng), count):
+    """Drawn products, and seconds that factors give, of counts that are usual of a rung."""
+    rng, found, all_counts = np.random.default_rng(0), [], {}
+    for point, of in enumerate(islice(held_out.drawn(rng), count)):
         problem = of.problem
         how = of.product, problem.block_size, as_dtype(problem.dtype)
         sizes = times.sizes_of(*how, problem.batch, problem.layout, of.feature_major)
-        seconds = {}
+        found.append(held_out.Found(of, {}, "", {}, np.nan, {}))
         for name, product, size, dtype, precision in served():
             if (product, size) == how[:2] and (dtype, precision) == (
                 problem.dtype.replace("bfloat16", "float16"),
                 problem.precision,
             ):
-                own = np.array(times.counts(name, sizes))
-                seconds[name] = float(1.5 + own[1:] @ (0.1 / np.arange(1, own.size))) * 1e-6
-        found.append(held_out.Found(of, seconds, "", {}, np.nan, {}))
+                rung = all_counts.setdefault((name, sizes.lines, sizes.itemsize), {})
+                rung[point] = np.array(times.counts(name, sizes))
+    for (name, *_), rung in all_counts.items():
+        usual = np.maximum(np.mean([*rung.values()], axis=0), 1e-6)
+        for point, own in rung.items():
+            parts = (own / usual)[1:] / np.arange(1, own.size)
+            found[point].seconds[name] = float(1.5 + parts.sum()) * 1e-6
     return found
 
 

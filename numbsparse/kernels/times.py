@@ -2,50 +2,52 @@
 
 Microseconds are a sum of what was found to count, each with a factor of the rung, the kind of
 product, the numbers and the block size: launches; rounds of blocks of threads, and steps of the
-longest one of these; parts of sums that are added up; bytes; and what feature-major rows add. What
-a rung does at once, and into how many parts it cuts a sum, its own plan says where numbers are all
-that it takes; else it is worked out as there, if less exactly: of a layout only its shape, its
-blocks, its longest line and how near each other small blocks are are asked for.
+longest one of these; parts of sums that are added up; bytes, and those that L2 has no room for; and
+what feature-major rows add. What a rung does at once, and into how many parts it cuts a sum, its
+own plan says where numbers are all that it takes; else it is worked out as there, if less exactly:
+of a layout only its shape, its blocks, its longest line and how small blocks are spread are asked
+for.
 
-`times.json` has the factors, with which the choice loses least (`bench.times`) at 5,638 products
-that were drawn and timed, the newest of which count three times, 561 of a map of k5 and k8, and 258
-of the published tables; `python -m numbsparse times` makes it. What it takes k8 to copy x first was
-fitted apart, to 25 products: 1.8 us of 16 bits, 2.7 of float32, whatever is copied, but of up to 32
-rows an eighth; so was what k6, k7, k9 take to store odd rows, 0.1 to 0.3 us a megabyte, and 0.9
-us where blocks of threads of k8 share 16-bit weight-gradients of small blocks; those of float32 by
-k8 were made 0.94 of what they were by 55 products. At 634 of seeds that had no part in any fit the
-choice took over 1.05 times as long as the fastest rung at 5.0 %, 1.007 times on average. What
-counts is the order of the rungs, not their times: `numbsparse.tune` measures it on another card.
+`times.json` has the factors, with which the choice loses least (`bench.times`) at products that
+were drawn and timed; `python -m numbsparse times` makes it. These began with factors of 5,638
+older ones, 561 of a map of k5 and k8 and 258 of the published tables, and were fitted again, as
+near to those as they may be, to 1,433 by all rungs that might be the fastest and 264 of the tables;
+k7's, k9's and k8's weight-gradients anew, as they count otherwise since. What counts is the order
+of the rungs, not their times: `numbsparse.tune` measures it on another card.
 """
 
 import json
 from collections.abc import Callable
 from functools import cache, partial
-from math import ceil, log, log2, sqrt
+from math import ceil, inf, log, log2, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from numbsparse.kernels.card import copy_engine
 from numbsparse.kernels.matmul import rung
 from numbsparse.kernels.parts.plans import planned_numbers
 from numbsparse.kernels.parts.shares import longest_run
-from numbsparse.layout import Layout
+from numbsparse.layout import Index, Layout
 
 FILE = Path(__file__).with_name("times.json")
 DENSE = "k9_dense_tiles"
 LARGER = 32  # blocks than those of rungs for small ones
 PLACES = 132  # multiprocessors
 BYTES, WORD = 16, 4  # from multiples of which on rows are aligned; and copied by words
-A_TILE = 64 * 128  # values of a dense one
+L2, SECTOR = 32, 32  # megabytes that stay in it; bytes that it is read by
+A_TILE, A_SQUARE = 64 * 128, 64 * 64  # values of a dense one
+STRIPS = (128, 256, 384, 512)  # features of the result
 K5_BESIDE = 3  # blocks of threads of a multiprocessor
 # Of k6: blocks of a weight-gradient that it takes together, of 16 bits; and of few, which are as
 # many for each multiprocessor, and up to SHORT rows of blocks of 64.
 K6_ITEM = {32: 28, 64: 7, 128: 1.75}
 K6_FEW, K6_ARE_FEW, SHORT = {32: 7, 64: 2.33, 128: 0.9}, {32: 8, 64: 4, 128: 1}, 224
 # Of k8: warps of a multiprocessor; squares for each warp up to which words are loaded of small
-# blocks, by bytes of a value; and units of a warp, fewer than which weight-gradients of small
-# 16-bit blocks take so much of the time fitted before.
-K8_WARPS, K8_BY_WORDS, K8_FEW, K8_OF_FEW = 8, {2: 16, 4: 8}, 4, 0.85
+# blocks, by bytes of a value; and units of each from which 16-bit weight-gradients have twice as
+# many warps: of small blocks half as many, of all steps.
+K8_WARPS, K8_BY_WORDS, K8_FEW = 8, {2: 16, 4: 8}, 8
 # Its larger blocks where lanes load them, as before Hopper: with these, by bytes of a value, the
 # choice between it and k5 misses by 5 % at 22 of 384 products of 2,048 features, else at 29 (H200).
 BY_LANES = {2: 1.3, 4: 1.1}
@@ -60,6 +62,15 @@ UNKNOWN, SHARED_ROWS = (1.2, 1.0), 1024
 PLANNED_THERE, ROWS_THERE, K5_THERE = (1.4, 1.2), 128, 1.5
 
 
+class Spread(NamedTuple):
+    """How near each other the small blocks of a layout are; larger ones are not asked."""
+
+    tiles: float = 1.0  # the part of dense tiles that have a block
+    squares: float = 1.0  # the same of their halves
+    uneven: tuple[float, ...] = (1.0,) * len(STRIPS)  # of strips, how many times the mean is in one
+    units: int = 0  # of up to 32 features of one block row; 0: not known
+
+
 class Sizes(NamedTuple):
     """Of a product, what its time depends on."""
 
@@ -72,7 +83,7 @@ class Sizes(NamedTuple):
     n_blocks: int
     longest: int  # blocks of a line of the result
     across: bool  # feature-major
-    tiles: float  # the part of dense tiles that have a block, of small blocks
+    spread: Spread
 
     @property
     def per_line(self) -> float:
@@ -96,7 +107,17 @@ class Sizes(NamedTuple):
     def apart(self) -> float:
         """Dense tiles that have a block, of those in a random layout: where blocks are together
         there are fewer."""
-        return min(self.tiles / self.met(A_TILE / self.size**2), 1.0)
+        return min(self.spread.tiles / self.met(A_TILE / self.size**2), 1.0)
+
+    @property
+    def short(self) -> float:
+        """How much of a line of 128 bytes the rows of feature-major x leave."""
+        return self.across * max(1.0 - self.rows * self.itemsize / 128, 0.0)
+
+    def apart_in(self, columns: int) -> float:
+        """The same of wider ones: of several squares."""
+        met = 1.0 - (1.0 - self.spread.squares) ** (columns / 64)
+        return min(met / self.met(64 * columns / self.size**2), 1.0)
 
 
 def expected(
@@ -134,9 +155,6 @@ def of_rungs(product: str, dtype: Any, precision: str, of: Sizes) -> dict[str, f
             found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
     if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
         found["k8_small_batch"] *= BY_LANES[of.itemsize]
-    if of.size < LARGER and of.itemsize == 2 and not of.lines and "k8_small_batch" in found:
-        few = _k8_units(of, of.reads)[0] * ceil(of.rows / 32) < K8_FEW * K8_WARPS * PLACES
-        found["k8_small_batch"] *= K8_OF_FEW if few else 1.0
     return found
 
 
@@ -149,8 +167,13 @@ def in_random(
     lines, room = makes / size, ceil(n_blocks * size**2 / makes)  # for so many blocks
     reads = max(round(reads), room, size)
     longest = min(ceil(longest_line(n_blocks / lines, lines)), ceil(reads / size))
-    of = Sizes(*numbers, reads, makes, n_blocks, longest, False, 1.0)
-    return of if size >= LARGER else of._replace(tiles=of.met(A_TILE / size**2))
+    of = Sizes(*numbers, reads, makes, n_blocks, longest, False, Spread())
+    if size >= LARGER:
+        return of
+    tiles, squares = (of.met(n / size**2) for n in (A_TILE, A_SQUARE))
+    strips = [(n_blocks / ceil(makes / n), ceil(makes / n)) for n in STRIPS]
+    uneven = tuple(longest_line(mean, n) / mean for mean, n in strips)
+    return of._replace(spread=Spread(tiles, squares, uneven))
 
 
 def longest_line(mean: float, lines: float) -> float:
@@ -166,18 +189,28 @@ def sizes_of(
     numbers = block_size, 4 if str(dtype) == "float32" else 2, batch
     longest = layout.longest[product == "forward"]
     of_layout = reads, makes, layout.n_blocks, longest
-    tiles = tiles_met(product, block_size, layout)
+    spread = spread_of(product, block_size, layout)
     across = feature_major and batch > 1  # of one row both orders are the same
-    return Sizes(product != "weight_grad", *numbers, *of_layout, across, tiles)
+    return Sizes(product != "weight_grad", *numbers, *of_layout, across, spread)
 
 
-def tiles_met(product: str, block_size: int, layout: Layout) -> float:
-    """The part of dense tiles that have a block, in this layout; 1 of larger blocks."""
+def spread_of(product: str, block_size: int, layout: Layout) -> Spread:
+    """That of this layout, for lines of the result."""
     if block_size >= LARGER or not layout.n_blocks:
-        return 1.0
-    plan = rung(DENSE).kept_of_tiles, product == "input_grad", block_size
-    (kept,) = planned_numbers(layout.index, *plan)
-    return float(min(layout.n_blocks / (layout.shape[0] * layout.shape[1]) / kept, 1.0))
+        return Spread()
+    numbers = planned_numbers(layout.index, _spread, product == "input_grad", block_size)
+    return Spread(*numbers)
+
+
+def _spread(index: Index, transposed: bool, B: int) -> tuple[Any, ...]:
+    """The numbers of a spread."""
+    shape = index.rows.indptr.size - 1, index.columns.indptr.size - 1
+    density, how = index.block_rows.size / (shape[0] * shape[1]), (index, transposed)
+    kept = [rung(DENSE).kept_of_tiles(*how, B, columns)[0] for columns in (128, 64)]
+    plan = rung("k7_small_blocks").strip_plan
+    uneven = tuple(plan.uneven(*how, max(features // B, 1))[0] for features in STRIPS)
+    units = -(-np.diff(index.rows.indptr) // (LARGER // B))
+    return *(float(min(density / part, 1.0)) for part in kept), uneven, int(units.sum())
 
 
 def case_of(name: str, product: str, block_size: int, dtype: Any, precision: str) -> str:
@@ -203,18 +236,23 @@ def is_dense(
 
 def counts(name: str, of: Sizes) -> list[float]:
     """What takes time: a launch, what a rung does, products of values in all, megabytes that are
-    read and made, and what feature-major rows add, which begin anywhere: copies, and values that
-    are stored one by one."""
+    read and made, those that L2 has no room for, and what feature-major rows add, which begin
+    inside sectors, or anywhere: copies, and values that are stored one by one."""
     used, made, whole = of.used(of.reads), of.makes, of.reads
     if not of.lines:
         used, made, whole = used + of.used(of.makes), 0, of.reads + of.makes
     a_feature, values = of.rows * of.itemsize / 1e6, of.n_blocks * of.size**2 / 1e6
     read, work = used * a_feature + values * of.itemsize, values * of.rows
     odd = of.across and of.rows * of.itemsize % BYTES > 0
+    by_feature = of.across or (name == "k8_small_batch" and any(_k8_copied(of)))
+    thin = by_feature and ceil(of.rows * of.itemsize / BYTES) % (SECTOR // BYTES) > 0
     copied = odd and not (name == "k8_small_batch" and _k8_in_place(of))
     stored = made * a_feature
-    of_bytes = read, stored, odd, copied, copied * whole * a_feature, odd * stored
-    return [1.0, *OF_RUNG[name][not of.lines](of), work, log2(1 + work), *of_bytes]
+    beyond = max(read + stored - L2, 0)
+    sectors = thin * values / of.size * of.rows * of.itemsize, thin * stored
+    of_odd = odd, copied, copied * whole * a_feature, odd * stored
+    own = OF_RUNG[name][not of.lines](of)
+    return [1.0, *own, work, log2(1 + work), read, stored, beyond, *sectors, *of_odd]
 
 
 Counts = tuple[float, ...]
@@ -306,10 +344,16 @@ def _k7_lines(of: Sizes) -> Counts:
     warps, parts, rows = plan.shared_out(sizes, *case, PLACES, True)
     high, blocks = rows / 64, of.n_blocks * 1024 / (of.reads * of.makes)  # of a warp in a group
     each = ceil(ceil(of.makes / (32 * warps)) * ceil(of.rows / rows) * parts / PLACES) / parts
-    groups, met = each * of.reads / 32, of.met(1024 / of.size**2 * warps) * of.apart
+    groups = each * of.reads / 32
+    met = of.met(1024 / of.size**2 * warps) * of.apart_in(32 * warps)
+    mean = groups * blocks  # of a warp; one of the longest strip, whose longest line may be longer
+    uneven = of.spread.uneven[min(max(round(warps / 4), 1), len(STRIPS)) - 1]
+    longest = max(of.reads / 32 / parts * blocks * uneven, of.longest / parts)
     adding, packed = warps * high * (parts > 1), plan.is_packed(sizes, *case)
-    of_blocks = groups * blocks * warps * high, groups * blocks * warps, each * of.longest * high
-    return groups * high, groups * met * high, *of_blocks, of.longest / parts, adding, packed
+    of_groups = groups * high, groups * met * high, groups * met, groups * met * of.short
+    of_blocks = mean * warps * high, mean * warps, max(mean, longest) * high
+    of_w = of.n_blocks * of.size**2 * of.itemsize / 1e6
+    return *of_groups, *of_blocks, max(longest - mean, 0), adding, packed, of_w
 
 
 def _k7_blocks(of: Sizes) -> Counts:
@@ -320,12 +364,13 @@ def _k7_blocks(of: Sizes) -> Counts:
     ways = choice.ways_for(of.density, of.size, arithmetic, of.across)
     sizes = partial(regions_of, of)
     region, pieces = choice.fastest(lambda each: sizes(each)[0], of.size, of.rows, ways, PLACES)
-    (n, *_), slots = sizes(region)
+    (n, height, groups), slots = sizes(region)
     whole, left = divmod(n * region.SPLIT, PLACES) if pieces == 1 else divmod(n, PLACES)
     turns = whole + ceil(left * pieces / PLACES)
     thousands = (whole + ceil(left * pieces / PLACES) / pieces) * of.rows / region.SPLIT / 1e3
     adding = pieces > 1, left * pieces * region.CODES * of.size / 1e6 * (pieces > 1)
-    each = slots / n, region.CODES - slots / n, region.GROUPS, region.GROUPS * of.apart
+    fetched = height + groups / n
+    each = slots / n, region.CODES - slots / n, region.GROUPS, fetched, of.across * fetched
     values = of.n_blocks * of.size**2 / 1e6
     return *(thousands * part for part in each), turns, log2(region.SPLIT), *adding, values
 
@@ -335,16 +380,17 @@ def regions_of(of: Sizes, region: Any, taps: float = 1) -> tuple[tuple[int, int,
 
     `taps` may see a group of x at once.
     """
-    in_group, kept = region.FEATURES // of.size, min(of.density / of.tiles, 1)
-    down, across = of.reads / (region.FEATURES * taps), of.makes / region.FEATURES * of.tiles
+    in_group, kept = region.FEATURES // of.size, min(of.density / of.apart, 1)
+    down, across = of.reads / (region.FEATURES * taps), of.makes / region.FEATURES * of.apart
     found = []
     for height in range(1, min(region.GROUPS * 3 // 4, ceil(down)) + 1):
         side = min(height * in_group * taps, of.reads / of.size)  # blocks of a column
         odd = 0.25 * (1 - (1 - 2 * kept) ** side) if of.size == 8 and kept < 0.5 else 0.0
         slots = down / height * across * in_group * (side * kept * of.size / 16 + odd)
-        wide = down / height * across / (region.GROUPS - height)
-        n = ceil(max(1.03 * slots / region.CODES, wide, down / height * min(1.5 * of.tiles, 1), 1))
-        groups = ceil(down / height * across * (1 - (1 - kept) ** (in_group * side)) + n / 2)
+        met = down / height * across * (1 - (1 - kept) ** (in_group * side))  # groups of dy
+        wide, panels = met / (region.GROUPS - height), down / height * min(1.5 * of.apart, 1)
+        n = ceil(max(1.08 * slots / region.CODES, wide, panels, 1))
+        groups = ceil(met + n / 2)
         cost = n * region.CODES * (of.size / 8 + 4.5) + (groups + n * height) * 32
         found.append((cost, (n, height, groups), min(slots, n * region.CODES)))
     return min(found)[1:]
@@ -369,19 +415,26 @@ def _k8_in_place(of: Sizes) -> bool:
     return of.rows <= 16 or (few and (of.lines or of.itemsize == 4))
 
 
+def _k8_copied(of: Sizes) -> list[bool]:
+    """Whether lanes read small blocks of x, and of dy, in a feature-major copy."""
+    pays, small = rung("k8_small_batch").launch.copy_pays, of.size * of.itemsize <= SECTOR
+    small = small and not of.across and (of.itemsize == 2 or (of.lines and of.rows > 16))
+    sides, how = (of.reads,) if of.lines else (of.reads, of.makes), (of.n_blocks, of.size)
+    return [small and pays(of.rows, n, *how, of.itemsize, of.lines) for n in sides]
+
+
 def _k8_lines(of: Sizes) -> Counts:
     """Tiles of the batch, and shares of the units; a line too long for a share is cut. Of a line
     that several warps have the first one adds up what the others leave."""
     k8, whole, size = rung("k8_small_batch").launch, of.itemsize == 4, of.size
-    copied = not of.across and size * of.itemsize <= 32 and of.rows > 16 * whole
-    copied = copied and k8.copy_pays(of.rows, of.reads, of.n_blocks, size, of.itemsize)
-    across, wide = of.across or copied, min(size, 32)
+    (copied,), wide = _k8_copied(of), min(size, 32)
+    across = of.across or copied
     units, warps, of_x = _k8_units(of._replace(across=across), of.makes)
     form, squares = k8.Form("float32" if whole else "float16", whole), of.n_blocks * size**2 // 1024
     longest = ceil(of.longest * size / 32)
     rows = k8.tile_rows(of.rows, ceil(of.makes / wide), squares, size, form, across, longest)
     tiles, lines = ceil(of.rows / rows), of.used(of.makes) / wide
-    unit = k8.unit_of(form, size, rows)
+    unit, a_tile = k8.unit_of(form, size, rows), rows
     if size >= LARGER and not whole and not of.across:
         rows = ceil(of.rows / tiles)  # as many in each
     shares = max(PLACES // tiles, 1)
@@ -389,22 +442,33 @@ def _k8_lines(of: Sizes) -> Counts:
     each, others, parts = longest_run(units, longest, shares, warps, unit, more)
     chain, adding = each * ceil(tiles * shares / PLACES), (parts > 1, log2(parts), others * rows)
     by_value, late = of.across and of.rows * of.itemsize % WORD > 0, 1.0 if of.rows > 32 else 0.125
-    read = ceil(tiles * shares / PLACES) * units / shares * (rows + 32) * of.itemsize
-    return chain, chain * rows, read, *adding, of_x, by_value * chain, copied * late
+    a_share = ceil(tiles * shares / PLACES) / shares * of.itemsize
+    read, written = a_share * units * (rows + 32), a_share * of.makes * rows * PLACES / 1e6
+    of_bytes = read, written, *adding, of_x, by_value * chain, copied * late
+    return chain, chain * a_tile, *of_bytes
 
 
 def _k8_blocks(of: Sizes) -> Counts:
-    """Steps of 32 rows, or two of these at once; several warps share those of a unit, if few."""
-    units, warps, of_x = _k8_units(of, of.reads)
-    if of.itemsize == 2 and units >= 8 * K8_WARPS * PLACES:
-        warps = 2 * K8_WARPS
-    at_once = 2 if of.size >= LARGER and 32 < of.rows <= 64 and of.itemsize == 2 else 1
+    """Steps of 32 rows, or two of these at once; several warps share those of a unit, if few. Small
+    ones of 16 bits read a copy of an operand, if that pays; of dy 32 features at once."""
+    k8, item, size = rung("k8_small_batch"), of.itemsize, of.size
+    units, small = of.spread.units or _k8_units(of, of.reads)[0], size < LARGER
+    at_once = 2 if not small and 32 < of.rows <= 64 and item == 2 else 1
     steps = ceil(of.rows / (32 * at_once))
-    split, cuts = rung("k8_small_batch").blocks.split_of(steps, ceil(units), K8_WARPS * PLACES)
-    split *= cuts
-    chain = ceil(units * split / (PLACES * warps)) * ceil(steps / split) * at_once
-    adding = split > 1, min(split, K8_WARPS) - 1, split > K8_WARPS
-    return chain, *adding, units * steps * at_once * of.itemsize, of_x, of.across * chain
+    split, cuts = k8.blocks.split_of(steps, ceil(units), K8_WARPS * PLACES)
+    each = K8_FEW if not small else K8_FEW / 2 / steps if split == 1 else inf
+    warps = K8_WARPS * (2 if item == 2 and units >= each * K8_WARPS * PLACES else 1)
+    chain = ceil(units * split * cuts / (PLACES * warps)) * ceil(steps / (split * cuts)) * at_once
+    copied, lines, near = 0.0, 0.0, max(of.apart, size / 32)
+    sides = (of.reads, units, 1.0), (of.makes, of.n_blocks, near)
+    for copies, (features, n, part) in zip(_k8_copied(of), sides, strict=True):
+        copied += copies * features * of.rows * item / 1e6
+        across = of.across or copies
+        lines += small * n * (size * ceil(item * of.rows / 128) if across else of.rows * part)
+    adding = split > 1, split - 1, cuts > 1
+    busiest = ceil(units * cuts / PLACES) / cuts / units  # of the units, what a multiprocessor has
+    read = units * steps * at_once * item
+    return chain, *adding, read, lines * busiest, of.across * chain, copied > 0, copied
 
 
 def _k9_lines(of: Sizes) -> Counts:
@@ -412,12 +476,13 @@ def _k9_lines(of: Sizes) -> Counts:
     plan, full = rung(DENSE).plan, of.reads / 64
     high, parts, columns = plan.shape_of(of.rows, of.makes, full, PLACES)
     tiles = ceil(of.makes / columns) * ceil(of.rows / (64 * high)) * parts / PLACES
-    rounds, steps = ceil(tiles), max(full * of.tiles, 1)
+    rounds, met = ceil(tiles), of.spread.tiles if columns > 64 else of.spread.squares
+    steps = max(full * met, 1)
     each, time = rounds / parts, plan.OF_STEP[columns][high - 1] + plan.OF_ROWS[columns] * high
     late = max(min(of.longest * of.size / 64, full) - steps, 0) / parts * time
     chain, of_blocks = each * steps * time, each * of.per_line * of.size / 64
     adding = high * log2(parts), min(tiles, 1)
-    return chain, late, rounds, *adding, of_blocks, each * full, of.across
+    return chain, late, chain * of.short, rounds, *adding, of_blocks, each * full, of.across
 
 
 OF_RUNG: dict[str, tuple[Callable[[Sizes], Counts], ...]] = {

@@ -53,8 +53,8 @@ def choose(
     auto = on_gpu and kernel == "auto"
     of = product, block_size, x.dtype
     dense = auto and part > 0 and times.is_dense(*of, batch, layout, part)
-    tiles = times.tiles_met(product, block_size, layout) if auto else 1.0
-    how = block_size, batch, precision, gated, feature_major, dense, tiles
+    spread = times.spread_of(product, block_size, layout) if auto else None
+    how = block_size, batch, precision, gated, feature_major, dense, spread
     which = layout.shape, layout.n_blocks, layout.longest
     case: tuple[Any, ...] = (product, kernel, *how, x.dtype, type(x), type(layout), *which)
     if runtime.several_devices:  # of which one may do what another one does not

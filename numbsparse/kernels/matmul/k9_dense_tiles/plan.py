@@ -190,11 +190,13 @@ def suits(
     return bool(kept * part >= least)
 
 
-def kept_of_tiles(index: Index, transposed: bool, B: int) -> tuple[float]:
+def kept_of_tiles(
+    index: Index, transposed: bool, B: int, columns: int = COLUMNS[0]
+) -> tuple[float]:
     """Which part of the blocks of tiles is kept, of those tiles that keep any."""
-    tiles = tiles_of(index, transposed, B, SQUARE, COLUMNS[0])[0]
+    tiles = tiles_of(index, transposed, B, SQUARE, columns)[0]
     there = np.bincount(tiles, minlength=1)
-    return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * COLUMNS[0]),)
+    return (tiles.size * B**2 / (np.count_nonzero(there) * SQUARE * columns),)
 
 
 def tiles_of(
