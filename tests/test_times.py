@@ -290,7 +290,8 @@ def made_up(count):
                 problem.precision,
             ):
                 own = np.array(times.counts(name, sizes))
-                seconds[name] = float(1.5 + own[1:] @ (0.1 / np.arange(1, own.size))) * 1e-6
+                made = float(1.5 + own[1:] @ (0.1 / np.arange(1, own.size)))
+                seconds[name] = (times.of_few_rows(name, sizes) or made) * 1e-6
         found.append(held_out.Found(of, seconds, "", {}, np.nan, {}))
     return found
 
