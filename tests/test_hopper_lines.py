@@ -14,7 +14,7 @@ from numbsparse import Layout, device
 from numbsparse.dtypes import as_dtype
 from numbsparse.kernels import card
 from numbsparse.kernels.matmul import PRODUCTS, n_tiles, rung
-from numbsparse.kernels.matmul.k6_hopper import plan
+from numbsparse.kernels.matmul.k6_hopper import plan, swapped
 from numbsparse.kernels.matmul.k6_hopper.plan import SMALLER, TILES, fitted, line_tiles
 from numbsparse.kernels.parts.aligned import is_aligned
 from numbsparse.kernels.parts.store import order_of
@@ -30,6 +30,12 @@ CASES = [
     (Case(130, 104, 264, 32, 0.5), True),  # in a cluster, two groups of columns
     (Case(130, 200, 200, 64, 0.8), False),  # a cluster over more steps than stages
 ]
+
+
+@pytest.fixture(autouse=True)
+def not_swapped(monkeypatch):
+    """Its other tiles; `test_swapped_lines` has few rows of whole blocks."""
+    monkeypatch.setattr(swapped, "MOST_ROWS", 0)
 
 
 @on_hopper

@@ -361,7 +361,7 @@ CEILINGS = {
     "k1_naive": (1, 120),
     "k3_registers": (1, 290),
     "k5_tensor_core": (2, 350),
-    "k6_hopper": (3, 897),
+    "k6_hopper": (3, 900),
     "k7_small_blocks": (3, 832),
     "k8_small_batch": (4, 910),
     "k9_dense_tiles": (3, 573),

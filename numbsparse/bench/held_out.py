@@ -137,6 +137,8 @@ class Drawn(NamedTuple):
         numbers = self.product, of.block_size, of.dtype
         sizes = times.sizes_of(*numbers, of.batch, of.layout, self.feature_major)
         for name in filter([*names].__contains__, times.OF_RUNG):  # in their order
+            if times.of_few_rows(name, sizes):
+                continue
             yield name, times.case_of(name, *numbers, of.precision), times.counts(name, sizes)
 
 

@@ -152,10 +152,26 @@ def of_rungs(product: str, dtype: Any, precision: str, of: Sizes) -> dict[str, f
     for name in OF_RUNG:
         own = factors.get(case_of(name, product, of.size, dtype, precision))
         if own is not None:
-            found[name] = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
+            of_counts = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
+            found[name] = of_few_rows(name, of) or of_counts
     if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
         found["k8_small_batch"] *= BY_LANES[of.itemsize]
     return found
+
+
+def of_few_rows(name: str, of: Sizes) -> float:
+    """Microseconds where k6 swaps operands, by the model that cuts the batch there, so by none of
+    these factors; 0 elsewhere, and where nobody knows the longest line."""
+    if name != "k6_hopper" or not of.lines or not of.longest or of.across:
+        return 0.0
+    rung(name)  # which says what is missing where it cannot be loaded
+    from numbsparse.kernels.matmul.k6_hopper import swapped
+
+    if not swapped.suits(of.size, of.itemsize, of.rows, of.makes, PLACES):
+        return 0.0
+    across = of.size // swapped.SIDE
+    steps = of.longest * across, of.n_blocks * across**2
+    return float(swapped.in_parts(of.rows, of.makes // swapped.SIDE, *steps, PLACES)[0])
 
 
 def in_random(

@@ -33,6 +33,7 @@ RUNGS = (  # each product by each rung in each case: numbers, block size, batch,
     (TENSOR_CORES, PRODUCTS, [(dtype, 32, 4096, BATCH) for dtype in ("float16", "float32")]),
     (TENSOR_CORES, BOTH, [(of, 32, 4096, FEATURE) for of in ("bfloat16", "float32, high")]),
     (("k6_hopper",), BOTH, [("float16", size, 4096, BATCH) for size in (64, 128)]),
+    (("k6_hopper",), PRODUCTS[:2], [("float16", 64, 96, BATCH)]),
     (
         ("k7_small_blocks",),
         BOTH,

@@ -17,7 +17,7 @@ RUNGS = {  # dtype, inputs, outputs, batch, block size: small, and enough to go 
     "k1_naive": ("float32", 32, 32, 8, 16),
     "k3_registers": ("float32", 64, 32, 32, 32),
     "k5_tensor_core": ("float16", 192, 32, 64, 32),
-    "k6_hopper": ("float16", 384, 128, 256, 64),
+    "k6_hopper": ("float16", 384, 128, 512, 64),
     "k7_small_blocks": ("float16", 256, 128, 128, 16),
     "k8_small_batch": ("float16", 256, 64, 16, 32),
     "k9_dense_tiles": ("float16", 512, 128, 64, 16),

@@ -25,7 +25,7 @@ x serves two blocks, or one of 64. An H200 at 1.72 GHz took about 340 and 265.
 Of few rows a result may have a tile for each second multiprocessor. Then two blocks of threads of
 a cluster have half of its steps each, and a half of the result each to add and to store.
 
-The weight-gradient sums down the batch: see `weight_grad`.
+The weight-gradient sums down the batch: see `weight_grad`. Of few rows see `swapped`.
 
 What limits it at a small B is the L2 cache, which sends x to every multiprocessor: it is limited
 both in requests, one for each line of a tile, and in bandwidth. Only sharing more of x would help.
@@ -115,6 +115,11 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     (lines,), (x_transposed,) = aligned_either_way(x)
+    if gates is None and not number:
+        from numbsparse.kernels.matmul.k6_hopper import swapped
+
+        if swapped.serves(lines, size, y, index):
+            return swapped.along_lines(lines, values, index, y, transposed)
     ragged = is_16_bit and edge > 0  # float32's images are zero there
     kind = KINDS.get(str(x.dtype), precision)
     gated, all_gates = gates is not None and not in_two, () if gates is None or in_two else gates
