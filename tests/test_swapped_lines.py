@@ -11,6 +11,7 @@ from ptx_helpers import on_hopper, simulated_only
 
 from numbsparse import Layout
 from numbsparse.dtypes import as_dtype
+from numbsparse.kernels.matmul import k6_hopper
 from numbsparse.kernels.matmul.k6_hopper import swapped
 from numbsparse.testing import Case, check_rung, races
 
@@ -43,6 +44,22 @@ def test_products(product, dtype, B, batch, many, beside, rng):
     values = rng.standard_normal((layout.n_blocks, B, B)).astype(x.dtype)
     n_out = 2 * B - int(rng.choice([0, 8, B // 2 + 8]))
     check(in_parts(many, beside), product, x, values, layout, n_out, "batch-major", "batch-major")
+
+
+@on_hopper
+@pytest.mark.pairs
+@pytest.mark.parametrize("y_across", [False, True])
+@pytest.mark.parametrize("x_across", [False, True])
+@pytest.mark.parametrize("B", swapped.BLOCK_SIZES)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("product", swapped.PRODUCTS)
+def test_whole_blocks_of_rows_are_right_in_each_order(
+    product, dtype, B, x_across, y_across, monkeypatch
+):
+    """So many rows that x.T, too, has whole blocks along a line."""
+    monkeypatch.setattr(swapped, "multiprocessors", lambda: 132)
+    case = Case(128, in_features=2 * B, out_features=3 * B, block_size=B, density=0.7)
+    check_rung(k6_hopper, product, case, dtype, "cuda", feature_major=(x_across, y_across))
 
 
 @simulated_only

@@ -115,7 +115,7 @@ def along_lines(x: Any, values: Any, index: Index, y: Any, transposed: bool, how
     tile = tile._replace(SPLIT=1) if whole else tile
     values = aligned(values.reshape(n_blocks, -1)).reshape(values.shape)
     (lines,), (x_transposed,) = aligned_either_way(x)
-    if gates is None and not number:
+    if gates is None and not number and not x_transposed:
         from numbsparse.kernels.matmul.k6_hopper import swapped
 
         if swapped.serves(lines, size, y, index):
