@@ -1,11 +1,12 @@
 """What a map of the plane says: ours beside the peers; on a GPU cliffs along the batch and the
 roofline too.
 
-The roofline of a product is what a launch takes, and the longest of three times: each operand and
-the result once through the L2 cache, or through memory where the cache does not hold them; the
-tensor cores, which multiply float32 at full precision in three products; and shared memory, out of
-which each kept block takes B features of x. The card's limits are those that were measured and
-committed (`bench --only limits`); a launch is as short as the quickest product of the map.
+The roofline of a product is what a launch takes, and the longest of three times: the features that
+random blocks meet, the blocks and the result once through the L2 cache, or through memory where the
+cache does not hold them; the tensor cores, which multiply float32 at full precision in three
+products; and shared memory, out of which each kept block takes B features of x. The card's limits
+are those that were measured and committed (`bench --only limits`); a launch is as short as the
+quickest product of the map.
 """
 
 import csv
@@ -126,7 +127,10 @@ def roofline(point: Point, launch: float, rates: dict[str, float]) -> float:
     (n_in, n_out), kept = point.features, point.density * point.features[0] * point.features[1]
     is_16_bit, products = point.dtype != "float32", point.batch * kept
     itemsize, wgmma = 2 if is_16_bit else 4, rates[PIPES["wgmma"].format("float16")]
-    nbytes = itemsize * (point.batch * (n_in + n_out) + kept)
+    met_by = lambda n: 1 - (1 - point.density) ** (n // point.block_size)  # noqa: E731
+    x = n_in * (met_by(n_out) if point.product != "input_grad" else 1)  # few layouts meet all
+    dy = n_out * (met_by(n_in) if point.product != "forward" else 1)
+    nbytes = itemsize * (point.batch * (x + dy) + kept)
     passes = 1 if is_16_bit else 2 if point.precision == "high" else 6  # tf32 at half the pace
     return launch + max(
         nbytes / rates[CACHE if nbytes < CACHED else MEMORY],
