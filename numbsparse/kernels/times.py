@@ -11,9 +11,10 @@ for.
 `times.json` has the factors, with which the choice loses least (`bench.times`) at products that
 were drawn and timed; `python -m numbsparse times` makes it. These began with factors of 5,638
 older ones, 561 of a map of k5 and k8 and 258 of the published tables, and were fitted again, as
-near to those as they may be, to 1,433 by all rungs that might be the fastest and 264 of the tables;
-k7's, k9's and k8's weight-gradients anew, as they count otherwise since. What counts is the order
-of the rungs, not their times: `numbsparse.tune` measures it on another card.
+near to those as they may be, to 1,433 by all rungs that might be the fastest, 264 of the tables and
+2,881 of the published map, 178 of these by two rungs; k7's, k9's and k8's weight-gradients anew, as
+they count otherwise since. What counts is the order of the rungs, not their times:
+`numbsparse.tune` measures it on another card.
 """
 
 import json
@@ -152,8 +153,9 @@ def of_rungs(product: str, dtype: Any, precision: str, of: Sizes) -> dict[str, f
     for name in OF_RUNG:
         own = factors.get(case_of(name, product, of.size, dtype, precision))
         if own is not None:
-            of_counts = sum(f * n for f, n in zip(own, counts(name, of), strict=True))
-            found[name] = of_few_rows(name, of) or of_counts
+            found[name] = of_few_rows(name, of) or sum(
+                f * n for f, n in zip(own, counts(name, of), strict=True)
+            )
     if of.size >= LARGER and "k8_small_batch" in found and not copy_engine():
         found["k8_small_batch"] *= BY_LANES[of.itemsize]
     return found

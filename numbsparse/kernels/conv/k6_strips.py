@@ -104,9 +104,6 @@ COSTS = {  # of 16 bits, by block size; of float32 those of a matrix
 # these limits they take 0.45 to 1.38 of the time, 0.90 at the mean, 11 more than 1.05; of 26 whose
 # taps are two apart, and boxes up to three times as large as tiles, 0.95 (H200).
 WORTH, LARGEST, MOST_FEATURES = 0.75, 200, 1024
-# Rows that lanes read at once: in one line of a box no two share banks. Tiles of 4 x 8 took 0.66 to
-# 0.83 of the time of tap by tap, once 1.09; of 4 x 7 and 2 x 14 1.09 to 1.25, once 0.78; at a
-# stride of 2, where boxes are of pixels of one parity, 1.0 to 1.2 (H200).
 STAGE_ROWS, A_TILE = 32, 32  # of a region; pixels that are loaded while one is multiplied
 # By block size groups that a large region loads for each slot, tap by tap, from which on boxes pay:
 # where there are fewer, multiplying takes longer, and regions in boxes are smaller. In boxes 21 of

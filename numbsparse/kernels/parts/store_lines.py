@@ -161,6 +161,40 @@ def storing(sums: Sums) -> Any:
     return put
 
 
+def in_words(sums: Sums) -> tuple[int, Any]:
+    """Values of y in a word, and what one is."""
+    return (2, uint16) if sums.form.dtype in PACK else (1, float32)
+
+
+@cache
+def laying(sums: Sums) -> Any:
+    """lay(shared, acc, begin, apart, left): this lane's values to shared memory, from `begin` on,
+    features `apart`; of a slab the `left` rows that there are."""
+    (M, N), RUNS, place, SLAB = sums.shape, sums.rows, places(sums), sums.y == SLABS
+    pack: Any = PACK.get(sums.form.dtype)
+    IN_WORD, _ = in_words(sums)
+
+    @cuda.jit(device=True)
+    def lay(shared, acc, begin, apart, left):
+        for m in range(M):
+            for r in range(RUNS):
+                for n in range(N):
+                    for p in range(2):
+                        b, i = place(uint32(0), m, n, r, p)
+                        value = acc[m, n, 2 * r + p]
+                        if not SLAB or b < left:
+                            if SLAB:
+                                at = uint64(uint32(begin + i * apart + b))
+                            else:
+                                at = begin + uint64(i * apart + b)
+                            if IN_WORD == 2:
+                                shared[at] = uint16(pack(value, value) & uint32(0xFFFF))
+                            else:
+                                shared[at] = value
+
+    return lay
+
+
 @cache
 def storing_lines(sums: Sums) -> Any:
     """put(...) as `storing` has it, and (..., shared, room): by way of shared memory.
@@ -168,11 +202,9 @@ def storing_lines(sums: Sums) -> Any:
     A warp writes what follows in memory together, and in a loop: one by one straight from the sums,
     that is 1,900 instructions, which the multiprocessor has to fetch for each line anew.
     """
-    (M, N), RUNS, place = sums.shape, sums.rows, places(sums)
-    pack: Any = PACK.get(sums.form.dtype)
-    IN_WORD, TILES = 2 if pack else 1, -(-8 * sums.x.groups // 32)
-    APART, FEATURES_OF = IN_WORD * PITCH, 8 * sums.w.groups
-    VALUE, OWN = uint16 if pack else float32, (AT_ONCE, TILES)
+    place, lay, IN_WORD, VALUE = places(sums), laying(sums), *in_words(sums)
+    TILES = -(-8 * sums.x.groups // 32)
+    APART, FEATURES_OF, OWN = IN_WORD * PITCH, 8 * sums.w.groups, (AT_ONCE, TILES)
 
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc, room):
@@ -181,18 +213,7 @@ def storing_lines(sums: Sums) -> Any:
         lane = uint32(cuda.threadIdx.x) % 32
         b, i = place(lane, 0, 0, 0, 0)
         begin = uint64(uint32(room * IN_WORD + i * APART + b))
-        for m in range(M):
-            for r in range(RUNS):
-                for n in range(N):
-                    for p in range(2):
-                        b, i = place(uint32(0), m, n, r, p)
-                        value = acc[m, n, 2 * r + p]
-                        if IN_WORD == 2:
-                            shared[begin + uint64(i * APART + b)] = uint16(
-                                pack(value, value) & uint32(0xFFFF)
-                            )
-                        else:
-                            shared[begin + uint64(i * APART + b)] = value
+        lay(shared, acc, begin, APART, 0)
         sync_warp()
         at, here = first * y_feature + top + lane, uint64(uint32(room * IN_WORD + lane))
         rows, left = batch - top - lane, min(out_features - first, int64(FEATURES_OF))
@@ -215,10 +236,8 @@ def storing_lines(sums: Sums) -> Any:
 def storing_slabs(sums: Sums) -> Any:
     """put(...) as `storing` has it, of a tile that has all rows: what a line of y has follows in
     memory, and is written 16 bytes at once by way of shared memory."""
-    (M, N), RUNS, place = sums.shape, sums.rows, places(sums)
-    pack: Any = PACK.get(sums.form.dtype)
-    IN_WORD, FEATURES_OF = 2 if pack else 1, 8 * sums.w.groups
-    VALUE, RUN = uint16 if pack else float32, sums.form.run
+    place, lay, IN_WORD, VALUE = places(sums), laying(sums), *in_words(sums)
+    FEATURES_OF, RUN = 8 * sums.w.groups, sums.form.run
 
     @cuda.jit(device=True)
     def put(y, top, first, y_view, acc, room):
@@ -228,18 +247,7 @@ def storing_slabs(sums: Sums) -> Any:
         b, i = place(lane, 0, 0, 0, 0)
         begin = uint32(room * IN_WORD + i * rows + b)
         left = uint32(rows - min(b, rows))
-        for m in range(M):
-            for r in range(RUNS):
-                for n in range(N):
-                    for p in range(2):
-                        b, i = place(uint32(0), m, n, r, p)
-                        value = acc[m, n, 2 * r + p]
-                        if b < left:
-                            at = uint64(uint32(begin + i * rows + b))
-                            if IN_WORD == 2:
-                                shared[at] = uint16(pack(value, value) & uint32(0xFFFF))
-                            else:
-                                shared[at] = value
+        lay(shared, acc, begin, rows, left)
         sync_warp()
         pieces = uint32(min(out_features - first, int64(FEATURES_OF)) * batch) // uint32(RUN)
         at = first * batch

@@ -70,6 +70,11 @@ class Operand(NamedTuple):
     skewed: str = ""  # how its lines are loaded, if they are from 16 bytes on: see `skewed`
     listed: bool = False  # whether terms whose gate is 0 are 0 there
 
+    @property
+    def has_pitch(self) -> bool:
+        """Whether its lines are as far apart as they are in memory: slabs, and `skewed` ones."""
+        return self.slab > 0 or self.skewed != ""
+
 
 @cache
 def take_16_bit(operand: Operand) -> Any:

@@ -41,14 +41,14 @@ def apart_of(form: Form, operand: Operand) -> tuple[int, int]:
 def holding(form: Form, x: Operand, TILES: int) -> Any:
     """hi[s], lo[s] = the fragments of tiles of x at each step; of two tiles not split yet."""
     STEPS, (TILE, NEXT) = form.steps, apart_of(form, x)
-    take, SLAB = fragment(form, x, TILES == 1 or not form.split), x.slab > 0 or x.skewed != ""
+    take, PITCHED = fragment(form, x, TILES == 1 or not form.split), x.has_pitch
 
     @cuda.jit(device=True)
     def hold(tile, start, pitch, hi, lo):
         for u in range(TILES):
             for s in range(STEPS):
                 at, n = uint32(start + u * TILE), u * STEPS + s
-                how = pitch if SLAB else uint32(0)
+                how = pitch if PITCHED else uint32(0)
                 take(tile, at, uint32(s + u * NEXT), how, (), hi[n], lo[n])
 
     return hold
@@ -66,14 +66,14 @@ def consuming(form: Form, x: Operand, dy: Operand, TILES: int, LONG: bool) -> An
     times as long (H200)."""
     STEPS, FRAGMENT, (TILE, NEXT) = form.steps, (4, 2), apart_of(form, dy)
     take, step = fragment(form, dy), multiplying(form, x, TILES, LONG)
-    SLAB = dy.slab > 0 or dy.skewed != ""
+    PITCHED = dy.has_pitch
 
     @cuda.jit(device=True)
     def multiply(tile, start, pitch, x_hi, x_lo, acc):
         for u in range(TILES):
             for s in range(STEPS):
                 at, n = uint32(start + u * TILE), u * STEPS + s
-                number, how = uint32(s + u * NEXT), pitch if SLAB else uint32(0)
+                number, how = uint32(s + u * NEXT), pitch if PITCHED else uint32(0)
                 hi, lo = cuda.local.array(FRAGMENT, uint32), cuda.local.array(FRAGMENT, uint32)
                 take(tile, at, number, how, (), hi, lo)
                 step(n, x_hi[n], x_lo[n], hi, lo, acc)
